@@ -24,7 +24,7 @@ from cute_backend.fuzz import bounds as bounds_module
 from cute_backend.fuzz import command, draw, draw_form, forms, judge
 from cute_backend.fuzz.block_formats import fp4, tiled
 from cute_backend.fuzz.block_scaled_products import RECIPES
-from cute_backend.fuzz.bounds import Bounds, follow, taken, unit
+from cute_backend.fuzz.bounds import Bounds, bounds_of_step, follow, unit
 from cute_backend.fuzz.drawn_program import Fill, Input, Program, Rule, Step
 from cute_backend.fuzz.judge import _wrong
 from cute_backend.fuzz.shrink import shrink
@@ -147,7 +147,7 @@ def test_eager_lies_within_the_bounds() -> None:
 
 
 def step(text: str, rule: Rule, *operands: Bounds) -> Bounds:
-    return taken(Step("t", text, tuple("xyz"[: len(operands)]), rule), list(operands), {})
+    return bounds_of_step(Step("t", text, tuple("xyz"[: len(operands)]), rule), list(operands), {})
 
 
 def test_a_rounding_that_may_happen_is_within_the_bounds() -> None:
@@ -207,7 +207,7 @@ def test_infinities_and_nan_have_to_come_out() -> None:
 def test_an_index_has_to_be_that_of_a_possible_maximum() -> None:
     values = Bounds.exactly(torch.tensor([[1.0, 3.0, 2.0]]))
     values.low, values.high = values.low - 0.6, values.high + 0.6
-    found = taken(
+    found = bounds_of_step(
         Step("t", "{0}.argmax(-1)", ("x",), Rule.INDEX, "{0}.amax(-1, keepdim=True)", -1), [values], {}
     )
     assert [found.wrong(torch.tensor([index])).item() for index in (0, 1, 2, 3)] == [True, False, False, True]
@@ -263,8 +263,8 @@ def test_fp8_products_may_be_as_far_off_as_tensor_cores_are(
         inputs = scaled_product(fill, k, seed)
         limits = {}
         for aligned in (False, True):
-            monkeypatch.setattr(bounds_module, "_is_aligned", lambda a, aligned=aligned: aligned)
-            limits[aligned] = taken(product, [Bounds.exactly(each) for each in inputs], {})
+            monkeypatch.setattr(bounds_module, "_is_fp8_on_a_gpu", lambda a, aligned=aligned: aligned)
+            limits[aligned] = bounds_of_step(product, [Bounds.exactly(each) for each in inputs], {})
         got = (on_hopper(*inputs[:2]) * inputs[2].double() * inputs[3].double()).float()
         assert not limits[True].wrong(got).any()
         off.append(bool(limits[False].wrong(got).any()))
@@ -274,11 +274,11 @@ def test_fp8_products_may_be_as_far_off_as_tensor_cores_are(
 
 
 def test_whole_sums_up_to_2_to_the_13_are_exact_on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds_module, "_is_aligned", lambda a: True)
+    monkeypatch.setattr(bounds_module, "_is_fp8_on_a_gpu", lambda a: True)
     for size, exact in ((15, True), (16, False)):
         a = torch.full((1, 32), 16.0).to(torch.float8_e4m3fn)
         b = torch.full((32, 1), float(size)).to(torch.float8_e4m3fn)
-        found = taken(
+        found = bounds_of_step(
             Step("t", "{0}.float() @ {1}.float()", ("a", "b"), Rule.PRODUCT, "{0} @ {1}"),
             [Bounds.exactly(a), Bounds.exactly(b)],
             {},

@@ -213,7 +213,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"loads": (_modes(Stride.OTHER, Stride.ONE),)}, r"bias has M modes \(s, 1\); expected"),
     (
         {"loads": (replace(BIAS, m_modes=(Stride.OTHER, Stride.ZERO)),)},
-        r"M modes \(s, 0\) and over them one stride, of class 0",
+        r"M modes \(s, 0\) and a stride of class 0 along all of M; expected s",
     ),
     ({"loads": (_blocks(Blocks(1, Stride.OTHER, Stride.ZERO)),)}, "blocks of 1 columns; a block has two or"),
     (
@@ -222,7 +222,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"loads": (replace(BIAS, blocks=Blocks(8, Stride.ZERO, Stride.ONE)),)},
-        "bias has blocks of 8 columns and over them one stride, of class 1",
+        "bias has blocks of 8 columns and a stride of class 1 along all of N; expected s",
     ),
     (
         {
@@ -243,7 +243,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         {"ops": (Op("t0", "cast", ("acc",), DType.BF16, Overflow.NONFINITE),)},
         "t0 = cast to bf16 has no overflow rule",
     ),
-    ({"stores": (replace(OUT, value="t1"),)}, "out0 stores 't1', which no one makes"),
+    ({"stores": (replace(OUT, value="t1"),)}, "out0 stores 't1', which nothing computes"),
     ({"stores": (replace(OUT, dtype=DType.I64),)}, "out0 stores a plane as i64"),
     ({"loads": (replace(BIAS, dtype=DType.I64),)}, "bias is i64, which only indices are stored as"),
     ({"ops": (Op("t0", "cast", ("acc",), DType.I64),)}, "t0 = cast has dtype i64|t0 has dtype i64"),
@@ -300,7 +300,10 @@ BY_BLOCKS = replace(ACC, fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Sca
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"b_scaling": Scaling.NONE}, "1x128 of A and none of B, and both have them or none"),
+        (
+            {"b_scaling": Scaling.NONE},
+            "1x128 of A and none of B, but either both operands have them or neither has",
+        ),
         ({"a_dtype": DType.F16, "b_dtype": DType.F16}, "and dtype f16; 1x128 blocks scale e4m3 and e5m2"),
         ({"fast_accum": True}, "and fast_accum, but its sums are scaled, and so promoted, block by block"),
         ({"kind": ProductKind.BATCHED}, "and is batched; only a dense product has them"),

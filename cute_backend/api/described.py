@@ -52,11 +52,12 @@ class Load:
 class Store:
     """An output of an epilogue.
 
-    A plane (M, N) has the `placement` "tma", "smem" or "vector", the `order` "row" or "column", and an empty
-    `reduce`. A reduction of such a plane has its name in `reduce`, such as "row_max", and the `placement`
-    "two_stage", since a second kernel combines the partials of tiles. With a `block`, a number of columns,
-    the output is (M, N / block). A plane with a `part`, such as "1 of 2", shares one tensor with the other
-    parts. A plane with `heads` is in memory as these say, such as "(B, H, 2048, 128)".
+    A plane (M, N) has the `placement` "tma", "smem" or "vector", the `order` "row", "column" or, for scales
+    of blocks, "tiled", and an empty `reduce`. A reduction of such a plane has its name in `reduce`, such as
+    "row_max", and the `placement` "two_stage", since a second kernel combines the partials of tiles. With a
+    `block`, a number of columns, the output is (M, N / block). A plane with a `part`, such as "1 of 2",
+    shares one tensor with the other parts. A plane with `heads` is in memory as these say, such as "(B, H,
+    2048, 128)".
     """
 
     name: str
@@ -92,7 +93,8 @@ class Region:
 
     `anchor` is the product's aten target and `node` its name in the graph; `products` describes each
     accumulator; `sizes` are M, N and K, and a symbolic size is a string. `sources` are the regions of the
-    same graph whose results it reads. `groups` is the number of groups if the product has groups of rows.
+    same graph whose results it reads. `groups` is the number of groups of a grouped
+    product (of rows, columns or K).
     `is_backward` is whether it belongs to the graph of the gradients. `unshared` says why it shares no launch
     with another product of its A, or is empty. Properties that depend on an architecture are those for
     `arch`; methods accept another.

@@ -47,7 +47,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _info(root: Path, kernels: list[Entry]) -> int:
     limit = f"{config.cache_limit_mb} MiB" if config.cache_limit_mb else "none"
     print(f"folder   {root}")
-    print(f"kernels  {len(kernels)}, {_megabytes(sum(entry.size for entry in entries(root)))}; limit {limit}")
+    print(f"kernels  {len(kernels)}, {_mebibytes(sum(entry.size for entry in entries(root)))}; limit {limit}")
     if kernels:
         print(f"used     {_date(kernels[0].used)} to {_date(kernels[-1].used)}")
         print(f"latest   {', '.join(_entry_name(entry) for entry in reversed(kernels[-LATEST:]))}")
@@ -129,9 +129,9 @@ def _clear(cache: KernelCache) -> None:
         count, size = clear(cache)
     except OSError as error:
         raise UsageError(f"{cache.root} can't be cleared: {error.strerror}") from error
-    print(f"removed from {cache.root}: kernels: {count}, {_megabytes(size)}, and what was tuned")
+    print(f"removed from {cache.root}: kernels: {count}, {_mebibytes(size)}, and what was tuned")
     if left := [entry.name for entry in entries(cache.root)]:
-        print(f"left {len(left)} that other processes are writing, or that can't be removed")
+        print(f"left {len(left)} entries that other processes are writing, or that can't be removed")
 
 
 def _tuned(path: Path) -> str:
@@ -143,7 +143,7 @@ def _tuned(path: Path) -> str:
         return f"{path} can't be read"
 
 
-def _megabytes(size: int) -> str:
+def _mebibytes(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
 
 

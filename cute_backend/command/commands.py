@@ -97,7 +97,8 @@ def _source(arguments: argparse.Namespace) -> None:
             file.write(text_of(kernel))
     except FileExistsError as error:
         raise UsageError(
-            f"{error.filename} is there already, and is not overwritten; alike regions share it"
+            f"{error.filename} exists already, and is not overwritten; regions with the same kernel share "
+            "one file"
         ) from error
     except OSError as error:
         raise UsageError(f"{path} can't be written: {error}") from error

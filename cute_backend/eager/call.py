@@ -42,11 +42,11 @@ def gemm(
 
     `a` is (M, K) and `b` (K, N): fp8 with K contiguous in both (`b` is a weight's transpose), bf16 or fp16
     with either mode contiguous. Scales are fp32: `scale_a` one element, (M,) or (M, 1), `scale_b` one
-    element, (N,) or (1, N). On Hopper, both scales of fp8 may belong to blocks, with any strides: `scale_a`
-    (M, K / 128) or (M / 128, K / 128), `scale_b` (K / 128, N) or (K / 128, N / 128), rounded up; each block
-    of K is scaled before it is added. `bias` is (N,) or (1, N). `use_fast_accum=False` adds fp8 sums in fp32
-    registers after each k tile; with scales of blocks, sums are always added so. An empty product runs as
-    aten ops, without a kernel.
+    element, (N,) or (1, N). On Hopper and data center Blackwell, both scales of fp8 may belong to blocks,
+    with any strides: `scale_a` (M, K / 128) or (M / 128, K / 128), `scale_b` (K / 128, N) or (K / 128, N /
+    128), rounded up; each block of K is scaled before it is added. `bias` is (N,) or (1, N).
+    `use_fast_accum=False` adds fp8 sums in fp32 registers after each k tile; with scales of blocks, sums
+    are always added so. An empty product runs as aten ops, without a kernel.
 
     `epilogue` gets the (M, N) fp32 result and returns one tensor or several: of (M, N), or reductions of such
     a plane over rows, columns or both. It may use pointwise ops and any tensors that it closes over, which
@@ -166,7 +166,7 @@ def _are_of_blocks(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> bo
 
 
 def _scale(name: str, scale: Tensor | None, a: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A scale in its rowwise shape, or as one element; one if there is no scale."""
+    """A scale in its rowwise shape, or as one element; a scale of 1 if none is given."""
     if scale is None:
         return torch.ones((1, 1), device=a.device)
     if scale.dtype is not torch.float32:

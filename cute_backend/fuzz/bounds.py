@@ -27,9 +27,9 @@ _TURNS = (-1.5, -1.278464542761074, -1.192431209088, -0.752461440, -0.7517915246
 erf-gelu."""
 _OPEN_BEYOND = 1e30
 """The magnitude beyond which functions may overflow in an intermediate fp32 value, though float64 doesn't."""
-_ALIGNED = 32
+_PRODUCTS_AT_ONCE = 32
 """The number of fp8 products along K that one instruction of Hopper's tensor cores adds."""
-_ALIGNED_BITS = 13
+_KEPT_BITS = 13
 """The fraction bits of each product that the instruction keeps."""
 
 
@@ -98,11 +98,11 @@ def follow(program: Program, inputs: Sequence[Tensor]) -> dict[str, Bounds]:
     values = {each.name: Bounds.exactly(tensor) for each, tensor in zip(program.inputs, inputs, strict=True)}
     sizes = dict(program.sizes)
     for step in program.steps:
-        values[step.name] = taken(step, [values[name] for name in step.operands], sizes)
+        values[step.name] = bounds_of_step(step, [values[name] for name in step.operands], sizes)
     return values
 
 
-def taken(step: Step, operands: list[Bounds], sizes: dict[str, int]) -> Bounds:
+def bounds_of_step(step: Step, operands: list[Bounds], sizes: dict[str, int]) -> Bounds:
     """The bounds of a step's result. Raises torch's exception if the step can't be computed."""
     eager = step.eager([each.eager for each in operands], sizes)
 
@@ -298,13 +298,13 @@ def _product(eager: Tensor, run: Callable[..., Tensor], operands: list[Bounds]) 
             *(c.abs() for c in centres)
         )
         loose = loose | ~spread.isfinite()
-    aligned = _is_aligned(operands[0].eager)
-    exact = sizes < (2**_ALIGNED_BITS if aligned else 2**24)
+    fp8 = _is_fp8_on_a_gpu(operands[0].eager)
+    exact = sizes < (2**_KEPT_BITS if fp8 else 2**24)
     for each in operands:
         exact = exact & bool((each.certain & (each.reference == each.reference.round())).all())
     error = 16 * _FP32 * sizes
-    if aligned:
-        error = error + _aligned_error(run, operands, sizes)
+    if fp8:
+        error = error + _fp8_error(run, operands, sizes)
     spread = spread + torch.where(exact, 0.0, error)
     finite = reference.isfinite()
     low = torch.where(finite, reference - spread, reference)
@@ -312,11 +312,11 @@ def _product(eager: Tensor, run: Callable[..., Tensor], operands: list[Bounds]) 
     return _rounded(eager, low, high, reference, loose)
 
 
-def _is_aligned(a: Tensor) -> bool:
+def _is_fp8_on_a_gpu(a: Tensor) -> bool:
     return a.is_cuda and a.is_floating_point() and a.dtype.itemsize == 1
 
 
-def _aligned_error(run: Callable[..., Tensor], operands: list[Bounds], sizes: Tensor) -> Tensor:
+def _fp8_error(run: Callable[..., Tensor], operands: list[Bounds], sizes: Tensor) -> Tensor:
     """The largest error of fp8 tensor cores in a product whose terms' magnitudes add up to `sizes`.
 
     Hopper's tensor cores shift the products of an instruction, and the sum so far, to the exponent of the
@@ -328,11 +328,11 @@ def _aligned_error(run: Callable[..., Tensor], operands: list[Bounds], sizes: Te
     by `sizes`.
     """
     depth = operands[0].eager.shape[-1]
-    instructions = -(-depth // _ALIGNED)
+    instructions = -(-depth // _PRODUCTS_AT_ONCE)
     largest = sizes
     if instructions == 1:
         largest = run(*(each.magnitude.nan_to_num(0.0, 0.0, 0.0) ** 4 for each in operands)) ** 0.25
-    return instructions * 2.0**-_ALIGNED_BITS * ((min(depth, _ALIGNED) + 1) * largest + sizes)
+    return instructions * 2.0**-_KEPT_BITS * ((min(depth, _PRODUCTS_AT_ONCE) + 1) * largest + sizes)
 
 
 def _written(operands: list[Bounds], eager: Tensor) -> Bounds:

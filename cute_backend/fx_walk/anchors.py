@@ -1,10 +1,10 @@
 """The table of matrix products that a region can grow from.
 
-`_scaled_mm` (both versions), `mm`, `addmm` and `_addmm_activation`, `bmm` and `baddbmm`, and `_grouped_mm` of
-groups of rows or of K, or of a batch, are read into one form, an Anchor: two operands, an accumulator, and
-the work of the op itself on the accumulator (scales, bias, the addend of `addmm`, an activation, its result
-dtype), which becomes ordinary loads and ops. Other grouped products and those of integers have their own
-reasons of refusal.
+`_scaled_mm` (both versions), `mm`, `addmm` and `_addmm_activation`, `bmm` and `baddbmm`, `_grouped_mm` with
+groups of rows, of columns or of K, or with a batch, and both versions of `_scaled_grouped_mm`, are read
+into one form, an Anchor: two operands, an accumulator, and the work of the op itself on the accumulator
+(scales, bias, the addend of `addmm`, an activation, its result dtype), which becomes ordinary loads and
+ops. Other grouped products and those of integers have their own reasons of refusal.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ aten = torch.ops.aten
 
 
 def separate_logsumexps(graph: fx.Graph) -> None:
-    """Rewrites each log of a softmax of a product that is read only by gathers: as elements minus the
-    logsumexp of their row.
+    """Rewrites the log of a softmax after a product, if only gathers read it: each gathered element becomes
+    the product's element minus the logsumexp of its row.
 
     Other readers of the log of the sum, such as the backward pass, read the logsumexp minus the largest
     element. An infinite element makes its row NaN, as in a softmax. A gather after a write in place stays

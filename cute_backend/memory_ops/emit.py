@@ -146,7 +146,7 @@ class _Module:
         epilogues, reductions = self.epilogues, self.spec.reductions
         types = sorted({"Float32", "Int32"}.union(*(each.types() for each in epilogues)))
         reduces = reductions or any(each.reduces_blocks() for each in epilogues)
-        tables = [load.name for each in epilogues for load in each.spec.loads if each.is_table(load)]
+        tables = [load.name for each in epilogues for load in each.spec.loads if each.comes_in_boxes(load)]
         whole = [load for load in self.spec.loads if load.name not in tables]
         helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in whole) else [])]
         helpers += ["collapse_n"] if any(load.blocks for load in whole) else []

@@ -101,7 +101,7 @@ class EpilogueText:
             text = f"collapse_m({load.name}, {len(load.m_modes)})" if load.m_modes else load.name
             if load.blocks:
                 text = f"collapse_n({text})"
-            if self.is_table(load):
+            if self.comes_in_boxes(load):
                 text = f"table({load.name})"
             if text != load.name:
                 views[load.name] = (f"{load.name}_plane", text)
@@ -123,8 +123,8 @@ class EpilogueText:
         """Whether rotated blocks have more columns than a subtile."""
         return self.spec.reordered_columns > self.config.subtile_n
 
-    def is_table(self, load: Load) -> bool:
-        """Whether TMA brings boxes of a table."""
+    def comes_in_boxes(self, load: Load) -> bool:
+        """Whether a load is a table that TMA brings in boxes."""
         return load.is_table and self.plan.placements[load.name].ring is Ring.PLANE
 
     def _columned(self) -> list[str]:

@@ -1,8 +1,8 @@
 """The names that an epilogue of CUTLASS Operators may use without importing them, as torch functions.
 
 They have the meanings of that package: `max(x, dim=[1])` reduces, unlike Python's `max`. The shape of the
-tensor that a reduction is written to gives its axis: one element is a reduction of everything, (N,) or (1, N)
-of the rows, and (M,) or (M, 1) of the columns.
+tensor that a reduction is written to gives its axis: one element is a reduction of everything, (N,) or
+(1, N) has one result for each column, and (M,) or (M, 1) one for each row.
 """
 
 from __future__ import annotations

@@ -76,10 +76,10 @@ UNHOISTED_BY_ELEMENT = 112
 element. With the 112 accumulators of 128 x 224, a 16-bit rowvec spilled 24 bytes, although none spilled with
 the 128 of 128 x 256."""
 
-MAX_LOADS_OF_WARPS = 3
+MAX_LOADS_WITHOUT_TMA = 3
 """The most exact loads beside 128 accumulators on targets without TMA for planes."""
 
-MAX_PLANES_OF_WARPS = 7
+MAX_PLANES_WITHOUT_TMA = 7
 """The most planes for which, without TMA, some may be in shared memory while others are not."""
 
 MAX_PROMOTED_LOADS = 3
@@ -190,9 +190,10 @@ def hoist_budget(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -
     """Returns the fp32 registers of a thread that hoisted rowvecs may take.
 
     It is 0 if visits are the iterations of a loop, since registers can't be indexed at run time, and for more
-    than `MAX_HOISTED_COLUMNS` columns. It is also 0 with ping-pong: there, the MMA of one warpgroup must hide
-    what the other does before its own MMA, and its last epilogue, but a load and a clamped address for every
-    column took a sixth of a tile's time (H200, M = N = 8192, K = 1024).
+    than `MAX_HOISTED_COLUMNS` columns. It is also 0 with ping-pong: there, the MMA of one warpgroup has
+    to hide the last epilogue of the other and all that the other does before its next MMA. A load and a
+    clamped address for every column took too long for that: a sixth of a tile's time (H200, M = N = 8192,
+    K = 1024).
     """
     if config.rolled or config.pingpong or config.thread_columns > MAX_HOISTED_COLUMNS:
         return 0
@@ -225,7 +226,7 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     return (
         kept.accumulators <= most
         and leaves_sums_registers(config, spec)
-        and leaves_warps_registers(config, spec)
+        and leaves_registers_without_tma(config, spec)
         and (long_ops(spec) == 0 or kept.accumulators + kept.partials <= MAX_KEPT)
     )
 
@@ -248,7 +249,7 @@ def _has_one_extremum(spec: EpilogueSpec) -> bool:
     )
 
 
-def leaves_warps_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
+def leaves_registers_without_tma(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether accumulators leave enough registers in warps that also copy their operands and keep the
     addresses.
 
@@ -263,7 +264,7 @@ def leaves_warps_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     - 8 bytes with vectors of blocks of columns;
     - 48 bytes with even and odd columns that are written in pairs, by element (128 x 64 x 2 on sm_80).
     """
-    many = len(spec.loads_of(LoadKind.EXACT)) > MAX_LOADS_OF_WARPS
+    many = len(spec.loads_of(LoadKind.EXACT)) > MAX_LOADS_WITHOUT_TMA
     many = many or (spec.rotated_columns > 0 and by_element(spec, config) > 1)
     blocks = any(load.blocks is not None for load in spec.loads)
     pairs = any(store.dtype.values > 1 for store in spec.stores)

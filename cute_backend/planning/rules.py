@@ -14,15 +14,15 @@ from cute_backend.planning.halving import MAX_THREAD_COLUMNS, can_halve
 from cute_backend.planning.mma_scales import ACC_STAGES, MmaScales, acc_stages
 from cute_backend.planning.registers import (
     MAX_CROWDED,
-    MAX_PLANES_OF_WARPS,
+    MAX_PLANES_WITHOUT_TMA,
     MAX_PROMOTED_LOADS,
     NARROW_SUBTILE_N,
     hoist_budget,
     hoisted_registers,
     is_crowded,
     is_promoted,
+    leaves_registers_without_tma,
     leaves_sums_registers,
-    leaves_warps_registers,
     long_ops,
 )
 from cute_backend.planning.shared_memory import (
@@ -313,8 +313,8 @@ def planes_in_shared_memory(config: TileConfig, smallest: TileConfig, spec: Epil
 
 def registers_of_warps(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
     """Without TMA the warps that multiply copy their operands too, and keep their addresses
-    (`registers.leaves_warps_registers`)."""
-    return leaves_warps_registers(config, spec)
+    (`registers.leaves_registers_without_tma`)."""
+    return leaves_registers_without_tma(config, spec)
 
 
 ABOVE_THE_SMALLEST = (
@@ -391,12 +391,12 @@ SUBTILE_RULES = (
 def moved(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Alignment:
     """Returns the alignment that decides how planes move.
 
-    Without TMA, if there are more than `MAX_PLANES_OF_WARPS` planes and shared memory can't hold all of them,
-    every plane moves by element. When only some did, their addresses and those of the boxes of the others
-    spilled 16 bytes (64 x 64 on sm_86).
+    Without TMA, if there are more than `MAX_PLANES_WITHOUT_TMA` planes and shared memory can't hold all of
+    them, every plane moves by element. When only some did, their addresses and those of the boxes of the
+    others spilled 16 bytes (64 x 64 on sm_86).
     """
     planes = len(spec.loads_of(LoadKind.EXACT)) + len(spec.planes)
-    if config.target.tma or planes <= MAX_PLANES_OF_WARPS:
+    if config.target.tma or planes <= MAX_PLANES_WITHOUT_TMA:
         return alignment
     return alignment if holds_planes(replace(config, subtile_n=NARROW_SUBTILE_N), spec) else Alignment.PLAIN
 

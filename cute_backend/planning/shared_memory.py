@@ -96,9 +96,9 @@ def holds_planes(config: TileConfig, spec: EpilogueSpec) -> bool:
     return ab_stages(config, spec) >= config.least_ab_stages
 
 
-def slots(operands: Sequence[Sequence[T]], bits: Callable[[T], int]) -> list[T]:
-    """One operand for each slot of shared memory that the operands of segments share. For each size of
-    elements, `bits`, there are as many slots as the segment with the most operands of that size has."""
+def shared_buffers(operands: Sequence[Sequence[T]], bits: Callable[[T], int]) -> list[T]:
+    """One operand for each buffer of shared memory that the operands of segments share. For each size of
+    elements, `bits`, there are as many buffers as the segment with the most operands of that size has."""
     found: list[T] = []
     for size in sorted({bits(operand) for each in operands for operand in each}):
         alike = [[operand for operand in each if bits(operand) == size] for each in operands]
@@ -135,7 +135,9 @@ def _left_bytes(config: TileConfig, spec: EpilogueSpec) -> int:
     rings = [
         ring_bytes(elements, dtype, stages)
         for operands, elements, stages in kinds
-        for dtype in slots([[each.dtype for each in operands(segment)] for segment in spec.segments], _bits)
+        for dtype in shared_buffers(
+            [[each.dtype for each in operands(segment)] for segment in spec.segments], _bits
+        )
     ]
     ahead = ahead_bytes(config, BlockScales.of(spec) or MmaScales.of(spec))
     return config.smem_bytes - SMEM_RESERVE - config.sum_bytes - sum(rings) - ahead

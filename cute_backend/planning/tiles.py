@@ -92,8 +92,8 @@ class TileConfig:
     those in flight share operands in L2.
 
     With `split_k` above 1, `split_k` CTAs share each tile, and each multiplies a part of K, without
-    ping-pong: those of a cluster on sm_90a and sm_100a, and CTAs that leave their sums in memory
-    (`sums_in_memory`) where there are no clusters.
+    ping-pong: up to four CTAs of a cluster on sm_90a and sm_100a; otherwise CTAs that leave their sums
+    in memory (`sums_in_memory`).
 
     With `unrolled`, visits are unrolled instead of being the iterations of a loop, so that each visit can
     index the values that a thread holds in registers: hoisted rowvecs.

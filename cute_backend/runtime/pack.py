@@ -1,5 +1,5 @@
-"""Packs: kernels that were compiled ahead of time, in one file that many processes and machines share and
-none writes.
+"""Packs: kernels that were compiled ahead of time, in one file, which many processes and machines read and
+share, and which no process writes to.
 
 A pack is a zip archive. Its first member, `manifest.json`, has the versions that made it and, for each
 kernel, its description and the SHA-256 of its code. Each of the other members is one kernel's code, a shared

@@ -29,8 +29,11 @@ from cute_backend.simulator.syntax import Entry, Module
 from cute_backend.simulator.warp import LANES, Warp
 
 QUANTUM = 32
+"""Instructions that a warp executes before another warp continues."""
 RESIDENT_CLUSTERS = 4
+"""Clusters that run at first."""
 MOST_RESIDENT_CTAS = 148
+"""CTAs that run at once at most: a B200's multiprocessors."""
 PATIENCE = 2_000
 """Instructions without effect after which a cluster may be waiting for one that has not started."""
 IDLE_LIMIT = 100_000

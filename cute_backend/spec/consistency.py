@@ -79,7 +79,7 @@ def validate(spec: EpilogueSpec) -> None:
         define(op.name)
     for store in spec.stores:
         if store.value not in seen:
-            raise SpecError(f"{store.name} stores {store.value!r}, which no one makes")
+            raise SpecError(f"{store.name} stores {store.value!r}, which nothing computes")
         _validate_store(store, spec.dtypes[store.value])
         if spec.product.kind is not ProductKind.DENSE:
             _validate_several(store, spec.product.kind)
@@ -116,7 +116,9 @@ def _validate_modes(load: Load) -> None:
     if len(load.m_modes) == 1 or set(load.m_modes) not in ({Stride.OTHER}, {Stride.ZERO, Stride.OTHER}):
         raise SpecError(f"{load.name} has {modes}; expected two or more of 0 and s, and not 0 alone")
     if load.stride_m is not Stride.OTHER:
-        raise SpecError(f"{load.name} has {modes} and over them one stride, of class {load.stride_m.value}")
+        raise SpecError(
+            f"{load.name} has {modes} and a stride of class {load.stride_m.value} along all of M; expected s"
+        )
 
 
 def _validate_blocks(load: Load, blocks: Blocks) -> None:
@@ -126,7 +128,7 @@ def _validate_blocks(load: Load, blocks: Blocks) -> None:
     if blocks.outer is blocks.inner is Stride.ZERO:
         raise SpecError(f"{what} and strides of class 0 along both of their axes, which are one mode then")
     if load.stride_n is not Stride.OTHER:
-        raise SpecError(f"{what} and over them one stride, of class {load.stride_n.value}")
+        raise SpecError(f"{what} and a stride of class {load.stride_n.value} along all of N; expected s")
     if [load.stride_m, *load.m_modes, blocks.outer, blocks.inner].count(Stride.ONE) > 1:
         raise SpecError(f"{what} and strides of 1 along two axes; one of them is contiguous, or none")
 
@@ -198,7 +200,7 @@ def _validate_parts(stores: tuple[Store, ...]) -> None:
 
 def _validate_several(store: Store, kind: ProductKind) -> None:
     if store.heads is not None:
-        raise SpecError(f"{store.name} has heads, which the planes of a {kind.value} product have not")
+        raise SpecError(f"{store.name} has heads, which the planes of a {kind.value} product do not have")
     if store.order is not Order.ROW and kind is not ProductKind.GROUPED:
         raise SpecError(
             f"{store.name} has order {store.order.value}; the planes of a {kind.value} product have rows"
@@ -287,7 +289,7 @@ def _validate_accumulator(acc: Accumulator) -> None:
 def _validate_scaling(acc: Accumulator) -> None:
     what = f"{acc.name} has scales by blocks, {acc.a_scaling.value} of A and {acc.b_scaling.value} of B,"
     if Scaling.NONE in (acc.a_scaling, acc.b_scaling):
-        raise SpecError(f"{what} and both have them or none")
+        raise SpecError(f"{what} but either both operands have them or neither has")
     for dtype, scaling in ((acc.a_dtype, acc.a_scaling), (acc.b_dtype, acc.b_scaling)):
         if dtype not in scaling.facts.operands:
             scaled = " and ".join(each.value for each in scaling.facts.operands)

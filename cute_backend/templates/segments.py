@@ -20,7 +20,7 @@ from cutlass import Boolean
 from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
-from cute_backend.planning.shared_memory import slots
+from cute_backend.planning.shared_memory import shared_buffers
 from cute_backend.templates.crew import SMEM_ALIGN, Ring
 from cute_backend.templates.epilogue import Epilogue, SmemOperand
 from cute_backend.templates.rings import allocate_planes, allocate_rows, make_exact
@@ -31,9 +31,9 @@ class Segments:
     """The epilogues of segments of columns, in the place of one epilogue.
 
     `loads` and `stores` are the names of all epilogues, one after another. A tensor that several epilogues
-    load is passed for each of them. `staged`, `shared_loads` and `shared_stores` are slots of shared memory,
-    as many as the epilogue with the most operands needs. Operands of different epilogues share a slot if
-    their elements have the same size.
+    load is passed for each of them. `staged`, `shared_loads` and `shared_stores` are buffers of shared
+    memory, as many as the epilogue with the most operands needs. Operands of different epilogues share a
+    buffer if their elements have the same size.
     """
 
     def __init__(self, epilogues: Sequence[Epilogue], widths: Sequence[int]) -> None:
@@ -41,9 +41,9 @@ class Segments:
         self.widths = tuple(widths)
         self.loads = tuple(name for each in self.epilogues for name in each.loads)
         self.stores = tuple(name for each in self.epilogues for name in each.stores)
-        self.staged = tuple(slots([each.staged for each in self.epilogues], _width))
-        self.shared_loads = tuple(slots([each.shared_loads for each in self.epilogues], _width))
-        self.shared_stores = tuple(slots([each.shared_stores for each in self.epilogues], _width))
+        self.staged = tuple(shared_buffers([each.staged for each in self.epilogues], _width))
+        self.shared_loads = tuple(shared_buffers([each.shared_loads for each in self.epilogues], _width))
+        self.shared_stores = tuple(shared_buffers([each.shared_stores for each in self.epilogues], _width))
 
     def columns(self, config: TileConfig) -> int:
         """The columns of all segments, each in whole clusters of tiles."""
@@ -202,7 +202,7 @@ def _planes(
     operands: Sequence[SmemOperand],
     layouts: Sequence[cute.ComposedLayout],
 ) -> list[cute.Tensor]:
-    """The planes of an epilogue, in their slots."""
+    """The planes of an epilogue, in their buffers."""
     return [
         cute.make_tensor(cute.recast_ptr(pointers[slot], layout.inner, dtype=operand.dtype), layout.outer)
         for slot, operand, layout in zip(_taken(every, operands), operands, layouts, strict=True)

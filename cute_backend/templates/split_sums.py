@@ -1,4 +1,4 @@
-"""Split-K without clusters: independent CTAs multiply the parts of K, and a second kernel adds up their sums
+"""Split-K through memory: independent CTAs multiply the parts of K, and a second kernel adds up their sums
 and runs the epilogue.
 
     parts   a CTA multiplies a part of K of a tile      -> fp32 sums in the workspace, (split_k * M, N)
@@ -184,8 +184,8 @@ class SumGemm(Sm80Gemm):
         tables = [operand.name for operand in epilogue.shared_loads if operand.repeats]
         if tables:
             raise ValueError(
-                f"tables come by TMA, here {', '.join(tables)}; the kernel that adds up parts of K takes "
-                "planes, which warps copy"
+                f"the tables {', '.join(tables)} are loaded by TMA, but warps copy all planes in the kernel "
+                "that adds up parts of K"
             )
         super().__init__(epilogue, config)
         self.parts = parts

@@ -1,4 +1,5 @@
-"""Shared memory of a CTA without TMA: stages of operands, and boxes of planes, one for each warp."""
+"""Shared memory of the template on mma.sync: stages of operands, which cp.async or TMA fills, and boxes of
+planes, one for each warp."""
 
 from __future__ import annotations
 

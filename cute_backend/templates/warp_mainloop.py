@@ -32,7 +32,7 @@ class Fragments:
     multiplied: cute.Tensor
 
     def load(self, k_block: int, stage: Int32) -> cute.Tensor:
-        """The slice of a stage that one instruction's K takes."""
+        """Reads the part of a stage along K that one MMA multiplies, and returns its registers."""
         cute.copy(self.copy, self.staged[(None, None, k_block, stage)], self.read[(None, None, k_block)])
         return self.multiplied[(None, None, k_block)]
 

@@ -67,7 +67,7 @@ def test_a_problem_where_ours_is_slower_is_timed_three_times() -> None:
 
 
 def test_processes_divide_what_a_file_lacks(tmp_path: Path) -> None:
-    """However much of it others have timed meanwhile."""
+    """The division does not depend on what other processes have timed in the meantime."""
     import sweep
 
     drawn = sweep.problems(2, 25)

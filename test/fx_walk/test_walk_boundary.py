@@ -1,7 +1,7 @@
 """Where regions end: what each case launches and moves, counted on Inductor's own schedule.
 
-Bytes are for an element of the (M, N) plane. A product that stays bare reads 0.5 (K / N) of its operands'
-bytes and writes 2, on both sides of each comparison.
+Bytes are counted per element of the (M, N) plane. A bare product reads and
+writes the same bytes on both sides of each comparison.
 """
 
 from __future__ import annotations

@@ -262,5 +262,5 @@ def test_sums_that_no_tile_leaves_in_memory_are_refused() -> None:
 def test_tables_beside_sums_in_memory_are_refused() -> None:
     """Warps copy boxes of a plane, and know nothing of rows that repeat."""
     loads = (SmemOperand("exact0", cutlass.BFloat16, repeats=True),)
-    with pytest.raises(ValueError, match="tables come by TMA, here exact0; the kernel that adds"):
+    with pytest.raises(ValueError, match="the tables exact0 are loaded by TMA, but warps copy"):
         SumGemm(SimpleNamespace(shared_loads=loads), sm80(64, 64), 2)

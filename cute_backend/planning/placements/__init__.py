@@ -8,7 +8,7 @@
              smem_staged     else a warp brings the tile's columns to shared memory ahead of the wait
     groupvec group_staged    the same, of the tile's group
     exact    tma             into shared memory ahead of the wait, while planes fit beside the operand stages
-             cp_async        the same where there is no TMA, by the warps that read it
+             cp_async        the same on targets that don't move planes by TMA, by the warps that read it
              runs            when needed, from one address for each row, where the columns of a block lie side
                              by side
              vector          else each thread reads its elements when it needs them

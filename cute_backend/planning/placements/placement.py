@@ -60,7 +60,8 @@ class Ring(Enum):
     ROW = "row"
     """A warp copies the tile's columns of a vector; a thread reads its columns of a subtile, as vectors."""
     PLANE = "plane"
-    """TMA brings a subtile of a plane; a thread reads its elements of it, as vectors."""
+    """TMA, or the warps themselves by cp.async, bring a subtile of a plane; a thread reads its elements of
+    it, as vectors."""
 
 
 Taking = Callable[[Load, TileConfig, Alignment], Need | None]

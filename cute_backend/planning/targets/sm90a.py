@@ -16,11 +16,11 @@ _TILES = Tiles(
         Shape(64, 128, 2),
         Shape(64, 64),
     ),
-    # Specs without planes have many columns above all, and with few rows ping-pong on 64 x 128 hides all but
-    # # the reading of B: the argmax of 16 rows over 128256 columns of 4096 in bf16 took 267 us so, 274 by 64
-    # x 64 and 275 without ping-pong; torch's product alone 263 (H200). Of up to 128 rows all lie in one tile:
-    # 96 took 294 us by 128 x 128, 431 by 64 x 128. Of up to 192 rows all lie in one cluster of three: 136
-    # took 320 us so, 566 by 64 x 128, 670 by two of 128 x 128 (H200).
+    # Specs without planes have many columns above all, and with few rows ping-pong on 64 x 128 hides all
+    # but the reading of B: the argmax of 16 rows over 128256 columns of 4096 in bf16 took 267 us with it,
+    # 274 by 64 x 64 and 275 without ping-pong; torch's product alone 263 (H200). Of up to 128 rows all lie
+    # in one tile: 96 took 294 us by 128 x 128, 431 by 64 x 128. Of up to 192 rows all lie in one cluster of
+    # three: 136 took 320 us with it, 566 by 64 x 128, 670 by two of 128 x 128 (H200).
     reduced=(
         Shape(128, 128, 2, pingpong=True),
         Shape(128, 128, pingpong=True),

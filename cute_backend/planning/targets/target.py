@@ -1,4 +1,5 @@
-"""The facts about an architecture that the planner, the emitter and the runtime use; data, and no code."""
+"""The facts about an architecture that the planner, the emitter and the runtime use: data, its checks, and
+what follows from it."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ class Tiles:
 
     @property
     def all(self) -> tuple[Shape, ...]:
-        """Every tile that is named here."""
+        """Every tile of the tables above, except `small_groups`, `parted` and `tried_parted`."""
         alone = () if self.alone is None else (self.alone,)
         further = (self.sized, self.sized_by_blocks, self.middle, self.tried)
         return (*chain(*self.tables.values(), *further), *alone)
@@ -309,5 +310,5 @@ class Target:
         if shape.pingpong and not self.accumulators.in_registers:
             return f"tile {tile} is ping-pong, but tensor memory has the accumulators of two tiles anyway"
         if shape.pingpong and not self.tma:
-            return f"tile {tile} is ping-pong, whose operands one warp brings by TMA, which it has not"
+            return f"tile {tile} is ping-pong, and ping-pong needs a target that moves planes by TMA"
         return None

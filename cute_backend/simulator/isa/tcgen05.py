@@ -328,5 +328,5 @@ def bind_wait_st(binder: Binder, instruction: Instruction) -> Step:
     "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync",
     section="9.7.16.11", meaning="Order around barriers, which here pass on all that was done",
 )  # fmt: skip
-def bind_wait(binder: Binder, instruction: Instruction) -> Step:
+def bind_fence(binder: Binder, instruction: Instruction) -> Step:
     return lambda w: None

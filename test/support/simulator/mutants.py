@@ -94,7 +94,8 @@ SCALES = replace(
     ),
     stores=(Store("out0", "t2", DType.E8M0, Order.TILED, block=32),),
 )
-"""Also of zeros, the largest and 1 have another code than what pads the scales."""
+"""Even if all elements are zeros, the code of the largest one plus 1 differs from the padding of the
+scales."""
 COLUMNWISE = replace(BLOCKWISE, accumulators=(replace(BLOCKWISE.accumulators[0], b_scaling=Scaling.LINE),))
 SLOW = promoted(SPEC)
 REPEATED = replace(SPEC, loads=(*SPEC.loads[:2], TABLE))

@@ -152,7 +152,7 @@ MUTANTS = [
         WrongNumbers,
         "are wrong",
     ),
-    # Warps that TMA feeds: the ring of operands, rowvecs, and the planes of a tile's beginning.
+    # Warps that TMA feeds: the ring of operands, rowvecs, and the first planes of a tile.
     Mutant(
         "a k tile by TMA not waited for",
         FED_BY_TMA,
@@ -218,7 +218,7 @@ MUTANTS = [
         Text.TMA_FEED,
     ),
     Mutant(
-        "rowvecs of a further warp not waited for",
+        "rowvecs that a separate warp stages not waited for",
         ROWS_BESIDE_TMA,
         without("shared.row_pipeline.consumer_wait(rows_at)"),
         RaceError,
@@ -234,7 +234,7 @@ MUTANTS = [
         Text.TMA_FEED,
     ),
     Mutant(
-        "the columns of another tile",
+        "B is read at the columns of another tile",
         FED_BY_TMA,
         instead("[(None, place.column, k)]", "[(None, place.row, k)]"),
         WrongNumbers,
