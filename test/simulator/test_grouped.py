@@ -225,10 +225,6 @@ def test_scales_of_blocks_begin_with_a_tile_of_their_group(config, ends):
     assert build(launch.kernel).spill_bytes == 0
 
 
-def test_whatever_offsets_hold_scales_beyond_the_last_are_not_read():
-    """With offsets of more tiles than there are, scales are read as zeros, within their memory."""
-
-
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("ends", MX_ENDS)
 @pytest.mark.parametrize("config", MX_CONFIGS, ids=lambda config: config.name)
@@ -243,6 +239,9 @@ def test_fp4_rows_in_groups_have_scales_of_blocks(name, config, ends):
         assert torch.equal(actual, right), wrong(actual, right)
     assert build(launch.kernel).spill_bytes == 0
 
+
+def test_whatever_offsets_hold_scales_beyond_the_last_are_not_read():
+    """With offsets of more tiles than there are, scales are read as zeros, within their memory."""
     spec = GROUPED_MX
     a, b, loads = scaled_groups(spec, (3, 7, 9), 200, 72, 160)
     a[1] = torch.tensor([1, 2, 200], dtype=torch.int32)
