@@ -295,6 +295,33 @@ def test_the_gradient_of_a_block_of_experts_is_eagers(fresh_compiler: Callable[.
     assert counters["cute_backend"]["regions"] >= 3
 
 
+def added_back(x: Tensor, weight: Tensor, down: Tensor, ids: Tensor, routing: Tensor) -> Tensor:
+    """A whole mixture of experts: rows of each expert's tokens, the block, and their sum by tokens."""
+    of_rows, order = torch.sort(ids.flatten(), stable=True)
+    counts = torch.histc(of_rows.float(), bins=GROUPS, min=0, max=GROUPS - 1)
+    ends, tokens = torch.cumsum(counts, 0, dtype=torch.int32), order // ids.shape[1]
+    y = block(x[tokens], weight, down, ends, routing.flatten()[order])
+    return torch.zeros_like(x).index_add(0, tokens, y)
+
+
+def test_tokens_are_added_back_behind_two_kernels(fresh_compiler: Callable[..., None]) -> None:
+    """`index_add`, which adds rows in any order, stays Inductor's. All before it is in two kernels."""
+    generator = torch.Generator().manual_seed(5)
+    x, weight, down, routing = (
+        torch.randn(shape, generator=generator).to(BF16)
+        for shape in ((M, K), (GROUPS, 2 * N, K), (GROUPS, K, N), (M, 2))
+    )
+    ids = torch.rand(M, GROUPS, generator=generator).topk(2).indices
+    args = (x, weight, down, ids, routing)
+    (report,) = collect(added_back, args)
+    gated, second = report.regions
+    assert len(gated.spec.accumulators) == 2
+    assert [load.kind for load in second.spec.loads] == [LoadKind.COLVEC]
+    result, eager = torch.compile(added_back, backend=cute)(*args).float(), added_back(*args).float()
+    assert (result - eager).norm() < 0.01 * eager.norm()
+    assert counters["cute_backend"]["regions"] == 2
+
+
 def test_an_a100_has_no_kernel_of_groups() -> None:
     given_rows, weights = ((24, 16), torch.bfloat16), ((GROUPS, 16, 40), torch.bfloat16)
     made = Graph()
