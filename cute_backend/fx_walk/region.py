@@ -211,7 +211,7 @@ def store_layout(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | Non
     has the strides of a node. None if there is none, or if no kernel stores the node's dtype. Parts of a
     result are only possible in row-major order."""
     tensor = fake(node)
-    if tensor.dtype not in (*DTYPES, E8M0):
+    if tensor.dtype not in (*DTYPES, E8M0) and not isinstance(value, Reduced):
         return None
     if isinstance(value, Tiled):
         return Layout(Order.TILED)
