@@ -16,6 +16,9 @@ from cute_backend.planning import Arch, choose
 from cute_backend.runtime.op import gemm_epilogue
 from cute_backend.runtime.reach import Problem, bucket_of, reachable_kernels
 from cute_backend.spec import EpilogueSpec
+from support.epilogues import MMA_SCALED
+from support.epilogues import Problem as Sizes
+from support.reference import of_tiles, relative_error
 
 M, N, K = 48, 64, 32
 E4M3, E5M2, BF16, F16, F32 = (
@@ -72,6 +75,22 @@ def test_scales_may_be_of_blocks(a_lines, b_lines):
     assert torch.equal(out, torch.relu(left @ right + bias))
     with pytest.raises(UsageError, match="bfloat16 scale_b; scales are float32"):
         gemm(a, b, scale_a=of_a, scale_b=of_b.to(BF16))
+
+
+@pytest.mark.parametrize("name", ["mxfp8_silu_residual", "mxfp4_residual_amax", "nvfp4_gelu_mul"])
+def test_scales_may_be_in_tiles(name):
+    """Those of MXFP8, MXFP4 and NVFP4, against float64."""
+    a, b, of_a, of_b, *_ = MMA_SCALED[name].inputs(Sizes(130, 272, 416))
+    out = gemm(a, b, scale_a=of_a, scale_b=of_b, epilogue=torch.relu, out_dtype=F32)
+    exact = torch.relu(of_tiles(a, of_a) @ of_tiles(b.t(), of_b).t())
+    assert relative_error(out, exact) < 1e-6
+    assert gemm(a, b, scale_a=of_a, scale_b=of_b).dtype is BF16
+    with pytest.raises(UsageError, match=r"scale_b is .* takes \d+ contiguous elements"):
+        gemm(a, b, scale_a=of_a, scale_b=of_b[:-4])
+    with pytest.raises(UsageError, match=r"with float8_.* and float32; both scales in tiles are"):
+        gemm(a, b, scale_a=of_a, scale_b=torch.ones(272))
+    with pytest.raises(UsageError, match="an empty product"):
+        gemm(a[:0], b, scale_a=of_a[:0], scale_b=of_b)
 
 
 def test_rowwise_scales_stay_loads_where_k_has_one_block():

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from cute_backend import config
-from cute_backend.eager.trace import FP8, Epilogue, Program, trace
+from cute_backend.eager.trace import FP4, FP8, Epilogue, Program, trace
 from cute_backend.errors import UsageError
 from cute_backend.fx_walk.epilogue_pass import current_precision
-from cute_backend.fx_walk.scaling_recipes import block_scaling
+from cute_backend.fx_walk.scaling_recipes import block_scaling, inferred
 from cute_backend.fx_walk.static import DTYPES
 from cute_backend.tracing.closure import Captured, capture
 
 _HALF = (torch.bfloat16, torch.float16)
 _ACCEPTED = (
-    "float8_e4m3fn by float8_e4m3fn, float8_e4m3fn by float8_e5m2 (either way round), bfloat16 by bfloat16 "
-    "and float16 by float16"
+    "float8_e4m3fn by float8_e4m3fn, float8_e4m3fn by float8_e5m2 (either way round), bfloat16 by bfloat16, "
+    "float16 by float16 and, with scales in tiles, float4_e2m1fn_x2 by float4_e2m1fn_x2"
 )
 
 _PROGRAMS = 512
@@ -44,16 +44,17 @@ def gemm(
     with either mode contiguous. Scales are fp32: `scale_a` one element, (M,) or (M, 1), `scale_b` one
     element, (N,) or (1, N). On Hopper and data center Blackwell, both scales of fp8 may belong to blocks,
     with any strides: `scale_a` (M, K / 128) or (M / 128, K / 128), `scale_b` (K / 128, N) or (K / 128, N /
-    128), rounded up; each block of K is scaled before it is added. `bias` is (N,) or (1, N).
-    `use_fast_accum=False` adds fp8 sums in fp32 registers after each k tile; with scales of blocks, sums
-    are always added so. An empty product runs as aten ops, without a kernel.
+    128), rounded up; each block of K is scaled before it is added. On data center Blackwell, the scales of
+    MXFP8, MXFP4 and NVFP4 lie in tiles, in tensors of any shape; an element of fp4 is two values. `bias` is
+    (N,) or (1, N). `use_fast_accum=False` adds fp8 sums in fp32 registers after each k tile; with scales of
+    blocks, sums are always added so. An empty product runs as aten ops, without a kernel.
 
     `epilogue` gets the (M, N) fp32 result and returns one tensor or several: of (M, N), or reductions of such
     a plane over rows, columns or both. It may use pointwise ops and any tensors that it closes over, which
     are read at every call; a reduction can only be returned. It is traced once for each set of shapes,
     strides, dtypes and Python values in its closure. If it closes over other objects, such as a module, it is
-    traced at every call. A plane that it returns in fp32 is converted to `out_dtype`, by default bf16 for fp8
-    operands and otherwise the dtype of `a`; reductions, and planes that it has cast itself, keep their dtype.
+    traced at every call. A plane that it returns in fp32 is converted to `out_dtype`, by default that of
+    16-bit operands and otherwise bf16; reductions, and planes that it has cast itself, keep their dtype.
 
     Raises UsageError for operands that no kernel takes, and where the epilogue does not fuse.
 
@@ -73,7 +74,7 @@ def gemm(
         raise UsageError(f"gemm got use_fast_accum={use_fast_accum!r}; it takes True or False")
     operands = _operands(a, b, scale_a, scale_b, bias)
     if out_dtype is None:
-        out_dtype = torch.bfloat16 if a.dtype in FP8 else a.dtype
+        out_dtype = a.dtype if a.dtype in _HALF else torch.bfloat16
     if not isinstance(out_dtype, torch.dtype):
         raise UsageError(f"gemm got out_dtype of type {type(out_dtype).__name__}; it takes a torch.dtype")
     if out_dtype not in DTYPES:
@@ -127,11 +128,14 @@ def _operands(
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise UsageError(f"gemm got a {_shape(a)} and b {_shape(b)}; it multiplies (M, K) by (K, N)")
     fp8 = a.dtype in FP8 and b.dtype in FP8 and torch.float8_e4m3fn in (a.dtype, b.dtype)
-    if not fp8 and not (a.dtype in _HALF and a.dtype is b.dtype):
+    fp4 = a.dtype is b.dtype is FP4
+    if not fp8 and not fp4 and not (a.dtype in _HALF and a.dtype is b.dtype):
         raise UsageError(f"gemm got {_name(a.dtype)} by {_name(b.dtype)}; it multiplies {_ACCEPTED}")
     m, n = a.shape[0], b.shape[1]
     operands = {"a": a, "b": b}
-    if fp8 and scale_a is not None and scale_b is not None and _are_of_blocks(a, b, scale_a, scale_b):
+    if (fp4 or fp8) and _are_in_tiles(a, b, scale_a, scale_b):
+        operands |= {"scale_a": cast(Tensor, scale_a), "scale_b": cast(Tensor, scale_b)}
+    elif fp8 and scale_a is not None and scale_b is not None and _are_of_blocks(a, b, scale_a, scale_b):
         operands |= {"scale_a": scale_a, "scale_b": scale_b}
     elif fp8 or scale_a is not None or scale_b is not None:
         operands["scale_a"] = _scale("scale_a", scale_a, a, (m, 1))
@@ -150,6 +154,24 @@ def _operands(
         if tensor.device != a.device:
             raise UsageError(f"gemm got a on {a.device} and {name} on {tensor.device}; it takes one device")
     return operands
+
+
+def _are_in_tiles(a: Tensor, b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None) -> bool:
+    """Whether scales are those of MXFP8, MXFP4 or NVFP4. Raises UsageError if only one is, if fp4 has others,
+    or for an empty product."""
+    given = [scale for scale in (scale_a, scale_b) if scale is not None]
+    tiled = [scale for scale in given if inferred(scale) is not None]
+    if not tiled and a.dtype is not FP4:
+        return False
+    if len(tiled) != 2 or tiled[0].dtype is not tiled[1].dtype:
+        names = " and ".join(_name(scale.dtype) for scale in given) or "no scales"
+        raise UsageError(
+            f"gemm got {_name(a.dtype)} by {_name(b.dtype)} with {names}; both scales in tiles are "
+            "float8_e8m0fnu or, for fp4, float8_e4m3fn"
+        )
+    if not a.numel() * b.numel():
+        raise UsageError(f"gemm got an empty product of a {_shape(a)} and b {_shape(b)} with scales in tiles")
+    return True
 
 
 def _are_of_blocks(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> bool:

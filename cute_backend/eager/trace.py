@@ -37,6 +37,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 Epilogue = Callable[[Tensor], Any]
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+FP4 = torch.float4_e2m1fn_x2
 
 
 @dataclass(frozen=True)
@@ -171,12 +172,12 @@ class _Builder:
         would not."""
         a, b, bias = nodes["a"], nodes["b"], nodes.get("bias")
         scales = [nodes[name] for name in ("scale_a", "scale_b") if name in nodes]
-        fp8 = a.meta["val"].dtype in FP8
+        scaled = a.meta["val"].dtype in (*FP8, FP4)
         if not (plane.numel() and a.meta["val"].numel()):
             # An empty product stays an aten op. aten has none for fp8.
             a, b = (self._converted(each, torch.float32) for each in (a, b))
-            fp8 = False
-        if fp8:
+            scaled = False
+        if scaled:
             result = self._call(
                 plane, aten._scaled_mm.default, a, b, *scales, bias, None, torch.float32, fast_accum
             )

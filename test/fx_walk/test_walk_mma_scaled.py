@@ -169,9 +169,9 @@ def _random(fake: Tensor) -> Tensor:
 
 
 def _dequantised(operand: Tensor, scales: Tensor) -> Tensor:
-    from support.reference import _of_tiles
+    from support.reference import of_tiles
 
-    return _of_tiles(operand, scales)
+    return of_tiles(operand, scales)
 
 
 @pytest.mark.parametrize("second", [False, True], ids=["_scaled_mm", "scaled_mm"])

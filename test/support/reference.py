@@ -31,7 +31,7 @@ def _scaled_mm_f64(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None, **_
 ) -> Tensor:
     if scale_a.dtype is not torch.float32:
-        product = _of_tiles(a, scale_a) @ _of_tiles(b.t(), scale_b).t()
+        product = of_tiles(a, scale_a) @ of_tiles(b.t(), scale_b).t()
     elif scale_a.dim() == 2 and (scale_a.shape[1], scale_b.shape[0]) != (1, 1):
         a, b = _scaled_blocks(a, scale_a), _scaled_blocks(b.t(), scale_b.t()).t()
         product = a @ b
@@ -52,7 +52,7 @@ def _scaled_blocks(operand: Tensor, scales: Tensor) -> Tensor:
 _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
 
 
-def _of_tiles(operand: Tensor, scales: Tensor) -> Tensor:
+def of_tiles(operand: Tensor, scales: Tensor) -> Tensor:
     """(lines, K) multiplied by the scales of blocks that lie in tiles of 128 lines by 4."""
     if operand.dtype is torch.float4_e2m1fn_x2:
         codes = operand.contiguous().view(torch.uint8)
@@ -72,7 +72,7 @@ def _scaled_mm_v2_f64(
     a: Tensor, b: Tensor, of_a: list[Tensor], _a: object, of_b: list[Tensor], *_: object
 ) -> Tensor:
     """`F.scaled_mm` by scales of blocks, and of whole operands."""
-    product = _of_tiles(a, of_a[0]) @ _of_tiles(b.t(), of_b[0]).t()
+    product = of_tiles(a, of_a[0]) @ of_tiles(b.t(), of_b[0]).t()
     return product * of_a[1].double() * of_b[1].double()
 
 
@@ -111,8 +111,8 @@ def _mx_groups_f64(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, ends: list[
         own = of_a[128 * tile : 128 * (tile + tiles)].flatten()
         tile += tiles
         if end > first:
-            columns = _of_tiles(b[group].t(), of_b[group])
-            products.append(_of_tiles(a[first:end], own) @ columns.t())
+            columns = of_tiles(b[group].t(), of_b[group])
+            products.append(of_tiles(a[first:end], own) @ columns.t())
     return torch.cat(products)
 
 
