@@ -48,7 +48,9 @@ class _Formula:
     def _stored(self, store: Store) -> str:
         text, _ = self._text(store.value)
         if store.reduce is not None:
-            return f"{store.dtype.value}({store.reduce.axis.value}_{store.reduce.kind.value}({text}))"
+            reduced = f"{store.reduce.axis.value}_{store.reduce.kind.value}"
+            batches = f"{store.reduce.rows}" if store.reduce.rows else ""
+            return f"{store.dtype.value}({reduced}{batches}({text}))"
         rounded = self.spec.dtypes[self._source(store.value)] is store.dtype and store.dtype is not DType.F32
         if store.block:
             of_blocks = text if rounded and store.dtype is DType.E8M0 else f"{store.dtype.value}({text})"

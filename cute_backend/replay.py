@@ -323,7 +323,12 @@ def _in_tiles(scales: Tensor) -> Tensor:
 def _reduced(
     spec: EpilogueSpec, store: Store, reduction: Reduction, value: Tensor, accumulate: torch.dtype
 ) -> Tensor:
-    result = reduce(numerics.convert(value, DType.F32), reduction, accumulate)
+    value = numerics.convert(value, DType.F32)
+    if reduction.rows:
+        batches = value.unflatten(0, (-1, reduction.rows))
+        result = torch.cat([reduce(batch, reduction, accumulate) for batch in batches])
+    else:
+        result = reduce(value, reduction, accumulate)
     return result if reduction.kind.is_index else packed(spec, store, result)
 
 

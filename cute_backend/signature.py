@@ -90,6 +90,7 @@ class Extent(Enum):
     BLOCKS = "blocks of columns: N by those of one block"
     BLOCK = "columns of a block, known when a kernel is compiled"
     TILES = "scales of blocks of columns, in tiles"
+    COLUMNS_OF_BATCHES = "columns of all batches of rows"
     BYTES = "bytes of the workspace"
 
 
@@ -114,15 +115,17 @@ class Dim:
     extent: Extent
     stride: Stride
     block: int = 0
-    """Columns of a block, for BLOCKS, BLOCK and TILES."""
+    """Columns of a block, for BLOCKS, BLOCK and TILES; rows of a batch, for COLUMNS_OF_BATCHES."""
     width: int = 0
     """Columns of a segment, for N, BLOCKS and TILES of a tensor that belongs to one; 0 where N is the
     plane's."""
 
     def size(self, sizes: Mapping[Extent, Any]) -> Any:
-        """The size of this axis for these sizes of extents. That of BLOCKS follows from N, that of TILES from
-        M and N, and that of N from the width of a segment. Raises KeyError for an extent that is not among
-        them."""
+        """The size of this axis for these sizes of extents. That of BLOCKS follows from N, those of TILES and
+        COLUMNS_OF_BATCHES from M and N, and that of N from the width of a segment. Raises KeyError for an
+        extent that is not among them."""
+        if self.extent is Extent.COLUMNS_OF_BATCHES:
+            return sizes[Extent.M] // self.block * sizes[Extent.N]
         if self.extent is Extent.BLOCK:
             return self.block
         if self.extent is Extent.BLOCKS:
@@ -184,6 +187,9 @@ class Argument:
         if store.reduce is None:
             plane = _plane((Extent.M, Extent.N), store.order is Order.ROW, width)
             return Argument(store.name, store.name, Role.STORE, store.dtype, plane, ArgumentAlignment.PLANE)
+        if store.reduce.rows:
+            columns = Dim(Extent.COLUMNS_OF_BATCHES, Stride.ONE, store.reduce.rows)
+            return Argument(store.name, store.name, Role.STORE, store.dtype, (columns,))
         kept = {Axis.ROW: (Extent.M,), Axis.COLUMN: (Extent.N,), Axis.ALL: ()}[store.reduce.axis]
         dims = tuple(Dim(extent, Stride.ONE) for extent in kept)
         return Argument(store.name, store.name, Role.STORE, store.dtype, dims)

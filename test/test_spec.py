@@ -258,6 +258,14 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "out0, the column argmax of 't0', is stored as bf16; indices are i64",
     ),
     (
+        {"stores": (replace(MAXIMA, reduce=Reduction(Axis.COLUMN, ReduceKind.SUM, 48)),)},
+        "has batches of 48 rows, which are a multiple of 32",
+    ),
+    (
+        {"stores": (replace(MAXIMA, reduce=Reduction(Axis.ROW, ReduceKind.SUM, 64)),)},
+        "has batches of 64 rows; only columns have them, and no indices",
+    ),
+    (
         {"ops": (Op("t0", "cast", ("acc",), DType.I32),), "stores": (MAXIMA,)},
         "reduces i32, which fp32 does not hold",
     ),

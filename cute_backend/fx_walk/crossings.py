@@ -197,6 +197,8 @@ class _Sizes:
         value = self.draft.values[member]
         parts = len(parts_of(self.draft.first, value))
         axis = value.reduce.axis if isinstance(value, Reduced) else None
+        if isinstance(value, Reduced) and value.reduce.rows:
+            parts *= self.m // value.reduce.rows  # the columns of every batch
         block = value.block if isinstance(value, Tiled) else self.draft.block(member)
         return parts * self.elements[axis] // block * fake(member).element_size() if parts else 0
 

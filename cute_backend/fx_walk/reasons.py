@@ -127,7 +127,8 @@ class Reason(Enum):
     REDUCED_AXES = (
         "reduced_axes",
         "{target} reduces the axes {axes} of the shape {shape}; a kernel reduces all columns, all rows, or "
-        "both, or the columns of a block by sum, mean, amax, amin, var or logsumexp",
+        "both, the rows of each batch if they are a multiple of 32 and the result is no index, or the "
+        "columns of a block by sum, mean, amax, amin, var or logsumexp",
     )
     BLOCK_SIZE = (
         "block_size",

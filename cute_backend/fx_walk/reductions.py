@@ -31,10 +31,11 @@ from cute_backend.fx_walk.static import (
     first_argument,
     known,
     on_plane,
+    product,
     target_name,
     tensor_of,
 )
-from cute_backend.spec import Axis, DType, Operand, ProductKind, ReduceKind, Reduction
+from cute_backend.spec import BATCH_ROWS, Axis, DType, Operand, ProductKind, ReduceKind, Reduction
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,11 @@ def find_reductions(nodes: Iterable[fx.Node]) -> dict[fx.Node, Found]:
 def reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduced:
     """A reduction of `value`, which is the chain's value of `found.source` and has `frame`.
 
-    Raises Refused if it covers only a part of M, or the rows of several products, or has a dtype that no
-    kernel reduces.
+    Raises Refused if it covers a part of M that is not the rows of a batch, or the rows of several products,
+    or has a dtype that no kernel reduces.
     """
-    axis = _axis(found, frame)
+    rows = _batch_rows(found, frame)
+    axis = Axis.COLUMN if rows else _axis(found, frame)
     if axis is not Axis.ROW and any(acc.kind is not ProductKind.DENSE for acc in chain.accumulators):
         raise Refused(Reason.BATCHED, target=target_name(found.head))
     if found.dtype is not None:
@@ -102,7 +104,7 @@ def reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduced
                 Reason.UNSUPPORTED_DTYPE, operand=found.head.name, dtype=f"an integer {found.kind.value}"
             )
     assert isinstance(value, str)
-    return Reduced(value, Reduction(axis, found.kind))
+    return Reduced(value, Reduction(axis, found.kind, rows))
 
 
 def keeps_reduced(node: fx.Node) -> bool:
@@ -158,6 +160,19 @@ def feeds(node: fx.Node, wanted: Callable[[fx.Node], bool]) -> fx.Node | None:
 def _on_plane(value: Any, m: Size, n: Size) -> bool:
     tensor = tensor_of(value) if isinstance(value, fx.Node) else None
     return tensor is not None and on_plane(tensor.shape, m, n)
+
+
+def _batch_rows(found: Found, frame: Frame) -> int:
+    """The rows of a batch, if a reduction is over the last axes of M and over no others that have several
+    elements; 0 otherwise, and if partials of columns would span two batches."""
+    shape = fake(found.source).shape
+    gone = [axis for axis in found.dims if not known(shape[axis] == 1)]
+    last = list(frame.m_axes[len(frame.m_axes) - len(gone) :])
+    rows = product(shape[axis] for axis in gone)
+    is_part = gone == last and 0 < len(gone) < len(frame.m_axes)
+    if not is_part or frame.block > 1 or not frame.is_in_order or found.kind.is_index:
+        return 0
+    return rows if isinstance(rows, int) and rows % BATCH_ROWS == 0 else 0
 
 
 def _axis(found: Found, frame: Frame) -> Axis:

@@ -178,6 +178,7 @@ def _by_pairs(kind: Kind, partials: list[Values]) -> Values:
 @dataclass(frozen=True)
 class Result:
     """A store of a reduction along `axis`: it turns partials into elements of `dtype`, as memory has them.
+    Each batch of `rows` rows has results of its own, unless that is 0.
 
     Elements are rounded as `device_math.narrow` does.
     """
@@ -186,6 +187,7 @@ class Result:
     axis: Axis
     dtype: type[cutlass.Numeric]
     saturate: bool = True
+    rows: int = 0
 
     @property
     def types(self) -> tuple[type[cutlass.Numeric], ...]:

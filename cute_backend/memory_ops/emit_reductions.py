@@ -108,4 +108,5 @@ def _write(store: Store, parts: str, target: str) -> list[str]:
 def result(store: Store, element_type: str, overflow: Overflow) -> str:
     """The expression of the `Result` that finishes a store, as `templates.finish` takes it."""
     kept = ", saturate=False" if overflow is Overflow.NONFINITE else ""
+    kept += f", rows={rows}" if (rows := _reduction(store).rows) else ""
     return f"reduce.Result({_kind(store)}, Axis.{_reduction(store).axis.name}, {element_type}{kept})"

@@ -53,8 +53,10 @@ class Binding:
         ]
         self._is_block_scaled = spec.product.is_block_scaled
         self._block_columns = spec.block_columns
-        self._head_rows = math.lcm(*(store.heads.rows for store in spec.stores if store.heads is not None))
-        is_checked = self._is_block_scaled or self._block_columns > 1 or self._head_rows > 1
+        heads = (store.heads.rows for store in spec.stores if store.heads is not None)
+        batches = (store.reduce.rows or 1 for store in spec.reductions if store.reduce is not None)
+        self._batch_rows = math.lcm(*heads, *batches)
+        is_checked = self._is_block_scaled or self._block_columns > 1 or self._batch_rows > 1
         self.takes_operands_as_given = not (self._operand_views or self._split or is_checked)
         """Whether `operands` makes no view and has nothing to check."""
         self._parts = [len(stores) for stores in spec.results]
@@ -73,8 +75,8 @@ class Binding:
             check_scales(self._spec, a, b)
         if self._block_columns > 1 and plane_of(self._spec, a, b)[1] % self._block_columns:
             raise ValueError("N is no multiple of a block's columns")  # check_operands has the full message
-        if self._head_rows > 1 and plane_of(self._spec, a, b)[0] % self._head_rows:
-            raise ValueError("M is no multiple of a head's rows")  # check_operands has the full message
+        if self._batch_rows > 1 and plane_of(self._spec, a, b)[0] % self._batch_rows:
+            raise ValueError("M is no multiple of a batch's rows")  # check_operands has the full message
         for index, load in self._split:
             m, n = plane_of(self._spec, a, b)
             if not covers(load, loads[index], m, self._spec.width_of(load.name) or n):

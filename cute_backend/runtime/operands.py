@@ -193,6 +193,10 @@ def check_operands(
             raise ValueError(
                 f"{store.name} has heads of {store.heads.rows} rows, and {m} rows are no multiple"
             )
+        if store.reduce is not None and store.reduce.rows and m % store.reduce.rows != 0:
+            raise ValueError(
+                f"{store.name} has batches of {store.reduce.rows} rows, and {m} rows are no multiple"
+            )
     if scaled:
         check_scales(spec, a, b)
     sizes = {Extent.M: m, Extent.N: n, Extent.GROUPS: b[0].shape[0]}

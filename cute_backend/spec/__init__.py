@@ -36,9 +36,19 @@ from cute_backend.spec.products import (
     Scaling,
     padded,
 )
-from cute_backend.spec.stores import HEAD_COLUMNS, Axis, Heads, Part, ReduceKind, Reduction, Store
+from cute_backend.spec.stores import (
+    BATCH_ROWS,
+    HEAD_COLUMNS,
+    Axis,
+    Heads,
+    Part,
+    ReduceKind,
+    Reduction,
+    Store,
+)
 
 __all__ = [
+    "BATCH_ROWS",
     "HEAD_COLUMNS",
     "PAIRED_DTYPES",
     "PRODUCT_DTYPES",

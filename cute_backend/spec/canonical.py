@@ -15,8 +15,8 @@ from cute_backend.spec.stores import Axis, Heads, Part, ReduceKind, Reduction, S
 SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
 
-_IF_SET = ("heads",)
-"""Fields that the form has only where they are not None."""
+_IF_SET = ("heads", "rows")
+"""Fields that the form has only where they are not None, and not 0."""
 
 
 def encode(value: Any) -> Any:
@@ -32,7 +32,7 @@ def encode(value: Any) -> Any:
         return [encode(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
         fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
-        left_out = [name for name in _IF_SET if fields.get(name) is None]
+        left_out = [name for name in _IF_SET if not fields.get(name)]
         return {name: encode(each) for name, each in fields.items() if name not in left_out}
     return value
 
@@ -108,6 +108,10 @@ def _decode_op(item: Any) -> Op:
     )
 
 
+def _decode_reduction(item: Any) -> Reduction:
+    return Reduction(Axis(item["axis"]), ReduceKind(item["kind"]), int(item.get("rows", 0)))
+
+
 def _decode_store(item: Any) -> Store:
     dtype, order, reduce = DType(item["dtype"]), Order(item["order"]), item["reduce"]
     return Store(
@@ -115,7 +119,7 @@ def _decode_store(item: Any) -> Store:
         value=item["value"],
         dtype=dtype,
         order=order,
-        reduce=None if reduce is None else Reduction(Axis(reduce["axis"]), ReduceKind(reduce["kind"])),
+        reduce=None if reduce is None else _decode_reduction(reduce),
         block=int(item["block"]),
         part=None if item["part"] is None else Part(item["part"]["index"], item["part"]["count"]),
         heads=Heads(item["heads"]["rows"], item["heads"]["columns"]) if "heads" in item else None,

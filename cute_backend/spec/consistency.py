@@ -10,7 +10,7 @@ from cute_backend.spec.chain_ops import Overflow
 from cute_backend.spec.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, DType
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
-from cute_backend.spec.stores import HEAD_COLUMNS, Axis, Heads, Part, Store
+from cute_backend.spec.stores import BATCH_ROWS, HEAD_COLUMNS, Axis, Heads, Part, Store
 
 if TYPE_CHECKING:
     from cute_backend.spec.epilogue_spec import EpilogueSpec
@@ -149,10 +149,14 @@ def _validate_store(store: Store, value: DType) -> None:
         if store.dtype is DType.I64:
             raise SpecError(f"{store.name} stores a plane as i64, which only indices are stored as")
         return
-    kind = store.reduce.kind
+    kind, rows = store.reduce.kind, store.reduce.rows
     what = f"{store.name}, the {store.reduce.axis.value} {kind.value} of {store.value!r},"
     if store.order is not Order.ROW:
         raise SpecError(f"{what} has order {store.order.value}, which only planes have")
+    if type(rows) is not int or rows < 0 or rows % BATCH_ROWS:
+        raise SpecError(f"{what} has batches of {rows} rows, which are a multiple of {BATCH_ROWS}")
+    if rows and (store.reduce.axis is not Axis.COLUMN or kind.is_index):
+        raise SpecError(f"{what} has batches of {rows} rows; only columns have them, and no indices")
     if value is DType.I32:
         raise SpecError(f"{what} reduces i32, which fp32 does not hold")
     if kind.is_index != (store.dtype is DType.I64):

@@ -54,15 +54,25 @@ class ReduceKind(str, Enum):
         return self in (ReduceKind.MAX, ReduceKind.MIN)
 
 
+BATCH_ROWS = 32
+"""A number that divides the rows of a batch whose columns are reduced. A warp has as many rows on sm_100a,
+and 16 on other targets, so no partial of a column spans two batches."""
+
+
 @dataclass(frozen=True)
 class Reduction:
     """The reduction of a stored value: one element along `axis` in place of the plane.
 
     Two stores of one value, MAX and ARGMAX, are what torch calls `max` with a dimension.
+
+    Columns may be reduced over batches of `rows` rows, a multiple of BATCH_ROWS that divides M, instead of
+    over all rows. The result then has an element for each column of each batch, (M / rows * N,), and those of
+    a batch are together.
     """
 
     axis: Axis
     kind: ReduceKind
+    rows: int = 0
 
 
 @dataclass(frozen=True)

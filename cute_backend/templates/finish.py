@@ -58,6 +58,8 @@ class Result(Protocol):
 
     axis: Axis
     types: tuple[type[cutlass.Numeric], ...]
+    rows: int
+    """Rows of a batch, if the columns of each batch of rows have a result; else 0."""
 
     def identity(self) -> Held: ...
 
@@ -84,9 +86,12 @@ class Finish:
         tensors, offset, tile = [], Int64(sums_bytes(self.config, m, n)), self.config.summing
         for result in self.results:
             parts, extent = partials_shape(result.axis, tile, m, n)
+            layout = cute.make_layout((Int32(parts), Int32(extent)), stride=(extent, 1))
+            if result.rows:
+                parts, batches = result.rows // tile.warp_rows, Int32(m // result.rows)
+                layout = cute.make_layout((parts, (Int32(n), batches)), stride=(n, (1, parts * n)))
             for kind in result.types:
                 start = workspace.iterator + cute.assume(offset, divby=WORKSPACE_ALIGN)
-                layout = cute.make_layout((Int32(parts), Int32(extent)), stride=(extent, 1))
                 tensors.append(cute.make_tensor(cute.recast_ptr(start, dtype=kind), layout))
                 offset += partials_bytes(result.axis, tile, m, n, kind.width)
         return tensors
@@ -113,7 +118,8 @@ class Finish:
         counts = {Axis.ROW: Int64(n), Axis.COLUMN: Int64(m), Axis.ALL: Int64(m) * n}
         for i, (result, parts) in enumerate(self._parts(partials)):
             if store == i:
-                self._combine(result, parts, outputs[i], block, counts[result.axis])
+                count = Int64(result.rows) if result.rows else counts[result.axis]
+                self._combine(result, parts, outputs[i], block, count)
 
     def _parts(self, partials: list) -> Iterator[tuple[Result, list[cute.Tensor]]]:
         """Each result with its tensors of partials."""
@@ -127,7 +133,7 @@ class Finish:
         lane, warp = thread % LANES, thread // LANES
         width = WIDTH[result.axis]
         lanes = [offset for offset in (16, 8, 4, 2, 1) if offset >= width]
-        total, extent = parts[0].shape
+        total, extent = (cute.size(parts[0], mode=[mode]) for mode in (0, 1))
         place = block * width + lane % width
         column = cutlass.min(place, extent - 1)
 
@@ -153,7 +159,7 @@ class Finish:
 def _take(held: Held, parts: list, column: Int32, first: Int32, step: int, count: int) -> None:
     """Combines `count` partials of a column, `step` apart from `first` on. Places beyond the last part are
     ignored. All partials are loaded before the first is combined, so that several loads are in flight."""
-    total = parts[0].shape[0]
+    total = cute.size(parts[0], mode=[0])
     places = [first + i * step for i in range(count)]
     loaded = [tuple(part[cutlass.min(place, total - 1), column] for part in parts) for place in places]
     for place, partial in zip(places, loaded, strict=True):

@@ -246,3 +246,14 @@ def test_a_reduction_of_unknown_size_is_a_loop() -> None:
     made = Graph()
     size = made.size("s", 4)
     assert reduces(made.call(aten.sum.dim_IntList, made.input("x", (64, size)), [1]))
+
+
+def test_pooled_tokens_are_all_that_is_written() -> None:
+    def pooled(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(x @ w).mean(1)
+
+    x, w = planes((4, M, K), (K, N))
+    ours, theirs = fused(pooled, (x, w)), alone(pooled, (x, w))
+    assert formulas(ours) == [["out0 = bf16(column_mean128(tanh(acc)))"]]
+    assert theirs.kernels == ours.kernels == 2  # the kernel that finishes the means counts
+    assert theirs.bytes - ours.bytes == 2 * 2 * 4 * M * N

@@ -450,3 +450,67 @@ def test_logsumexp_in_float64_is_left_alone() -> None:
     x = torch.randn(3, 5, dtype=torch.float64)
     (report,) = collect(lambda x: x.logsumexp(0), (x,))
     assert not report.regions
+
+
+def in_batches(count: int, rows: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, b = ((count, rows, K), (K, N))
+    return tuple(torch.randint(-1, 2, shape, generator=generator).to(BF16) for shape in (x, b))  # type: ignore
+
+
+BATCHED: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "sum": (lambda x, b: (x @ b).sum(1), "out0 = bf16(column_sum64(acc))"),
+    "mean, kept": (lambda x, b: (x @ b).mean(1, keepdim=True), "out0 = bf16(column_mean64(acc))"),
+    "amax": (lambda x, b: (x @ b).relu().amax(-2), "out0 = bf16(column_max64(relu(acc)))"),
+    "two axes": (
+        lambda x, b: (x @ b).view(3, 8, 8, N).sum((1, 2)),
+        "out0 = bf16(column_sum64(acc))",
+    ),
+    "heads": (lambda x, b: (x @ b).view(3, 64, 5, 8).sum(1), "out0 = bf16(column_sum64(acc))"),
+    "logsumexp": (lambda x, b: (x @ b).float().logsumexp(1), "out0 = f32(column_logsumexp64(acc))"),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_the_rows_of_each_batch_are_reduced(name: str) -> None:
+    fn, text = BATCHED[name]
+    args = in_batches(3, 64)
+    (report,) = collect(fn, args)
+    (region,) = report.regions
+    assert (kernel_formula(region.spec), report.rejections) == (text, ())
+    rewrite(report.graph, report.regions)
+    (got,) = leaves(run(report.graph, *args))
+    expected = fn(*args)
+    assert (got.shape, got.stride(), got.dtype) == (expected.shape, expected.stride(), expected.dtype)
+    torch.testing.assert_close(got, expected, rtol=1e-2 if "mean" in name else 1e-6, atol=0)
+
+
+def test_the_rows_of_a_dynamic_number_of_batches_are_reduced() -> None:
+    def fn(x: Tensor, b: Tensor) -> Tensor:
+        torch._check(x.shape[1] == 64)
+        return (x @ b).sum(1)
+
+    x, b = in_batches(3, 64)
+    torch._dynamo.mark_dynamic(x, 0)
+    (report,) = collect(fn, (x, b))
+    assert kernel_formula(report.regions[0].spec) == "out0 = bf16(column_sum64(acc))"
+    rewrite(report.graph, report.regions)
+    assert called(report.graph).count(EPILOGUE) == 1
+
+
+NOT_OF_BATCHES: dict[str, tuple[Callable[..., Tensor], int]] = {
+    "rows that 32 does not divide": (lambda x, b: (x @ b).sum(1), 48),
+    "an index": (lambda x, b: (x @ b).argmax(1), 64),
+    "the batches": (lambda x, b: (x @ b).sum(0), 64),
+    "the columns too": (lambda x, b: (x @ b).sum((1, 2)), 64),
+    "moved axes": (lambda x, b: (x @ b).transpose(0, 1).sum(0), 64),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OF_BATCHES)
+def test_other_reductions_of_a_part_of_the_rows_are_refused(name: str) -> None:
+    fn, rows = NOT_OF_BATCHES[name]
+    (report,) = collect(fn, in_batches(3, rows))
+    assert not report.regions
+    assert [each.reason for each in report.rejections][-1] in (Reason.REDUCED_AXES, Reason.NOTHING_TO_FUSE)
+    assert Reason.REDUCED_AXES in {each.reason for each in report.rejections}

@@ -151,3 +151,16 @@ def test_extrema_and_where_they_are_do_not_depend_on_the_tile() -> None:
     for result in results[1:]:
         for one, other in zip(results[0], result, strict=True):
             assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("rows", [32, 96])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_batches_of_rows(config: str, rows: int) -> None:
+    """Several batches in a tile, and tiles in which a batch ends in the middle."""
+    spec = spec_of(Axis.COLUMN, kinds=(ReduceKind.SUM, ReduceKind.MIN, ReduceKind.LOGSUMEXP))
+    batched = [
+        replace(store, reduce=replace(store.reduce, rows=rows)) if store.reduce else store
+        for store in spec.stores
+    ]
+    check(replace(spec, stores=tuple(batched)), CONFIGS[config], difficult(5 * rows, 67), rows)
