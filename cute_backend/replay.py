@@ -24,6 +24,7 @@ from cute_backend.ops import (
 )
 from cute_backend.reduce import reduce
 from cute_backend.spec import (
+    FP8_K_STEP,
     ROTATE_HALF,
     SCALE_BLOCK,
     SCALE_TILE,
@@ -87,7 +88,7 @@ def replay(
         products = [both[:, ::2], both[:, 1::2]]
     values.update(zip((acc.name for acc in spec.accumulators), products, strict=True))
     for load, tensor in zip(spec.loads, loads, strict=True):
-        by_row = _of_rows(tensor, a[1], a[0].shape[0]) if load.kind is LoadKind.GROUPVEC else tensor
+        by_row = _by_rows(spec, tensor, a) if load.kind is LoadKind.GROUPVEC else tensor
         values[load.name] = _plane(load, by_row)
     plane = (products[0].shape[0], products[0].shape[1])
     for op in spec.ops:
@@ -131,7 +132,8 @@ def _products(
     scales of its rows and columns before it is added."""
     if spec.product.kind is ProductKind.K_GROUPED:
         left, offsets = a
-        return [_by_groups_of_k(left, offsets, right, accumulate) for right in b]
+        step = 1 if spec.product.a_dtype.bits == 16 else FP8_K_STEP
+        return [_by_groups_of_k(left, offsets, right, accumulate, step) for right in b]
     if spec.product.kind is ProductKind.GROUPED:
         left, offsets, *of_a = a
         if spec.product.is_block_scaled:
@@ -220,20 +222,24 @@ def _of_scaled_groups(
     return products
 
 
-def _by_groups_of_k(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype) -> Tensor:
+def _by_groups_of_k(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype, step: int) -> Tensor:
     """(G, M, N): for each group, its columns of A times its rows of B. The product of an empty group is
-    zeros."""
+    zeros. Ends are rounded down to multiples of `step`."""
     products = a.new_zeros((len(offsets), a.shape[0], b.shape[1]), dtype=accumulate)
     first = 0
     for product, end in zip(products, offsets.tolist(), strict=True):
-        torch.matmul(a[:, first:end].to(accumulate), b[first:end].to(accumulate), out=product)
+        k = slice(first // step * step, end // step * step)
+        torch.matmul(a[:, k].to(accumulate), b[k].to(accumulate), out=product)
         first = end
     return products
 
 
-def _of_rows(vectors: Tensor, offsets: Tensor, rows: int) -> Tensor:
-    """Returns (rows, N): for each row, the vector of its group, from (G, N). Rows beyond the last group get
-    the last vector."""
+def _by_rows(spec: EpilogueSpec, vectors: Tensor, a: Sequence[Tensor]) -> Tensor:
+    """Returns (M, N): for each row of the plane, the vector of its group, from (G, N). Rows beyond the last
+    group get the last vector."""
+    rows, offsets = a[0].shape[0], a[1]
+    if spec.product.kind is ProductKind.K_GROUPED:
+        return vectors.repeat_interleave(rows, 0)
     groups = torch.searchsorted(
         offsets, torch.arange(rows, device=offsets.device, dtype=offsets.dtype), right=True
     )

@@ -182,7 +182,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"accumulators": (Accumulator("acc", DType.BF16, DType.BF16, kind=ProductKind.K_GROUPED),)},
-        "acc has K in groups, and an operand that is contiguous along K; neither may be",
+        "acc has K in groups, and a 16-bit operand that is contiguous along K; neither may be",
     ),
     (
         {"loads": (_load(LoadKind.GROUPVEC, Stride.OTHER, Stride.ONE),)},

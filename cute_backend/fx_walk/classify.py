@@ -80,7 +80,8 @@ class LoadView:
     takes index 0 of every other axis: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, 0-d for
     a scalar. If M has several `modes`, `m_axes` are not collapsed, but expanded to their extents; -1 stands
     for an axis that the tensor doesn't have, after one that it has. If columns are in blocks, `n_modes` has
-    both modes, and `n_axes` the axes of each. With `columns`, the view takes that slice of the columns.
+    both modes, and `n_axes` the axes of each. With `columns`, the view takes that slice of the columns. With
+    `pieces`, the tensor is a vector of that many pieces, and the axes are those of the table of its pieces.
     """
 
     node: fx.Node
@@ -93,6 +94,7 @@ class LoadView:
     columns: ColumnSlice | None = None
     modes: tuple[Mode, ...] = ()
     n_modes: tuple[Mode, ...] = ()
+    pieces: Size | None = None
 
     @property
     def blocks(self) -> Blocks | None:
@@ -193,6 +195,16 @@ def classify_group_scalar(node: fx.Node, device: torch.device) -> LoadView:
     dtype = check_load(node, fake(node), device)
     stride = _stride_class(node, fake(node).stride(0))
     return LoadView(node, LoadKind.GROUPVEC, dtype, stride, Stride.ZERO, (0,), ())
+
+
+def classify_pieces(node: fx.Node, pieces: Size, device: torch.device) -> LoadView | None:
+    """A vector (G * N,) of a piece for each group of a grouped product, as a table (G, N); None if it is not
+    contiguous, or that is not known."""
+    tensor = fake(node)
+    dtype = check_load(node, tensor, device)
+    if not known(tensor.stride(0) == 1):
+        return None
+    return LoadView(node, LoadKind.GROUPVEC, dtype, Stride.OTHER, Stride.ONE, (0,), ((1,),), pieces=pieces)
 
 
 def kind_of(stride_m: Stride, stride_n: Stride) -> LoadKind:

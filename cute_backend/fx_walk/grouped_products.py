@@ -11,6 +11,7 @@ from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.classify import (
     LoadView,
     classify_group_scalar,
+    classify_pieces,
     classify_table,
     classify_vector,
 )
@@ -27,7 +28,7 @@ from cute_backend.fx_walk.scaling_recipes import (
     scales_of_groups,
     swizzle_names,
 )
-from cute_backend.fx_walk.static import arguments, describe, fake, known, target_name
+from cute_backend.fx_walk.static import Size, arguments, describe, fake, known, target_name
 from cute_backend.spec import LoadKind, Scaling
 
 
@@ -120,24 +121,32 @@ def _groups_scaled_by_mma(node: fx.Node, scaling: Scaling, scale_a: fx.Node, sca
 
 
 def _scaled_groups(node: fx.Node, scale_a: fx.Node, scale_b: fx.Node) -> Anchor:
-    """Reads a product of fp8 rows or columns in groups. The operand in groups has a scale for each of its
-    rows or columns; the other operand has one for each column or row of every group."""
+    """Reads a product of fp8 rows or columns in groups, or of K. The operand in groups has a scale for each
+    of its rows or columns; the other operand has one for each column or row of every group. Where K is in
+    groups, both have one for each row or column of every group, in one vector."""
     args = arguments(node)
-    a, b = args["self"], args["mat2"]
+    a, b, offsets = args["self"], args["mat2"], args["offs"]
     shape_a, shape_b = fake(a).shape, fake(b).shape
     form = (len(shape_a), len(shape_b))
-    if args["offs"] is None or form not in ((2, 3), (3, 2)) or args["bias"] is not None:
+    if offsets is None or form == (3, 3) or args["bias"] is not None:
         return _refused(node)
-    of_a, of_b = shape_a[:-1], (*shape_b[:-2], shape_b[-1])
+    of_a: tuple[Size, ...] = shape_a[:-1]
+    of_b: tuple[Size, ...] = (*shape_b[:-2], shape_b[-1])
+    groups = fake(offsets).shape[0]
+    if form == (2, 2):
+        of_a, of_b = (groups * of_a[0],), (groups * of_b[0],)
     if not has_shape(fake(scale_a).shape, of_a) or not has_shape(fake(scale_b).shape, of_b):
         return _refused(node)
     anchor = fp8(node, a, b, (scale_a, scale_b), None, args["use_fast_accum"])
-    vector, table = (scale_a, scale_b) if form == (2, 3) else (scale_b, scale_a)
-    of_columns = classify_table(table, anchor.device)
+    vector, table = (scale_b, scale_a) if form == (3, 2) else (scale_a, scale_b)
+    if form == (2, 2):
+        of_columns = classify_pieces(table, groups, anchor.device)
+    else:
+        of_columns = classify_table(table, anchor.device)
     if of_columns is None:
         return _refused(node)
     of_rows = classify_vector(vector, LoadKind.COLVEC, anchor.device)
-    return _in_rows(replace(anchor, scale_a=of_rows, scale_b=of_columns, offsets=args["offs"]))
+    return _in_rows(replace(anchor, scale_a=of_rows, scale_b=of_columns, offsets=offsets))
 
 
 def _refused(node: fx.Node) -> Anchor:

@@ -52,8 +52,8 @@ class Reason(Enum):
         "grouped",
         "{target} multiplies {form}; supported without bias: with offsets, rows in groups, (M, K) by (G, K, "
         "N), columns in groups, (G, M, K) by (K, N), and K in groups, (M, K) by (K, N); without offsets, "
-        "batches. Scales are supported for rows or columns in groups: in fp8 a scale for each row and "
-        "column, (M,) and (G, N), or (G, M) and (N,), and in MXFP8, MXFP4 and NVFP4, for rows in groups, a "
+        "batches. Scales are supported with offsets: in fp8 a scale for each row and column, (M,) and (G, "
+        "N), (G, M) and (N,), or (G * M,) and (G * N,), and in MXFP8, MXFP4 and NVFP4, for rows in groups, a "
         "scale for each block of b values, (padded rows of all groups, padded K / b) and (G, padded N * "
         "padded K / b), in SWIZZLE_32_4_4, and for NVFP4 one of each operand or of each group's",
     )

@@ -96,6 +96,8 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
     loads = []
     for view in region.views:
         node = replaced.get(view.node, view.node)
+        if view.pieces is not None:
+            node = call(aten.reshape.default, node, [sizes.argument(view.pieces), -1])
         if view.columns is not None:
             ((axis,),) = view.n_axes
             node = sliced(node, axis, view.columns)

@@ -199,7 +199,7 @@ def check_operands(
             )
     if scaled:
         check_scales(spec, a, b)
-    sizes = {Extent.M: m, Extent.N: n, Extent.GROUPS: b[0].shape[0]}
+    sizes = {Extent.M: m, Extent.N: n, Extent.GROUPS: groups_of(spec, a)}
     for load, argument, tensor in zip(spec.loads, of_role(operands, Role.LOAD), loads, strict=True):
         if load.m_modes:
             modes = len(load.m_modes)

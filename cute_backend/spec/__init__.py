@@ -25,6 +25,7 @@ from cute_backend.spec.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES
 from cute_backend.spec.epilogue_spec import EpilogueSpec
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import (
+    FP8_K_STEP,
     SCALE_BLOCK,
     SCALE_TILE,
     Accumulator,
@@ -49,6 +50,7 @@ from cute_backend.spec.stores import (
 
 __all__ = [
     "BATCH_ROWS",
+    "FP8_K_STEP",
     "HEAD_COLUMNS",
     "PAIRED_DTYPES",
     "PRODUCT_DTYPES",

@@ -101,7 +101,7 @@ def validate(spec: EpilogueSpec) -> None:
 
 
 def _validate_groupvec(load: Load, kind: ProductKind) -> None:
-    if kind is not ProductKind.GROUPED:
+    if not kind.has_offsets:
         raise SpecError(
             f"{load.name} has a vector for each group, and the rows of a {kind.value} product are in none"
         )
@@ -282,9 +282,9 @@ def _validate_accumulator(acc: Accumulator) -> None:
         raise SpecError("e5m2 is accepted on one side only, as CUDA's scaled_mm has it")
     if a.bits == 8 and (acc.a_major is not Major.K or acc.b_major is not Major.K):
         raise SpecError("fp8 and fp4 operands must both be K-major")
-    if acc.kind is ProductKind.K_GROUPED and Major.K in (acc.a_major, acc.b_major):
+    if acc.kind is ProductKind.K_GROUPED and a.bits == 16 and Major.K in (acc.a_major, acc.b_major):
         raise SpecError(
-            f"{acc.name} has K in groups, and an operand that is contiguous along K; neither may be"
+            f"{acc.name} has K in groups, and a 16-bit operand that is contiguous along K; neither may be"
         )
     if {acc.a_scaling, acc.b_scaling} != {Scaling.NONE}:
         _validate_scaling(acc)

@@ -29,13 +29,19 @@ class ProductKind(str, Enum):
     last one are not written."""
     K_GROUPED = "k_grouped"
     """A (M, K) times B (K, N), where K lies in groups that follow each other, one product for each group:
-    their rows, (G * M, N), are the plane. The offsets (G,) say where each group ends. Neither operand is
-    contiguous along K: a group's part of it may begin anywhere, and TMA moves multiples of 16 bytes."""
+    their rows, (G * M, N), are the plane. The offsets (G,) say where each group ends. 16-bit operands are not
+    contiguous along K, and groups end anywhere. fp8 operands are, as the MMA wants them, and groups end at
+    multiples of `FP8_K_STEP`."""
 
     @property
     def has_offsets(self) -> bool:
         """Whether a kernel reads on the device where groups end."""
         return self in (ProductKind.GROUPED, ProductKind.K_GROUPED)
+
+
+FP8_K_STEP = 16
+"""The multiples at which groups of K end in fp8, as torch wants them: TMA moves multiples of 16 bytes. A
+kernel rounds other ends down."""
 
 
 class Columns(str, Enum):

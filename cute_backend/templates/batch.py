@@ -4,7 +4,7 @@ Tensors of batched products have a batch mode after the two modes from which box
 single product, no tensor has it. In grouped products, only B has it: in A and in planes, the rows of the
 products follow each other. Boxes are therefore counted from a product's first row, and a box that extends
 beyond its last row reaches into the next product. Where K is divided into groups, planes have a mode of
-products, and `ragged` tensors cut boxes of A and B off at the end of a group.
+products, and operands that are `cut_along_k` leave out of a box what lies beyond the end of a group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from cute_backend.planning import TileConfig
-from cute_backend.spec import ProductKind
+from cute_backend.spec import FP8_K_STEP, ProductKind
 from cute_backend.templates.scheduler import (
     BatchSchedule,
     GroupSchedule,
@@ -35,15 +35,11 @@ def operands(
 
     A (M, K) is unchanged, and every B (K, N) becomes (N, K). In a batched product, A (B, M, K) becomes
     (M, K, B). In a batched or grouped one, every B (B, K, N) becomes (N, K, B). Where K is divided into
-    groups, A and every B become `ragged`: (M, `tile_k`, K + 1) and (N, `tile_k`, K + 1).
+    groups, A and every B are `cut_along_k`: (M, `tile_k`, K + 1) and (N, `tile_k`, K + 1).
     """
     if kind is ProductKind.K_GROUPED:
-        by_k = [cute.make_tensor(a.iterator, cute.select(a.layout, [1, 0])), *bs]
-        ragged_a, *ragged_bs = [
-            cute.make_tensor(each.iterator, cute.select(each.layout, [1, 0, 2]))
-            for each in (ragged(each, tile_k) for each in by_k)
-        ]
-        return ragged_a, ragged_bs
+        lines = [cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0])) for b in bs]
+        return cut_along_k(a, tile_k), [cut_along_k(each, tile_k) for each in lines]
     batched = kind is ProductKind.BATCHED
     order_a = [1, 2, 0] if batched else [0, 1]
     order_b = [1, 0] if kind is ProductKind.DENSE else [2, 1, 0]
@@ -54,7 +50,8 @@ def operands(
 
 
 def products(a: cute.Tensor, offsets: cute.Tensor | None) -> Int32 | None:
-    """The size of the mode of products in planes: from A (M, K, B), or from `offsets` where A is `ragged`.
+    """The size of the mode of products in planes: from A (M, K, B), or from `offsets` where A is
+    `cut_along_k`.
     None for A (M, K), where planes have no such mode."""
     if cute.rank(a) == 2:
         return None
@@ -74,13 +71,29 @@ def ragged(tensor: cute.Tensor, rows: int) -> cute.Tensor:
     """A plane (M, N) as (rows, N, M + 1), of which TMA moves at most `rows` rows at a time (`ragged_box_at`).
 
     The first mode and the last both step by one row. A box of `rows` rows that begins at index r of the first
-    mode extends r rows beyond its end. TMA treats these last r rows as out of bounds: it does not write them,
-    and reads them as zeros. The index in the last mode moves the box to the right address. The tensor begins
-    `rows` rows before the plane, but no such box touches that memory.
+    mode extends r rows beyond its end. TMA treats these last r rows as out of bounds, and does not write
+    them. The index in the last mode moves the box to the right address. The tensor begins `rows` rows before
+    the plane, but no such box touches that memory.
     """
     (step, _), (m, n) = tensor.stride, tensor.shape
     layout = cute.make_layout((rows, n, m + 1), stride=(step, 1, step))
     return cute.make_tensor(tensor.iterator - rows * step, layout)
+
+
+def cut_along_k(operand: cute.Tensor, tile_k: int) -> cute.Tensor:
+    """An operand (M or N, K) as (M or N, `tile_k`, K + 1), of which TMA brings the k tiles of groups
+    (`of_k_tile`).
+
+    The second mode and the last both step along K. A box that begins r before the second mode reads its first
+    r as zeros, since they are out of bounds. The index in the last mode moves the box to the right address.
+    It steps by one of K or, in an operand that is contiguous along K, by the 16 bytes that TMA wants of a
+    stride, so that indices beyond K / 16 are not used. There a box begins at a multiple of 16 bytes, too: at
+    any other, TMA ended in an illegal instruction (CUDA error 715, H100 and H200).
+    """
+    (lines, k), (stride, along) = operand.shape, operand.stride
+    step = along if cutlass.const_expr(operand.element_type.width == 16) else FP8_K_STEP
+    layout = cute.make_layout((lines, tile_k, k + 1), stride=(stride, along, step))
+    return cute.make_tensor(operand.iterator, layout)
 
 
 def ragged_box_at(tensor: cute.Tensor, box: tuple, row: Int32, column: Int32, count: Int32) -> cute.Tensor:
@@ -96,11 +109,12 @@ def schedule(
     a: cute.Tensor,
     offsets: cute.Tensor | None = None,
     tile_rows: int = 0,
+    k_major: bool = True,
 ) -> Schedule:
-    """The schedule of all products. With `offsets`, these are groups of K if A is `ragged`, otherwise groups
-    of rows, each with scales in tiles of `tile_rows` rows if that is not 0. Without, A is (M, K) for one
-    product, or (M, K, B) for B products. Parts of K whose sums go to memory are scheduled as products of a
-    batch."""
+    """The schedule of all products. With `offsets`, these are groups of K if A is `cut_along_k`, otherwise
+    groups of rows, each with scales in tiles of `tile_rows` rows if that is not 0. `k_major` says whether A
+    and B are contiguous along K. Without offsets, A is (M, K) for one product, or (M, K, B) for B products.
+    Parts of K whose sums go to memory are scheduled as products of a batch."""
     if config.sums_in_memory:
         return BatchSchedule.of(config, m, n, Int32(config.split_k))
     if offsets is None:
@@ -110,7 +124,7 @@ def schedule(
     if cute.rank(a) == 2:
         return GroupSchedule.of(config, m, n, offsets, tile_rows)
     every = BatchSchedule.of(config, m, n, offsets.shape[0])
-    return KGroupSchedule(every, a.shape[2] - 1, offsets)
+    return KGroupSchedule(every, a.shape[2] - 1, offsets, FP8_K_STEP if k_major else 1)
 
 
 def boxes(tensor: cute.Tensor, box: tuple) -> cute.Tensor:
@@ -119,13 +133,14 @@ def boxes(tensor: cute.Tensor, box: tuple) -> cute.Tensor:
 
 
 def of_k_tile(tensor: cute.Tensor, place: Place, k_tile: Int32) -> cute.Tensor:
-    """A `ragged` operand (M or N, tile_k, K + 1), offset to a k tile of one product. The part of the tile
-    beyond the end of the product's group is out of bounds; where the group is empty, the whole tile is."""
+    """An operand that is `cut_along_k`, offset to a k tile of one product. If the product's group has fewer
+    than `tile_k` left, they are the last of the tile, and zeros come before them; if it has none, the whole
+    tile is zeros."""
     assert isinstance(place, KPlace)
     tile_k = tensor.shape[1]
     k = place.first_k + k_tile * tile_k
     count = cutlass.max(cutlass.min(place.end_k - k, tile_k), 0)
-    return cute.domain_offset((0, tile_k - count, k + count), tensor)
+    return cute.domain_offset((0, count - tile_k, k // place.step), tensor)
 
 
 def of_place(boxes: cute.Tensor, place: Place) -> cute.Tensor:

@@ -27,10 +27,12 @@ class Place:
 
 @dataclass(frozen=True)
 class KPlace(Place):
-    """A place whose product sums over a group of K, which begins at `first_k` and ends before `end_k`."""
+    """A place whose product sums over a group of K, which begins at `first_k` and ends before `end_k`, both
+    multiples of `step`."""
 
     first_k: Int32
     end_k: Int32
+    step: int
 
 
 @dataclass(frozen=True)
@@ -138,12 +140,14 @@ class KGroupSchedule:
     """The tiles of products of one size, one product after another. Each sums over its own group of K.
 
     `offsets` (groups,) holds the end of each group: the index in K after its last. Only the device knows
-    these values, so they are clamped (`bounds`): whatever they are, a group lies between 0 and `k`.
+    these values, so they are clamped (`bounds`) and rounded down to multiples of `step`: whatever they are, a
+    group lies between 0 and `k`.
     """
 
     products: BatchSchedule
     k: Int32
     offsets: cute.Tensor
+    step: int
 
     @property
     def grid_m(self) -> Int32:
@@ -161,8 +165,8 @@ class KGroupSchedule:
     def place(self, item: Int32) -> KPlace:
         """The place of a work item. An item beyond the last gets an empty range of K."""
         place = self.products.place(item)
-        first, end = bounds(self.offsets, self.k, place.batch)
-        return KPlace(place.row, place.column, place.batch, place.first, place.end, first, end)
+        first, end = (each // self.step * self.step for each in bounds(self.offsets, self.k, place.batch))
+        return KPlace(place.row, place.column, place.batch, place.first, place.end, first, end, self.step)
 
     def is_valid(self, item: Int32) -> Boolean:
         """Whether `item` is a work item of this schedule."""

@@ -135,8 +135,8 @@ class Sm100Gemm(Gemm):
     A BATCHED product has A (B, M, K) and B (B, K, N); D and the epilogue's operands have B * M rows in all.
     A GROUPED product has A (M, K) and B (G, K, N), and `offsets` (G,) that only the device reads. Rows beyond
     the last group are not written, nor is anything else, whatever `offsets` holds. A K_GROUPED product has A
-    (M, K) and B (K, N), neither contiguous along K, and `offsets` (G,) of K. D is (G * M, N); the part of an
-    empty group is the epilogue of zeros.
+    (M, K) and B (K, N), contiguous along K in fp8 and not in 16 bits, and `offsets` (G,) of K. D is (G * M,
+    N); the part of an empty group is the epilogue of zeros.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class Sm100Gemm(Gemm):
 
         lines = [m, *[cute.size(b, mode=[0]) for b in bs]]
         scale_tmas = mainloop.maps(scales, lines, a.shape[1], config)
-        schedule = batches.schedule(config, m, n, a, offsets, self.scale_rows)
+        schedule = batches.schedule(config, m, n, a, offsets, self.scale_rows, self.a_dtype.width == 8)
         if cutlass.const_expr(self.is_grouped):
             items = cast(GroupSchedule, schedule).most_items
         else:
@@ -409,7 +409,9 @@ class Sm100Gemm(Gemm):
         in_step = cluster if config.split_k == 1 else cute.make_layout(config.split_k)
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
-        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets, self.scale_rows)
+        schedule = batches.schedule(
+            config, m, n, a_tma.tma_tensor, offsets, self.scale_rows, self.a_dtype.width == 8
+        )
         if cutlass.const_expr(self.is_grouped):
             schedule = cast(GroupSchedule, schedule).counted()
         block, _, first_item = cute.arch.block_idx()

@@ -146,8 +146,8 @@ class Sm90Gemm(FragmentGemm):
     A BATCHED product takes A (B, M, K) and B (B, K, N); D and the epilogue's operands have B * M rows. A
     GROUPED product takes A (M, K), B (G, K, N) and `offsets` (G,), which only the device reads. It writes no
     row beyond the last group, and nothing outside its outputs, whatever `offsets` holds. A K_GROUPED product
-    takes A (M, K) and B (K, N), neither contiguous along K, and `offsets` (G,) along K. Its D is (G * M, N);
-    for an empty group, D is the epilogue applied to zeros.
+    takes A (M, K) and B (K, N), contiguous along K in fp8 and not in 16 bits, and `offsets` (G,) along K. Its
+    D is (G * M, N); for an empty group, D is the epilogue applied to zeros.
     """
 
     def __init__(
@@ -253,6 +253,7 @@ class Sm90Gemm(FragmentGemm):
         a_smem = hopper.make_smem_layout_a(a_layout, tile, self.a_dtype, self.stages.ab)
         b_smem = hopper.make_smem_layout_b(b_layout, tile, self.b_dtype, self.stages.ab)
         apart = config.tile_m == BLOCK_M and config.cluster_n == 1 and a_layout.is_k_major_a()
+        apart = apart and not self.is_k_grouped
         self.a_boxes = A_BOXES if cutlass.const_expr(apart) else 1
         box_m = config.tile_m // self.a_boxes
         _check_shares("A", box_m if a_layout.is_k_major_a() else tile_k, config.cluster_n)
@@ -290,7 +291,7 @@ class Sm90Gemm(FragmentGemm):
             for part, layouts in zip(parts, store_planes, strict=True)
         ]
 
-        schedule = batches.schedule(config, m, n, a, offsets)
+        schedule = batches.schedule(config, m, n, a, offsets, k_major=self.a_dtype.width == 8)
         if cutlass.const_expr(self.is_grouped):
             items = cast(GroupSchedule, schedule).most_items
         else:
@@ -363,7 +364,7 @@ class Sm90Gemm(FragmentGemm):
         cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         cta_m, cta_n, _ = cta_layout.get_flat_coord(cta_rank)
-        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets)
+        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets, k_major=self.a_dtype.width == 8)
         if cutlass.const_expr(self.in_cluster):
             cta_m = cta_n = Int32(0)
             first_item, item_step = block // config.split_k, schedule.items

@@ -255,6 +255,63 @@ def test_k_in_groups_is_one_kernel(dynamic: bool, fresh_compiler: Callable[..., 
     assert counters["cute_backend"]["regions"] == 1
 
 
+TOKENS = 2 * M
+"""A pitch that torch takes in fp8."""
+
+
+def fp8_gradient(of_a: tuple[int, ...], of_b: tuple[int, ...], step: int = 1) -> fx.GraphModule:
+    """(N, tokens) by (tokens, K) in fp8, whose tokens are in groups, with relu behind it."""
+    made, fp8 = Graph(), torch.float8_e4m3fn
+    a = made.input("a", (N, TOKENS), fp8, device="cuda:0")
+    b = made.call(aten.permute.default, made.input("b", (K, TOKENS), fp8, device="cuda:0"), [1, 0])
+    scales = [
+        made.input(name, (step * shape[0], *shape[1:]), torch.float32, device="cuda:0")
+        for name, shape in (("scale_a", of_a), ("scale_b", of_b))
+    ]
+    right = [
+        made.input(name, (GROUPS * n,), torch.float32, device="cuda:0") for name, n in (("sa", N), ("sb", K))
+    ]
+    ends = made.input("ends", (GROUPS,), torch.int32, device="cuda:0")
+    product = made.call(aten._scaled_grouped_mm.default, a, b, *right, ends, out_dtype=BF16)
+    if step > 1:
+        scales = [made.call(aten.slice.Tensor, each, 0, 0, 2**31, step) for each in scales]
+    product.args = (a, b, *scales, ends)  # torch refuses to trace some of the scales
+    return made.output(made.call(aten.relu.default, product))
+
+
+def test_k_in_groups_has_scales_of_every_groups_rows_and_columns() -> None:
+    graph = fp8_gradient((GROUPS * N,), (GROUPS * K,))
+    (region,), _ = walk(graph)
+    acc = region.spec.product
+    assert (acc.kind, acc.a_dtype, acc.a_major, acc.b_major) == (
+        ProductKind.K_GROUPED,
+        DType.E4M3,
+        Major.K,
+        Major.K,
+    )
+    assert [(load.name, load.kind) for load in region.spec.loads] == [
+        ("scale_a", LoadKind.COLVEC),
+        ("scale_b", LoadKind.GROUPVEC),
+    ]
+    assert (region.problem, region.groups) == ((GROUPS * N, K, TOKENS), GROUPS)
+    rewrite(graph, [region])
+    (call,) = (node for node in graph.nodes if str(node.target) == str(OP))
+    assert [load.meta["val"].shape for load in call.args[2]] == [(GROUPS * N,), (GROUPS, K)]
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "step"),
+    [((N,), (K,), 1), ((GROUPS, N), (GROUPS, K), 1), ((GROUPS * N,), (GROUPS * K,), 2)],
+    ids=["of_one_group", "in_a_table", "with_gaps"],
+)
+def test_other_scales_of_k_in_groups_are_refused(
+    of_a: tuple[int, ...], of_b: tuple[int, ...], step: int
+) -> None:
+    regions, (rejection,) = walk(fp8_gradient(of_a, of_b, step))
+    assert not regions and rejection.reason is Reason.GROUPED
+    assert "or (G * M,) and (G * N,), and in MXFP8, MXFP4" in rejection.message
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_k_in_groups_is_contiguous_in_neither_operand(which: int) -> None:
     def fn(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:

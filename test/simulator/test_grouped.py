@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from pytest import param
 from torch import Tensor
 
 from cute_backend.planning import Alignment, TileConfig, table
@@ -38,6 +39,7 @@ from support.simulator.exact import (
     integers,
     machine,
     op,
+    promoted,
     scaled_groups,
     sm90,
     sm100,
@@ -273,13 +275,18 @@ def by_groups_of_k(a: Tensor, b: Tensor, ends: tuple[int, ...]) -> Tensor:
     return torch.cat(list(parts))
 
 
-def check_k(config: TileConfig, ends: tuple[int, ...], n: int) -> None:
-    """Every group has its product, with the epilogue, and its rows their largest elements."""
-    spec = grouped_k()
-    a, b, loads = groups_of_k(spec, ends, 72, n, K)
-    outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=2))
+def epilogue_of_k(products: Tensor, loads: list[Tensor]) -> Tensor:
+    """The epilogue of `grouped_k`, whose scale_b is one row, or one of each group."""
     scale_a, scale_b, residual = loads
-    exact = (by_groups_of_k(a[0], b[0], ends) * scale_a[:, None] * scale_b + residual).float()
+    of_columns = scale_b if scale_b.dim() == 1 else scale_b.repeat_interleave(72, 0)
+    return (products * scale_a[:, None] * of_columns + residual).float()
+
+
+def check_k(config: TileConfig, ends: tuple[int, ...], n: int, spec: EpilogueSpec, k: int = K) -> None:
+    """Every group has its product, with the epilogue, and its rows their largest elements."""
+    a, b, loads = groups_of_k(spec, ends, 72, n, k)
+    outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=2))
+    exact = epilogue_of_k(by_groups_of_k(a[0], b[0], ends), loads)
     for actual, expected in zip(outputs, (exact.bfloat16(), exact.amax(1)), strict=True):
         actual, expected = torch.atleast_2d(actual), torch.atleast_2d(expected)
         assert torch.equal(actual, expected), wrong(actual, expected)
@@ -293,7 +300,41 @@ def check_k(config: TileConfig, ends: tuple[int, ...], n: int) -> None:
 @pytest.mark.parametrize("config", K_CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
 def test_groups_of_k_begin_and_end_anywhere(config, ends, n):
     """An empty group's product is zeros; beyond the last one lie NaN, which no product has."""
-    check_k(config, K_ENDS[ends], n)
+    check_k(config, K_ENDS[ends], n, grouped_k())
+
+
+FP8_K = 432
+FP8_K_ENDS = {
+    "edges": (0, 16, 16, 80, 208, 320, 416),  # 128 are one k tile; 16 belong to no group
+    "all_in_one": (0, FP8_K, FP8_K),
+}
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("n", [144, 133])
+@pytest.mark.parametrize("ends", FP8_K_ENDS)
+@pytest.mark.parametrize("config", K_CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
+def test_groups_of_k_in_fp8_end_at_multiples_of_16(config, ends, n):
+    """Both operands are contiguous along K, and each group has scales of its own for rows and columns."""
+    check_k(config, FP8_K_ENDS[ends], n, grouped_k(DType.E4M3), FP8_K)
+
+
+@pytest.mark.parametrize("ends", [param("edges", marks=pytest.mark.exhaustive), "all_in_one"])
+def test_sums_of_groups_of_k_in_fp8_are_promoted(ends):
+    check_k(K_CONFIGS[0], FP8_K_ENDS[ends], 144, promoted(grouped_k(DType.E4M3)), FP8_K)
+
+
+@pytest.mark.parametrize("config", [sm90(64, 64), sm100(128, 64)], ids=lambda config: config.arch.value)
+def test_other_ends_of_groups_of_k_in_fp8_are_rounded_down(config):
+    """Nothing else is read, whatever offsets hold."""
+    spec, ends = grouped_k(DType.E4M3), (-5, 3, 40, 2**31 - 1, 7, -(2**31), 1)
+    a, b, loads = groups_of_k(spec, (FP8_K,) * len(ends), 72, 72, FP8_K)
+    a[1] = torch.tensor(ends, dtype=torch.int32)
+    outputs, _ = run_region(spec, a, b, loads, machine(config))
+    parts = [(0, 0), (0, 0), (0, 32), (32, FP8_K), (FP8_K, FP8_K), (0, 0), (0, 0)]
+    exact = torch.cat([a[0][:, first:end].double() @ b[0][first:end].double() for first, end in parts])
+    expected = epilogue_of_k(exact, loads).bfloat16()
+    assert torch.equal(outputs[0], expected), wrong(outputs[0], expected)
 
 
 @pytest.mark.parametrize("config", [sm90(64, 64, pingpong=True), sm100(128, 64)], ids=lambda c: c.arch.value)

@@ -53,6 +53,11 @@ class Problem:
         """The ends of groups of K: one, none, and all but the last three, which are in no group."""
         return (1, 1, max(self.k - 3, 1))
 
+    @property
+    def fp8_k_ends(self) -> tuple[int, ...]:
+        """The ends of groups of K in fp8, multiples of 16: one, none, and all but the last ones."""
+        return (16, 16, max((self.k - 3) // 16 * 16, 16))
+
     def experts(
         self, columns: int, generator: torch.Generator, dtype: torch.dtype = torch.bfloat16
     ) -> Tensor:
@@ -184,6 +189,9 @@ MAKERS: dict[str, Maker] = {
     "b_3d_bf16": lambda p, g: p.operand(2, p.n, p.k, dtype=torch.bfloat16, generator=g).transpose(1, 2),
     "ends": lambda p, g: torch.tensor(p.ends, device=p.device, dtype=torch.int32),
     "k_ends": lambda p, g: torch.tensor(p.k_ends, device=p.device, dtype=torch.int32),
+    "fp8_k_ends": lambda p, g: torch.tensor(p.fp8_k_ends, device=p.device, dtype=torch.int32),
+    "scale_rows_of_groups": lambda p, g: p.ramp(len(p.fp8_k_ends) * p.m),
+    "scale_columns_of_groups": lambda p, g: p.ramp(len(p.fp8_k_ends) * p.n) + 1,
     "gradient": lambda p, g: p.operand(p.k, p.m, dtype=torch.bfloat16, generator=g),
     "layer_input": lambda p, g: p.operand(p.k, p.n, dtype=torch.bfloat16, generator=g),
     "main_gradient": lambda p, g: p.randn(len(p.k_ends), p.m, p.n, dtype=torch.float32, generator=g),
@@ -547,6 +555,14 @@ def grouped_columns(a_bf16, experts, ends, column, residual):
 def grouped_k(gradient, layer_input, k_ends, main_gradient):
     # The gradient of experts' weights, added to the gradient of earlier steps.
     return F.grouped_mm(gradient.t(), layer_input, offs=k_ends).float() + main_gradient
+
+
+@epilogue({"scale_a": "colvec", "scale_b": "groupvec", "exact0": "exact"}, "f32", table=GROUPED)
+def grouped_k_fp8(a, b, scale_rows_of_groups, scale_columns_of_groups, fp8_k_ends, main_gradient):
+    # The same gradient in fp8: both operands are contiguous along K, and groups have scales of their own.
+    scales = scale_rows_of_groups, scale_columns_of_groups
+    y = torch._scaled_grouped_mm(a, b, *scales, fp8_k_ends, out_dtype=torch.bfloat16, use_fast_accum=True)
+    return y.float() + main_gradient
 
 
 @epilogue({"rowvec0": "rowvec"}, "bf16", table=BLOCKS)

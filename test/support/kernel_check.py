@@ -18,6 +18,7 @@ from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.operands import TORCH_DTYPES, blocks_of
 from cute_backend.runtime.outputs import Outputs
 from cute_backend.spec import (
+    FP8_K_STEP,
     BColumns,
     DType,
     EpilogueSpec,
@@ -132,7 +133,8 @@ def operands_of(
         bs = [b.mT.contiguous().mT if acc.b_major is Major.K else b for b in bs]
     operands = [a]
     if acc.kind is ProductKind.K_GROUPED:
-        ends = [k * end // m for end in problem.ends]
+        step = 1 if acc.a_dtype.bits == 16 else FP8_K_STEP
+        ends = [k * end // m // step * step for end in problem.ends]
         operands.append(torch.tensor(ends, dtype=torch.int32, device=device))
     if acc.kind is ProductKind.GROUPED:
         factors = [(1, -1, 2, -2)[i % 4] for i in range(len(problem.ends))]

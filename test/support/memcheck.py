@@ -21,7 +21,7 @@ from support.epilogues import EPILOGUES, GROUPED, Problem
 from support.kernel_check import check_kernels
 
 PROGRAMS = EPILOGUES | GROUPED
-NAMES = ("bias_gelu_residual", "sums", "addmm_relu", "grouped_routed", "grouped_k")
+NAMES = ("bias_gelu_residual", "sums", "addmm_relu", "grouped_routed", "grouped_k", "grouped_k_fp8")
 SHAPES = ((40, 72, 256), (200, 336, 144))
 """(M, N, K): few rows, and edges in both directions."""
 

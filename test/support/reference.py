@@ -98,6 +98,9 @@ def _scaled_grouped_mm_f64(
 ) -> Tensor:
     if of_a.dtype is torch.float8_e8m0fnu:
         return _mx_groups_f64(a, b, of_a, of_b, offs.tolist())
+    if b.dim() == 2:
+        of_rows, of_columns = (each.double().view(len(offs), -1) for each in (of_a, of_b))
+        return _grouped_mm_f64(a, b, offs=offs) * of_rows[:, :, None] * of_columns[:, None]
     rows = torch.arange(a.shape[0], device=a.device)
     group = torch.searchsorted(offs, rows, right=True)
     return _grouped_mm_f64(a, b, offs=offs) * of_a[:, None].double() * of_b.double()[group]

@@ -261,13 +261,17 @@ def grouped_columns() -> EpilogueSpec:
     )
 
 
-def grouped_k() -> EpilogueSpec:
-    """acc * scale_a * scale_b + exact0 with K in groups, and the largest of each row."""
-    dense = scaled_residual(DType.BF16, DType.BF16, Major.MN, Major.MN)
+def grouped_k(dtype: DType = DType.BF16) -> EpilogueSpec:
+    """acc * scale_a * scale_b + exact0 with K in groups, and the largest of each row. In fp8, each group has
+    a scale_b of its own."""
+    major = Major.MN if dtype is DType.BF16 else Major.K
+    dense = scaled_residual(dtype, dtype, major, major)
     (acc,) = dense.accumulators
+    by_group = Load("scale_b", LoadKind.GROUPVEC, DType.F32, Stride.OTHER, Stride.ONE)
     return replace(
         dense,
         accumulators=(replace(acc, kind=ProductKind.K_GROUPED),),
+        loads=dense.loads if dtype is DType.BF16 else (SCALE_A, by_group, RESIDUAL),
         stores=(
             Store("out0", "t2", DType.BF16),
             Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
@@ -306,8 +310,12 @@ def groups_of_k(
     """Operands like those of `operands`, with groups of K that have these `ends`, and loads of
     (len(ends) * m, n). Beyond the last group are NaN."""
     a, b, _ = operands(spec, m, n, k)
-    a[0][:, max(0, *ends) :] = b[0][max(0, *ends) :] = float("nan")
-    return [*a, torch.tensor(ends, dtype=torch.int32)], b, operands(spec, len(ends) * m, n, k)[2]
+    for beyond in (a[0][:, max(0, *ends) :], b[0][max(0, *ends) :]):
+        beyond.copy_(torch.full(beyond.shape, torch.nan))
+    loads = operands(spec, len(ends) * m, n, k)[2]
+    if any(load.kind is LoadKind.GROUPVEC for load in spec.loads):
+        loads[1] = torch.arange(len(ends) * n).reshape(len(ends), n) % 67 + 1.0
+    return [*a, torch.tensor(ends, dtype=torch.int32)], b, loads
 
 
 def groups(

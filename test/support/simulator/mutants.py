@@ -139,6 +139,7 @@ GROUPED_FP4["nvfp4"] = replace(
     stores=tuple(replace(store, value="scaled") for store in GROUPED_FP4["nvfp4"].stores),
 )
 GROUPED_K = replace(grouped_k(), stores=grouped_k().stores[:1])
+GROUPED_K_FP8 = replace(grouped_k(DType.E4M3), stores=GROUPED_K.stores)
 
 
 class WrongNumbers(AssertionError):
@@ -233,8 +234,10 @@ BLACKWELL_GROUPS = Subject(sm100(128, 64), (128, 72, 160), spec=GROUPED, ends=EN
 COLUMN_GROUPS = Subject(sm90(64, 64), (128, 72, 160), spec=GROUPED_COLUMNS, ends=(0, 70, 101, 128))
 BLACKWELL_COLUMN_GROUPS = replace(COLUMN_GROUPS, config=sm100(128, 64))
 MX_GROUPS = Subject(sm100(128, 64), (200, 136, 288), spec=GROUPED_MX, ends=(1, 130, 130, 200))
-K_GROUPS = Subject(sm90(64, 64, pingpong=True), (72, 72, 200), spec=GROUPED_K, ends=(0, 70, 71, 200))
-BLACKWELL_K_GROUPS = Subject(sm100(128, 64), (72, 72, 200), spec=GROUPED_K, ends=(0, 70, 71, 200))
+K_GROUPS = Subject(sm90(64, 64, pingpong=True), (72, 72, 200), spec=GROUPED_K, ends=(0, 70, 71, 190))
+BLACKWELL_K_GROUPS = Subject(sm100(128, 64), (72, 72, 200), spec=GROUPED_K, ends=(0, 70, 71, 190))
+K_GROUPS_FP8 = Subject(sm90(64, 64), (72, 72, 240), spec=GROUPED_K_FP8, ends=(16, 16, 160, 208))
+BLACKWELL_K_GROUPS_FP8 = replace(K_GROUPS_FP8, config=sm100(128, 64))
 
 SUBJECTS = {
     "one": ONE,
@@ -274,6 +277,8 @@ SUBJECTS = {
     "groups of MXFP8": MX_GROUPS,
     "groups of K": K_GROUPS,
     "groups of K on Blackwell": BLACKWELL_K_GROUPS,
+    "groups of K in fp8": K_GROUPS_FP8,
+    "groups of K in fp8 on Blackwell": BLACKWELL_K_GROUPS_FP8,
     "warps": WARPS,
     "few k tiles": FEW_K_TILES,
     "many subtiles": MANY_SUBTILES,

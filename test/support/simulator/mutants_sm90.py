@@ -20,6 +20,7 @@ from support.simulator.mutants import (
     HALF_BLOCKS,
     HOPPER_MULTICAST,
     K_GROUPS,
+    K_GROUPS_FP8,
     PARTS,
     PIECES,
     PING_PONG,
@@ -215,6 +216,14 @@ MUTANTS = [
         instead("cutlass.max(cutlass.min(place.end_k - k, tile_k), 0)", "tile_k"),
         WrongNumbers,
         "are wrong",
+        Text.BATCH,
+    ),
+    Mutant(
+        "an index of K taken as 16 bytes of it",
+        K_GROUPS_FP8,
+        instead("FP8_K_STEP if k_major else 1", "1"),
+        IllegalAccess,
+        "past the end of argument",
         Text.BATCH,
     ),
     Mutant(
