@@ -58,7 +58,14 @@ def test_nvfp4(of_all: bool) -> None:
     assert [load.kind.value for load in region.spec.loads] == ["scalar"] * of_all + ["exact"]
 
 
-@pytest.mark.parametrize("mode", ["FLOOR", "RCEIL", "CEIL", "EVEN"])
+def modes(*often: str) -> pytest.MarkDecorator:
+    """torchao's modes of scaling, of which `make test` runs those named."""
+    rest = (mode for mode in ("FLOOR", "RCEIL", "CEIL", "EVEN") if mode not in often)
+    seldom = (pytest.param(mode, marks=pytest.mark.exhaustive) for mode in rest)
+    return pytest.mark.parametrize("mode", [*often, *seldom])
+
+
+@modes("FLOOR", "RCEIL")
 def test_an_mlp_in_mxfp8_is_two_kernels(mode: str) -> None:
     """Each of three linears quantises its input; that of the third is the first kernel's results."""
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
@@ -87,7 +94,7 @@ def test_an_mlp_in_mxfp8_is_two_kernels(mode: str) -> None:
     assert [load.kind.value for load in second.loads] == ["exact"]
 
 
-@pytest.mark.parametrize("mode", ["FLOOR", "RCEIL", "CEIL", "EVEN"])
+@modes("FLOOR", "EVEN")
 def test_quantised_values_are_those_of_eager_to_the_bit(mode: str, fresh_compiler: None) -> None:
     """Every exponent, mantissas around those that round up, zeros, infinities and NaN, in blocks of 32."""
     program, inputs = to_mx_behind_products(mode), plane_of_largest(96, 1024)
