@@ -40,6 +40,7 @@ from cute_backend.fx_walk.capability import Capability, Named, device_capability
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.epilogue_pass import current_precision, prepare
 from cute_backend.fx_walk.labels import input_names, label_inputs, plain_name
+from cute_backend.fx_walk.packed import divide_packed
 from cute_backend.fx_walk.reasons import Rejection
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
@@ -193,6 +194,7 @@ class _Collector:
 
         try:
             prepare(graph)
+            divide_packed(graph, lambda graph: find(graph)[0])
             regions, rejections = find(graph)
             if regions:
                 copy = WorkingCopy(graph).graph

@@ -26,6 +26,7 @@ from cute_backend.fx_walk.capability import device_capability
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.free_strides import lay_in_rows
 from cute_backend.fx_walk.log_softmax import separate_logsumexps
+from cute_backend.fx_walk.packed import divide_packed
 from cute_backend.fx_walk.padding import take_padding_back
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region import Region
@@ -107,6 +108,7 @@ class EpiloguePass(CustomGraphPass):
     def _fuse(self, graph: fx.Graph) -> list[Region]:
         """Fuses all regions of a graph, which the caller discards if something fails."""
         prepare(graph)
+        divide_packed(graph, lambda graph: self.analyse(graph)[0])
         regions, rejections = self.analyse(graph)
         if tuning_is_on():
             # It imports all of Inductor, which an import of the pass must not do.

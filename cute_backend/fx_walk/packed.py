@@ -1,0 +1,218 @@
+"""Products whose columns are packed: several results side by side, such as queries, keys and values.
+
+Phi-3 multiplies by one weight and takes q, k and v by slices of columns; others by `chunk`, `split`, or an
+axis of three in a view. Each part has work of its own, and as products of one A they would share a launch
+(`shared_launch`). So a product of which only such slices are read is divided into products with slices of its
+weight, which are views. If its parts then share no launch, or gain no work by it, it stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from cute_backend import config
+from cute_backend.fx_walk.lower import is_pointwise
+from cute_backend.fx_walk.mutation import is_view, root
+from cute_backend.fx_walk.pairs import meet
+from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.shared_launch import MAX_SEGMENTS
+from cute_backend.fx_walk.static import (
+    Size,
+    arguments,
+    collapsed_stride,
+    fake,
+    known,
+    product,
+    target_name,
+    tensor_of,
+)
+from cute_backend.fx_walk.working_copy import WorkingCopy
+
+aten = torch.ops.aten
+
+_OPERANDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "aten.mm.default": ("mat2", ()),
+    "aten.addmm.default": ("mat2", ("self",)),
+    "aten._scaled_mm.default": ("mat2", ("scale_b", "bias")),
+}
+"""The products that are divided: in each, the name of B and of operands that may vary along its columns."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A view of `count` columns from `start` on of all rows of a product. Its axes in the order of memory are
+    `axes`, the first `rows` of which are rows."""
+
+    node: fx.Node
+    start: int
+    count: int
+    axes: tuple[int, ...]
+
+
+def divide_packed(graph: fx.Graph, find: Callable[[fx.Graph], list[Region]]) -> None:
+    """Divides each product with packed columns whose parts share a launch then, with further work. `find`
+    returns the regions of a graph, which it does not change."""
+    if not config.shared_launches:
+        return
+    kept: set[str] = set()
+    while True:
+        trial = WorkingCopy(graph)
+        divided = {
+            node.name: _divide(trial.graph, node, parts)
+            for node, parts in list(_packed(trial.graph))
+            if node.name not in kept
+        }
+        if not divided:
+            return
+        trial.graph.lint()
+        regions = find(trial.graph)
+        wasted = {name for name, products in divided.items() if not _gains(products, regions)}
+        if not wasted:
+            trial.commit()
+            return
+        kept |= wasted
+
+
+def _gains(products: Sequence[fx.Node], regions: Sequence[Region]) -> bool:
+    """Whether one region has all parts of a product, and work on some of them that follows."""
+    for region in regions:
+        if set(products) <= set(region.products):
+            return any(is_pointwise(node) and node not in region.products for node in region.nodes)
+    return False
+
+
+def _packed(graph: fx.Graph) -> Iterator[tuple[fx.Node, list[_Part]]]:
+    """The products of which only parts of the columns are read, which are disjoint, with these parts."""
+    for node in graph.nodes:
+        if node.op == "call_function" and target_name(node) in _OPERANDS:
+            parts = _parts(node)
+            if parts is not None and _is_division(parts, fake(node).shape[-1]):
+                yield node, parts
+
+
+def _is_division(parts: Sequence[_Part], n: Any) -> bool:
+    places = sorted({(part.start, part.count) for part in parts})
+    ends = [0, *(start + count for start, count in places)]
+    if not 2 <= len(places) <= MAX_SEGMENTS or [start for start, _ in places] != ends[:-1] or ends[-1] != n:
+        return False
+    apart = (pair for pair in combinations(parts, 2) if pair[0].start != pair[1].start)
+    return not any(meet(left.node, right.node, ()) for left, right in apart)
+
+
+def _parts(node: fx.Node) -> list[_Part] | None:
+    """The views of parts of a product's columns that are read. None if something reads more than a part."""
+    found, stack = list[_Part](), [node]
+    while stack:
+        for user in stack.pop().users:
+            if not is_view(user):
+                return None
+            part = _part(user, node)
+            if part is not None and part.count < fake(node).shape[-1]:
+                found.append(part)
+            else:
+                stack.append(user)
+    return found
+
+
+def _part(view: fx.Node, of: fx.Node) -> _Part | None:
+    """The part of a product's columns that a view has, in any order of axes. None if it has another one."""
+    tensor, plane = tensor_of(view), fake(of)
+    m, n = plane.shape
+    if tensor is None or tensor.dtype is not plane.dtype or not plane.is_contiguous() or root(view) is not of:
+        return None
+    start = tensor.storage_offset() - plane.storage_offset()
+    symbolic = [size for size in tensor.shape if not isinstance(size, int)]
+    if not (isinstance(start, int) and isinstance(n, int)) or len(symbolic) > 1:
+        return None
+    axes = list(range(tensor.dim()))
+    if not symbolic:
+        axes.sort(key=tensor.stride().__getitem__, reverse=True)
+    for rows in range(len(axes) + 1):
+        lead, last = _Mode.of(tensor, axes[:rows]), _Mode.of(tensor, axes[rows:])
+        if known(lead.size == m) and (known(lead.stride == n) or known(m == 1)) and known(last.stride == 1):
+            count = last.size
+            return _Part(view, start, count, tuple(axes)) if isinstance(count, int) else None
+    return None
+
+
+class _Mode(NamedTuple):
+    """Several axes of a tensor as one. The stride is None if they have no common one."""
+
+    size: Size
+    stride: Size | None
+
+    @staticmethod
+    def of(tensor: torch.Tensor, axes: Sequence[int]) -> _Mode:
+        sizes, strides = ([each[axis] for axis in axes] for each in (tensor.shape, tensor.stride()))
+        return _Mode(product(sizes), collapsed_stride(sizes, strides))
+
+
+def _divide(graph: fx.Graph, node: fx.Node, parts: Sequence[_Part]) -> list[fx.Node]:
+    """Replaces a product by one for each of its parts, and returns them."""
+    made: dict[int, fx.Node] = {}
+    for part in parts:
+        if part.start not in made:
+            with graph.inserting_before(node):
+                made[part.start] = _product(graph, node, part)
+        with graph.inserting_before(part.node):
+            view = _viewed(graph, made[part.start], part)
+        part.node.replace_all_uses_with(view)
+        _evaluate_views(view)
+    graph.eliminate_dead_code()
+    return list(made.values())
+
+
+def _product(graph: fx.Graph, node: fx.Node, part: _Part) -> fx.Node:
+    given, (b, vectors) = arguments(node), _OPERANDS[target_name(node)]
+    n = fake(node).shape[-1]
+    changed = {}
+    for name in (b, *vectors):
+        tensor = tensor_of(given[name])
+        if tensor is not None and tensor.dim() and known(tensor.shape[-1] == n):
+            bounds = (tensor.dim() - 1, part.start, part.start + part.count)
+            changed[name] = _call(graph, node, aten.slice.Tensor, given[name], *bounds)
+    args = [changed.get(name, node.args[i]) for i, name in enumerate(list(given)[: len(node.args)])]
+    kwargs = {name: changed.get(name, value) for name, value in node.kwargs.items()}
+    return _call(graph, node, node.target, *args, **kwargs)
+
+
+def _viewed(graph: fx.Graph, made: fx.Node, part: _Part) -> fx.Node:
+    """The view of a part as it was, of the product that has it alone."""
+    shape = fake(part.node).shape
+    ordered = [shape[axis] for axis in part.axes]
+    sizes = [size if isinstance(size, int) else -1 for size in ordered]
+    result = _call(graph, part.node, aten.reshape.default, made, sizes)
+    if list(part.axes) != sorted(part.axes):
+        back = [part.axes.index(axis) for axis in range(len(part.axes))]
+        result = _call(graph, part.node, aten.permute.default, result, back)
+    return result
+
+
+def _evaluate_views(node: fx.Node) -> None:
+    """Computes the values of a node's views again, whose strides are those of the part's product now."""
+    stack = [node]
+    while stack:
+        for user in stack.pop().users:
+            if is_view(user):
+                _evaluate(user, fake(node))
+                stack.append(user)
+
+
+def _call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    made = graph.call_function(target, args, kwargs)
+    made.meta.update({key: like.meta[key] for key in ("stack_trace", "nn_module_stack") if key in like.meta})
+    _evaluate(made, fake(like))
+    return made
+
+
+def _evaluate(node: fx.Node, like: torch.Tensor) -> None:
+    """Computes the value of a node from those of its operands, in the mode of the fake tensor `like`."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    with like.fake_mode:  # type: ignore[attr-defined]
+        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]

@@ -1,0 +1,196 @@
+"""Products with packed columns: which are divided into parts that share a launch, and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cute_backend
+from cute_backend import config
+from cute_backend.api import Explanation
+from cute_backend.spec import Heads
+
+BF16 = torch.bfloat16
+WIDTH, HEADS, COLUMNS = 256, 4, 64
+
+
+@pytest.fixture(autouse=True)
+def shared() -> Iterator[None]:
+    with config.patch(shared_launches=True):  # type: ignore[attr-defined]
+        yield
+
+
+def explained(fn: Callable[..., Any], *shapes: tuple[int, ...], arch: str = "sm_90a") -> Explanation:
+    with FakeTensorMode():
+        return cute_backend.explain(fn, *(torch.empty(shape, dtype=BF16) for shape in shapes), arch=arch)
+
+
+def heads(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (-1, COLUMNS)).transpose(1, 2)
+
+
+def worked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """Work on two parts, as rotary embeddings are, and none on the third."""
+    return q * 0.5, k.relu(), v
+
+
+def sliced(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    # As in Phi-3.
+    packed = F.linear(x, w)
+    return worked(*(heads(packed[..., WIDTH * i : WIDTH * (i + 1)]) for i in range(3)))
+
+
+def chunked(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    # As in MPT.
+    return worked(*map(heads, F.linear(x, w).chunk(3, dim=-1)))
+
+
+def divided(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    # As in GPT-2.
+    return worked(*map(heads, F.linear(x, w).split(WIDTH, dim=-1)))
+
+
+def unbound(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    # As in ModernBERT.
+    packed = F.linear(x, w).view(*x.shape[:2], 3, HEADS, COLUMNS)
+    return worked(*packed.transpose(3, 1).unbind(dim=2))
+
+
+def permuted(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    # As in timm's vision transformers.
+    packed = F.linear(x, w).reshape(*x.shape[:2], 3, HEADS, COLUMNS).permute(2, 0, 3, 1, 4)
+    return worked(*packed.unbind(0))
+
+
+def selected(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    packed = F.linear(x, w).view(*x.shape[:2], 3, HEADS, COLUMNS)
+    return worked(packed[:, :, 0], packed[:, :, 1], packed[:, :, 2])
+
+
+SPELLINGS = [sliced, chunked, divided, unbound, permuted, selected]
+SHAPES = (2, 32, WIDTH), (3 * WIDTH, WIDTH)
+
+
+def operands(*shapes: tuple[int, ...]) -> list[Tensor]:
+    """Small integers, of which every sum is exact."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(-1, 2, shape, generator=generator).to(BF16) for shape in shapes]
+
+
+def check(fn: Callable[..., Any], args: list[Tensor], dynamic: bool = False) -> None:
+    """Compares the replay with eager, and expects one region."""
+    results = torch.compile(fn, backend="cute", dynamic=dynamic)(*args)
+    assert counters["cute_backend"]["regions"] == 1
+    for result, right in zip(results, fn(*args), strict=True):
+        assert torch.equal(result, right)
+
+
+@pytest.mark.parametrize("fn", SPELLINGS, ids=lambda fn: fn.__name__)
+def test_parts_of_a_product_share_a_launch(fn: Callable[..., Any], fresh_compiler: None) -> None:
+    (region,) = explained(fn, *SHAPES).regions
+    assert [acc.width for acc in region.spec.accumulators] == [WIDTH] * 3
+    assert region.formula.splitlines() == [
+        "out0 = bf16(acc0 * 0.5)",
+        "out1 = bf16(relu(acc1))",
+        "out2 = bf16(acc2)",
+    ]
+    check(fn, operands(*SHAPES))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, WIDTH), (64, 1, WIDTH), (1, 100, WIDTH)])
+def test_few_rows(shape: tuple[int, ...], fresh_compiler: None) -> None:
+    check(sliced, operands(shape, SHAPES[1]))
+
+
+def test_parts_may_differ_in_width(fresh_compiler: None) -> None:
+    def grouped(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = F.linear(x, w, bias).split((256, 64, 64), dim=-1)
+        return worked(heads(q), heads(k), heads(v))
+
+    shapes = (2, 32, WIDTH), (384, WIDTH), (384,)
+    (region,) = explained(grouped, *shapes).regions
+    assert [acc.width for acc in region.spec.accumulators] == [256, 64, 64]
+    assert [load.kind for load in region.loads] == ["rowvec"] * 3
+    check(grouped, operands(*shapes))
+
+
+def test_fp8_has_the_scales_of_its_parts(fresh_compiler: None) -> None:
+    def scaled(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        packed = torch._scaled_mm(x, w.t(), of_x, of_w, bias=bias, out_dtype=BF16)
+        q, k, v = packed.view(2, 32, -1).chunk(3, dim=-1)
+        return worked(heads(q), heads(k), heads(v))
+
+    x, w, bias = operands((64, WIDTH), (3 * WIDTH, WIDTH), (3 * WIDTH,))
+    of_x, of_w = torch.full((64, 1), 0.5), torch.arange(3 * WIDTH).view(1, -1) % 2 + 1.0
+    args = [x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn), of_x, of_w, bias]
+    (region,) = cute_backend.explain(scaled, *args, arch="sm_90a").regions
+    assert [load.kind for load in region.loads] == ["colvec", *["rowvec"] * 6]
+    check(scaled, args)
+
+
+def test_parts_are_written_as_attention_reads_them(fresh_compiler: None) -> None:
+    def copied(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return tuple(heads(each).contiguous() for each in F.linear(x, w).chunk(3, dim=-1))
+
+    (region,) = explained(copied, *SHAPES).regions
+    assert [store.heads for store in region.spec.stores] == [Heads(32, COLUMNS)] * 3
+    check(copied, operands(*SHAPES))
+
+
+def test_a_symbolic_length_is_divided_too(fresh_compiler: None) -> None:
+    x, w = operands(*SHAPES)
+    torch._dynamo.mark_dynamic(x, 1)
+    check(sliced, [x, w])
+
+
+def gains_nothing(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    return tuple(map(heads, F.linear(x, w).chunk(3, dim=-1)))
+
+
+def reads_all(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    packed = F.linear(x, w)
+    return *worked(*map(heads, packed.chunk(3, dim=-1))), packed.sum()
+
+
+def leaves_some(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    q, k, _ = F.linear(x, w).chunk(3, dim=-1)
+    return q * 0.5, k.relu()
+
+
+def overlaps(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    packed = F.linear(x, w)
+    return packed[..., :512] * 0.5, packed[..., 256:].relu()
+
+
+def meets(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    q, k, v = F.linear(x, w).chunk(3, dim=-1)
+    return q * k, v.relu()
+
+
+@pytest.mark.parametrize("fn", [gains_nothing, reads_all, leaves_some, overlaps, meets])
+def test_other_products_stay_whole(fn: Callable[..., Any]) -> None:
+    found = explained(fn, *SHAPES)
+    assert all(len(region.spec.accumulators) == 1 for region in found.regions)
+    assert found.rejections
+
+
+def test_pairs_of_halves_stay_pairs() -> None:
+    def gated(x: Tensor, w: Tensor) -> Tensor:
+        gate, up = F.linear(x, w).chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    (region,) = explained(gated, (64, WIDTH), (2 * WIDTH, WIDTH)).regions
+    assert len(region.spec.accumulators) == 2 and not region.spec.accumulators[0].width
+
+
+def test_other_architectures_divide_nothing() -> None:
+    assert not explained(sliced, *SHAPES, arch="sm_80").regions
+    with config.patch(shared_launches=False):  # type: ignore[attr-defined]
+        assert not explained(sliced, *SHAPES).regions
