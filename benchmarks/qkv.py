@@ -1,10 +1,11 @@
 """Time the q, k and v projections of a Llama 8B layer on a GPU: in one launch, in three, and by Inductor.
 
-    python benchmarks/qkv.py FILE.json [plain|bias|rope|bf16|fp8|TOKENS...]
+    python benchmarks/qkv.py FILE.json [plain|bias|rope|heads|packed|bf16|fp8|TOKENS...]
 
-For one token of each of 64 sequences, and for 512, 2,048 and 8,192 tokens of one, in bf16 and in fp8 (rowwise
-scales): bare, with biases, and with rotary embeddings on q and k, in the kernel and behind it. Further
-arguments select cases. Results are compared with eager first. In CUDA graphs, interleaved, from a cold L2;
+For one token of each of 1 and 64 sequences, and for 512, 2,048 and 8,192 tokens of one, in bf16 and in fp8
+(rowwise scales): bare, with biases, and with rotary embeddings on q and k, in the kernel and behind it; these
+also with results contiguous as (B, H, S, D), and with one weight for q, k and v. Further arguments select
+cases. Results are compared with eager first. In CUDA graphs, interleaved, from a cold L2;
 microseconds, medians.
 """
 
@@ -25,20 +26,20 @@ from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
 from cute_backend.runtime import launch
 
 HEADS = (32, 8, 8)
-SHAPES = {"64": (64, 1), "512": (1, 512), "2048": (1, 2048), "8192": (1, 8192)}
+SHAPES = {"1": (1, 1), "64": (64, 1), "512": (1, 512), "2048": (1, 2048), "8192": (1, 8192)}
 DTYPES = {"bf16": torch.bfloat16, "fp8": FP8}
 CALLS, ROUNDS = 4, 15
 
 SETTINGS = {
-    "shared": {"shared_launches": True, "rotary_embeddings": True},
-    "behind": {"shared_launches": True, "rotary_embeddings": False},
-    "apart": {"shared_launches": False, "rotary_embeddings": True},
+    "shared": {"shared_launches": True, "rotary_embeddings": "always"},
+    "behind": {"shared_launches": True, "rotary_embeddings": "never"},
+    "apart": {"shared_launches": False, "rotary_embeddings": "always"},
 }
 """The settings of our kernels, by name."""
 
 
 def projections(x: Tensor, weights: list[Tensor], biases: list[Tensor], scales: list[Tensor]) -> list[Tensor]:
-    """q, k and v (B, S, heads * HEAD) of x (B, S, HIDDEN). `scales` of fp8 values are x's, then weights'."""
+    """The products (B, S, columns) of x (B, S, HIDDEN). `scales` of fp8 values are x's, then weights'."""
     if not scales:
         return [
             torch.nn.functional.linear(x, weight, biases[i] if biases else None)
@@ -66,32 +67,54 @@ def heads(x: Tensor) -> Tensor:
 
 def plain(x: Tensor, weights: list[Tensor], biases: list[Tensor], scales: list[Tensor], *rest: Tensor) -> Any:
     """The projections alone."""
-    return [heads(each) for each in projections(x, weights, [], scales)]
+    return [heads(each) for each in projections(x, weights[:3], [], scales)]
 
 
 def bias(x: Tensor, weights: list[Tensor], biases: list[Tensor], scales: list[Tensor], *rest: Tensor) -> Any:
     """The projections with biases, as Qwen2 has them."""
-    return [heads(each) for each in projections(x, weights, biases, scales)]
+    return [heads(each) for each in projections(x, weights[:3], biases, scales)]
 
 
 def rope(
     x: Tensor, weights: list[Tensor], biases: list[Tensor], scales: list[Tensor], cos: Tensor, sin: Tensor
 ) -> Any:
     """The projections, with rotary embeddings on q and k."""
-    q, k, v = (heads(each) for each in projections(x, weights, [], scales))
+    q, k, v = (heads(each) for each in projections(x, weights[:3], [], scales))
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin, v
 
 
-PROGRAMS: dict[str, Callable[..., Any]] = {"plain": plain, "bias": bias, "rope": rope}
+def contiguous(*args: Any) -> Any:
+    """`rope`, with results that are contiguous."""
+    return [each.contiguous() for each in rope(*args)]
+
+
+def packed(
+    x: Tensor, weights: list[Tensor], biases: list[Tensor], scales: list[Tensor], cos: Tensor, sin: Tensor
+) -> Any:
+    """`rope` with one projection for queries, keys and values, as Phi-3 has it."""
+    (every,) = projections(x, weights[3:], [], [scales[0], scales[4]] if scales else [])
+    q, k, v = (heads(each) for each in every.split([count * HEAD for count in HEADS], -1))
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin, v
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    "plain": plain,
+    "bias": bias,
+    "rope": rope,
+    "heads": contiguous,
+    "packed": packed,
+}
 
 
 def inputs(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
-    """x, weights, biases, scales, cosines and sines."""
+    """x, weights and the three of them as one, biases, scales, cosines and sines."""
     torch.manual_seed(seed)
     batch, length = shape
     x = torch.randn(batch, length, HIDDEN, device="cuda")
     weights = [torch.randn(count * HEAD, HIDDEN, device="cuda") * HIDDEN**-0.5 for count in HEADS]
+    weights.append(torch.cat(weights))
     biases = [torch.randn(count * HEAD, device="cuda", dtype=torch.bfloat16) for count in HEADS]
     angles = torch.arange(length, device="cuda")[None, :, None] * 1e4 ** (
         -torch.arange(HEAD // 2, device="cuda") / (HEAD // 2)

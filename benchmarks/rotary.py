@@ -114,7 +114,7 @@ def compare(name: str, results: Any, expected: Any) -> None:
 
 
 @torch.no_grad()
-@config.patch(rotary_embeddings=True)
+@config.patch(rotary_embeddings="always")
 def main() -> None:
     """Writes all times to the file that the command names, and prints a row for each case."""
     require_gpu()

@@ -62,6 +62,7 @@ def _choices(name: str) -> tuple[str, ...]:
     few = {
         "rowvec_placement": ("auto", "register_hoist", "smem_staged"),
         "block_reductions": ("auto", "always"),
+        "rotary_embeddings": ("auto", "always", "never"),
     }
     return few.get(name, ())
 
@@ -118,11 +119,14 @@ On an H200, at 4096 x 4096 x 4096 in bf16, quantising a pair by blocks of 128 ad
 a norm by head makes a single product's kernel take 1.38 times as long, and a softmax of groups of 16 makes it
 take 1.21 times as long, more than a separate kernel of Inductor's."""
 
-rotary_embeddings: bool = bool(_switch("CUTE_BACKEND_ROTARY_EMBEDDINGS", False))
-"""Whether rotary embeddings stay in the kernel of the product before them. Off by default: on an H100, q and
-k of a Llama 8B layer took 1.06 and 0.95 times as long as with Inductor at 2,048 tokens (bf16, fp8), and 1.00
-and 0.54 times as long at 64 (benchmarks/rotary.py). In one launch with v, on an H200, they took 0.97 and 0.83
-times as long at 2,048 tokens, and 0.54 and 0.24 at 64 (benchmarks/qkv.py)."""
+rotary_embeddings: str = _one_of("CUTE_BACKEND_ROTARY_EMBEDDINGS", _choices("rotary_embeddings"))
+"""The rotary embeddings that stay in the kernel of the product before them: "auto" for those of products that
+share a launch, "always" for all that a tile can rotate, or "never".
+
+q and k of a Llama 8B layer, in one launch with v, took on an H200 0.97 and 0.83 times as long as with
+Inductor at 2,048 tokens (bf16, fp8), and 0.54 and 0.24 at 64 (benchmarks/qkv.py). With launches of their own,
+on an H100, they took 1.06 and 0.95 times as long at 2,048 tokens, and 1.00 and 0.54 at 64
+(benchmarks/rotary.py)."""
 
 shared_launches: bool = bool(_switch("CUTE_BACKEND_SHARED_LAUNCHES", True))
 """Whether products of one A that never meet, such as those of queries, keys and values, share a launch with

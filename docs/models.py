@@ -59,7 +59,7 @@ transformers and diffusers, in bf16 (`docs/architectures.py`). Written by `pytho
 
 - products: matrix products of the program; in training, forward and backward.
 - fused: how many of them our kernels compute, and in how many kernels: a gated pair is one, and products
-  that share a launch are one.
+  that share a launch are one. A product that packs queries, keys and values counts as three if it is divided.
 - kernels: how many are launched by Inductor alone, and with our own. A region with reductions counts one
   more, which finishes them.
 - KiB: what all kernels read and write, by Inductor alone, and with our own: each buffer once by each kernel.

@@ -100,7 +100,7 @@ def settings_of_tests() -> Iterator[None]:
     each product has a launch."""
     from cute_backend import config
 
-    settings = {"block_reductions": "always", "rotary_embeddings": True, "shared_launches": False}
+    settings = {"block_reductions": "always", "rotary_embeddings": "always", "shared_launches": False}
     with config.patch(**settings):  # type: ignore[attr-defined]
         yield
 

@@ -37,7 +37,8 @@ def test_every_setting_has_a_variable_of_its_name(settings):
     assert settings(CUTE_BACKEND_TILE="128x256_2x1").tile == "128x256_2x1"
     assert settings(CUTE_BACKEND_ROWVEC_PLACEMENT="smem_staged").rowvec_placement == "smem_staged"
     assert settings(CUTE_BACKEND_BLOCK_REDUCTIONS="always").block_reductions == "always"
-    for name in set(names) - {"tile", "rowvec_placement", "block_reductions"}:
+    assert settings(CUTE_BACKEND_ROTARY_EMBEDDINGS="never").rotary_embeddings == "never"
+    for name in set(names) - {"tile", "rowvec_placement", "block_reductions", "rotary_embeddings"}:
         other = {True: "0", False: "1", None: "1"}.get(getattr(plain, name), "7")
         changed = settings(**{f"CUTE_BACKEND_{name.upper()}": other})
         assert getattr(changed, name) == int(other) != getattr(plain, name)

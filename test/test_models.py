@@ -37,7 +37,7 @@ def shown(region: Region) -> str:
 
 @pytest.fixture(autouse=True)
 def settings_as_shipped() -> Iterator[None]:
-    settings = {"block_reductions": "auto", "rotary_embeddings": False, "shared_launches": True}
+    settings = {"block_reductions": "auto", "rotary_embeddings": "auto", "shared_launches": True}
     with cute_backend.config.patch(**settings):
         yield
 

@@ -108,7 +108,8 @@ class EpiloguePass(CustomGraphPass):
     def _fuse(self, graph: fx.Graph) -> list[Region]:
         """Fuses all regions of a graph, which the caller discards if something fails."""
         prepare(graph)
-        divide_packed(graph, lambda graph: self.analyse(graph)[0])
+        if _unreachable() is None:
+            divide_packed(graph, lambda graph: find_regions(graph, current_precision(), device_capability)[0])
         regions, rejections = self.analyse(graph)
         if tuning_is_on():
             # It imports all of Inductor, which an import of the pass must not do.

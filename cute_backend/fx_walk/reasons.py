@@ -146,7 +146,8 @@ class Reason(Enum):
     )
     ROTATION_COST = (
         "rotation_cost",
-        "it rotates the halves of blocks of columns; config.rotary_embeddings = True fuses it",
+        "it rotates blocks of columns, and its product shares no launch; config.rotary_embeddings = 'always' "
+        "fuses it",
     )
     ROTATED_PLACES = (
         "rotated_places",

@@ -69,6 +69,16 @@ class Region:
         return self.anchors[0]
 
     @property
+    def is_shared(self) -> bool:
+        """Whether it has several products whose results never meet, each with a segment of the columns."""
+        return self.spec.b_columns is BColumns.SEGMENTS
+
+    @property
+    def rotates(self) -> bool:
+        """Whether blocks of columns are rotated."""
+        return self.spec.rotated_columns > 0
+
+    @property
     def products(self) -> list[fx.Node]:
         """The nodes of the products."""
         return list(dict.fromkeys(anchor.node for anchor in self.anchors))

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
+from cute_backend import config
 from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.capability import Capability, check_operands, target_of
 from cute_backend.fx_walk.growth import grown, seed
@@ -40,8 +41,22 @@ def find_regions(
     """Every region of a post-grad graph, in the order of their anchors, and rejections of the rest.
 
     Every node needs a fake tensor in `meta["val"]`. The graph is read, not changed, and no guard is added.
+
+    By default, rotary embeddings stay in a kernel only if it shares a launch, which is decided last. So if a
+    region has rotations and turns out to have a launch of its own, the search is repeated without them.
     """
-    walk, regions = Walk(graph, precision, capability), []
+    alone = frozenset[fx.Node]()
+    while True:
+        walk = Walk(graph, precision, capability, alone)
+        regions, rejections = _find(walk)
+        rotating = {region.first.node for region in regions if region.rotates and not region.is_shared}
+        if config.rotary_embeddings != "auto" or not rotating:
+            return regions, rejections
+        alone |= rotating
+
+
+def _find(walk: Walk) -> tuple[list[Region], list[Rejection]]:
+    regions: list[Region] = []
     for node in visits(walk.anchors):
         if node in walk.owner:
             continue

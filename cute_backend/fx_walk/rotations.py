@@ -14,7 +14,6 @@ from operator import getitem
 
 from torch import fx
 
-from cute_backend import config
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import supported_dtype
 from cute_backend.fx_walk.draft import Draft
@@ -174,11 +173,9 @@ def lower_rotation(found: Rotation, draft: Draft, value: Operand) -> Operand:
     """Rotates the halves of `value`, which is the chain's value of `found.source`, and records the frame of
     the result.
 
-    Raises Refused if the last axis is not a block of columns, if no tile can rotate it, if other results
-    depend on the places of columns, or if `config.rotary_embeddings` is off.
+    Raises Refused if the last axis is not a block of columns, if no tile can rotate it, or if other results
+    depend on the places of columns.
     """
-    if not config.rotary_embeddings:
-        raise Refused(Reason.ROTATION_COST)
     frame, chain = draft.frames[found.source], draft.chain
     last = fake(found.source).dim() - 1
     if frame.block > 1 or not frame.n_axes or frame.n_axes[-1] != last:

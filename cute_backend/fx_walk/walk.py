@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+
 from torch import fx
 
+from cute_backend import config
 from cute_backend.fx_walk import tiled_scales
 from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.anchors import is_anchor, read_anchor
@@ -25,8 +28,12 @@ from cute_backend.spec import Precision
 class Walk:
     """The attributes before `owner` are facts of the graph; the others change as regions are found."""
 
-    def __init__(self, graph: fx.Graph, precision: Precision, capability: Capability) -> None:
+    def __init__(
+        self, graph: fx.Graph, precision: Precision, capability: Capability, alone: Container[fx.Node] = ()
+    ) -> None:
         self.precision = precision
+        self.alone = alone
+        """Products that share no launch even if they rotate blocks of columns."""
         self.capability = capability
         self.order = {node: position for position, node in enumerate(graph.nodes)}
         self.reductions = find_reductions(self.order)
@@ -54,6 +61,14 @@ class Walk:
         """The rejections of nodes that are in no region."""
         self.earliest = len(self.order)
         """The position of the first anchor of any region."""
+
+    def rotates(self, anchors: Sequence[Anchor]) -> bool:
+        """Whether the region of these anchors may rotate blocks of columns, by `config.rotary_embeddings`."""
+        if config.rotary_embeddings != "auto":
+            return config.rotary_embeddings == "always"
+        first, *others = anchors
+        of_one_a = self.of_one_a[first.a]
+        return config.shared_launches and not others and len(of_one_a) > 1 and first.node not in self.alone
 
     def _heads(self) -> dict[fx.Node, list[fx.Node]]:
         heads: dict[fx.Node, list[fx.Node]] = {}

@@ -129,7 +129,7 @@ def test_rotated_heads_are_copied_by_the_kernel() -> None:
         turned = torch.cat((-q[..., COLUMNS // 2 :], q[..., : COLUMNS // 2]), -1)
         return (q * cos + turned * sin).contiguous()
 
-    with config.patch(rotary_embeddings=True):  # type: ignore[attr-defined]
+    with config.patch(rotary_embeddings="always"):  # type: ignore[attr-defined]
         assert stored(rotated, (2, 100, 64), (WIDTH, 64), *[(100, COLUMNS)] * 2) == [Heads(100, COLUMNS)]
         args = [arg.clamp(-1, 1) for arg in operands(2, 100, WIDTH)]
         tables = [torch.randint(-1, 2, (100, COLUMNS)).to(BF16) for _ in range(2)]

@@ -263,9 +263,9 @@ def test_other_rotations_are_refused(
     assert any(said.split(".*")[0] in each and said.split(".*")[-1] in each for each in messages), messages
 
 
-@pytest.mark.parametrize("taken", [True, False])
-def test_rotations_are_kept_in_the_kernel_if_asked(taken: bool) -> None:
-    with config.patch(rotary_embeddings=taken):
+@pytest.mark.parametrize(("setting", "taken"), [("always", True), ("auto", False), ("never", False)])
+def test_rotations_of_one_product_are_kept_in_the_kernel_if_asked(setting: str, taken: bool) -> None:
+    with config.patch(rotary_embeddings=setting):
         (report,) = collect(lambda a, b: SPELLINGS["llama"](a @ b).relu(), product_inputs(M, N))
     rotated = [op for region in report.regions for op in region.spec.ops if op.op == ROTATE_HALF]
     assert bool(rotated) is taken

@@ -181,3 +181,50 @@ def test_programs_compute_what_they_did(dtype: torch.dtype, fresh_compiler: None
     for result, right in zip(compiled(x, *weights, bias), program(x, *weights, bias), strict=True):
         torch.testing.assert_close(result, right)
     assert counters["cute_backend"]["regions"] == 1
+
+
+def roped(x: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """Queries and keys with rotary embeddings, and values."""
+
+    def turned(product: Tensor) -> Tensor:
+        heads = product.unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)
+        first, second = heads.chunk(2, -1)
+        return heads * cos + torch.cat((-second, first), -1) * sin
+
+    return turned(F.linear(x, q)), turned(F.linear(x, k)), F.linear(x, v)
+
+
+ROPED = ((2, 32, 4096), Q, K, V, (32, 128), (32, 128))
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({}, [(3, True)]),
+        ({"rotary_embeddings": "never"}, [(3, False)]),
+        ({"shared_launches": False}, []),
+        ({"shared_launches": False, "rotary_embeddings": "always"}, [(1, True), (1, True)]),
+    ],
+)
+def test_rotary_embeddings_stay_in_shared_launches(
+    settings: dict[str, Any], found: list[tuple[int, bool]]
+) -> None:
+    with config.patch(**{"rotary_embeddings": "auto", **settings}):  # type: ignore[attr-defined]
+        explanation = explained(roped, *ROPED)
+    assert [
+        (len(each.spec.accumulators), each.spec.rotated_columns > 0) for each in explanation.regions
+    ] == found
+    refused = [each for each in explanation.rejections if each.reason is Reason.ROTATION_COST]
+    assert bool(refused) is not any(rotates for _, rotates in found)
+
+
+def test_a_rotation_that_shares_no_launch_is_left_to_inductor() -> None:
+    def alone(x: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> tuple[Tensor, ...]:
+        # The second product depends on the first, so nothing shares a launch.
+        turned, *_ = roped(x, q, k, v, *tables)
+        return turned, F.linear(x, y) * turned.sum(), F.linear(x, k) * turned.sum()
+
+    with config.patch(rotary_embeddings="auto"):  # type: ignore[attr-defined]
+        explanation = explained(alone, ROPED[0], V, *ROPED[1:])
+    assert not any(region.spec.rotated_columns for region in explanation.regions)
+    assert any(each.reason is Reason.ROTATION_COST for each in explanation.rejections)
