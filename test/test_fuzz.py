@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, fx
 
 from cute_backend.__main__ import main
+from cute_backend.fuzz import attention, command, draw, draw_form, forms, judge
 from cute_backend.fuzz import bounds as bounds_module
-from cute_backend.fuzz import command, draw, draw_form, forms, judge
+from cute_backend.fuzz.attention import draw_attention
 from cute_backend.fuzz.block_formats import fp4, tiled
 from cute_backend.fuzz.block_scaled_products import RECIPES
 from cute_backend.fuzz.bounds import Bounds, bounds_of_step, follow, unit
@@ -30,8 +31,11 @@ from cute_backend.fuzz.judge import _wrong
 from cute_backend.fuzz.shrink import shrink
 from cute_backend.fuzz.vocabulary import GATHERS, table_ops
 from cute_backend.fx_walk import anchors, lower
+from cute_backend.fx_walk.epilogue_pass import EpiloguePass
+from cute_backend.fx_walk.reasons import Rejection
+from cute_backend.fx_walk.region import Region
 from cute_backend.ops import OPS
-from cute_backend.spec import Axis, Scaling
+from cute_backend.spec import ROTATE_HALF, Axis, Scaling
 
 BF16 = torch.bfloat16
 
@@ -54,10 +58,34 @@ def test_programs_are_right_through_both_compilers() -> None:
 
 @pytest.mark.parametrize("count", [40, pytest.param(300, marks=pytest.mark.exhaustive)])
 def test_nothing_raises_in_programs_of_every_form(count: int) -> None:
-    tally = command.run(command.Job(seed=0, first=0, last=count, replay_only=True, forms=True))
+    tally = command.run(command.Job(seed=0, first=0, last=count, replay_only=True, kind="forms"))
     assert not tally.failures, [failure.message for failure in tally.failures]
     assert tally.programs == count and tally.counted["regions"] > count * 2 / 3
     assert sum(tally.excluded.values()) <= count * 0.03, tally.excluded
+
+
+@pytest.mark.parametrize("count", [16, pytest.param(300, marks=pytest.mark.exhaustive)])
+def test_projections_of_attention_are_right(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: set[str] = set()
+
+    def seen(self: EpiloguePass, regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
+        for spec in (region.spec for region in regions):
+            found.update({"segments"} if len(spec.segments) > 1 else ())
+            found.update(op.op for op in spec.ops if op.block)
+            found.update("heads" for store in spec.stores if store.heads is not None)
+
+    monkeypatch.setattr(EpiloguePass, "show", seen)
+    tally = command.run(command.Job(seed=0, first=0, last=count, replay_only=True, kind="attention"))
+    assert not tally.failures, [failure.message for failure in tally.failures]
+    assert tally.programs == count and tally.counted["regions"] > count / 2
+    assert sum(tally.excluded.values()) <= count * 0.03, tally.excluded
+    assert found >= {"segments", ROTATE_HALF, "block_mean", "heads"}
+
+
+def test_every_spelling_of_attention_is_drawn() -> None:
+    texts = {step.text for index in range(60) for step in draw_attention(0, index).steps}
+    cuts = {cut.replace("#", "0") for cut in (*attention.CUTS, *attention.PACKED)}
+    assert texts >= cuts | {text for spelling in attention.HALVES for text in spelling}
 
 
 def test_every_form_is_drawn() -> None:

@@ -212,10 +212,21 @@ def _add_fuzz_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the walker and the replay alone: Inductor generates no code, and eager takes its place",
     )
-    parser.add_argument(
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.set_defaults(kind="any")
+    kinds.add_argument(
         "--forms",
-        action="store_true",
+        dest="kind",
+        action="store_const",
+        const="forms",
         help="programs of every form, of which no more is asked than that nothing raises",
+    )
+    kinds.add_argument(
+        "--attention",
+        dest="kind",
+        action="store_const",
+        const="attention",
+        help="projections whose columns are heads: rotated, normed, packed, copied",
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="(default: cpu)")
     parser.add_argument(

@@ -117,6 +117,12 @@ def bounds_of_step(step: Step, operands: list[Bounds], sizes: dict[str, int]) ->
         taken_at = [each.eager for each in places]
         low, high, reference, loose = (evaluate(step.text, [each, *taken_at], sizes) for each in kinds)
         return Bounds(eager, low, high, reference, loose)
+    if step.rule is Rule.JOIN:
+        low, high, reference, loose = (
+            evaluate(step.text, [getattr(each, kind) for each in operands], sizes)
+            for kind in ("low", "high", "reference", "loose")
+        )
+        return Bounds(eager, low, high, reference, loose)
     if step.rule is Rule.PRODUCT:
         return _product(eager, run, operands)
     if step.rule is Rule.INDEX:

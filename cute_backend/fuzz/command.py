@@ -26,6 +26,7 @@ from rich.table import Table
 
 from cute_backend import config
 from cute_backend.errors import UsageError
+from cute_backend.fuzz.attention import draw_attention
 from cute_backend.fuzz.draw import draw
 from cute_backend.fuzz.drawn_program import Program
 from cute_backend.fuzz.forms import draw_form
@@ -33,6 +34,9 @@ from cute_backend.fuzz.judge import Verdict, judge, run_without_the_pass
 from cute_backend.fuzz.shrink import shrink
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.presentation import terminal
+
+DRAWN = {"any": draw, "forms": draw_form, "attention": draw_attention}
+"""The kinds of programs, each with the function that draws one."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,10 @@ class Job:
     last: int
     replay_only: bool = False
     device: str = "cpu"
-    forms: bool = False
+    kind: str = "any"
 
     def program(self, index: int) -> Program:
-        return (draw_form if self.forms else draw)(self.seed, index)
+        return DRAWN[self.kind](self.seed, index)
 
     def single(self) -> Iterator[Job]:
         """A job for each of its programs."""
@@ -66,7 +70,7 @@ class Failure:
     def text(self, job: Job) -> str:
         """A file that judges the program when it is run."""
         compilers = " --replay" * job.replay_only + f" --device {job.device}" * (job.device != "cpu")
-        compilers += " --forms" * job.forms
+        compilers += f" --{job.kind}" * (job.kind != "any")
         found = f"python -m cute_backend fuzz --seed {job.seed} --first {self.index} --count 1{compilers}"
         return (
             f'"""Program {self.index} of seed {job.seed}, made smaller: {self.message}.\n\n{found}\n"""\n\n'
@@ -141,7 +145,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.device == "cuda" and arguments.replay:
         raise UsageError("--replay runs on the CPU: a GPU has kernels in place of the replay")
     last = arguments.first + arguments.count
-    job = Job(arguments.seed, arguments.first, last, arguments.replay, arguments.device, arguments.forms)
+    job = Job(arguments.seed, arguments.first, last, arguments.replay, arguments.device, arguments.kind)
     tally = Tally()
     console = Console(stderr=True)
     columns = (

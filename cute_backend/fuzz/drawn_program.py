@@ -64,6 +64,8 @@ class Rule(Enum):
     """Exact, with the sign of its last operand, where the sign of NaN is not defined."""
     CAST = "cast"
     VIEW = "view"
+    JOIN = "join"
+    """Every element is one of an operand, at a place that no value decides."""
     SUM = "sum"
     """A reduction that grows with every element, whose rounding depends on the order."""
     EXTREMUM = "extremum"

@@ -129,12 +129,21 @@ def run_without_the_pass(program: Program, replay_only: bool = False, device: st
         run(function, [_moved(each, device) for each in example_inputs()], program.dynamic)
 
 
+_EVERYTHING = {
+    "raise_errors": True,
+    "shared_launches": True,
+    "rotary_embeddings": "always",
+    "block_reductions": "always",
+}
+"""Settings by which kernels do all that they can, whether or not it pays."""
+
+
 @contextmanager
 def _settings(program: Program) -> Iterator[None]:
     with (
         torch.no_grad(),
         warnings.catch_warnings(),
-        config.patch(raise_errors=True),  # type: ignore[attr-defined]
+        config.patch(_EVERYTHING),  # type: ignore[attr-defined]
         inductor_config.patch(emulate_precision_casts=program.eager, force_disable_caches=True),
     ):
         warnings.simplefilter("ignore")

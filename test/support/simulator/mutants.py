@@ -34,6 +34,7 @@ from cute_backend.spec import (
     Const,
     DType,
     EpilogueSpec,
+    Heads,
     Op,
     Order,
     ProductKind,
@@ -120,6 +121,12 @@ SEGMENTED = replace(
         replace(SPEC.ops[0], name="t3", operands=("acc1", "scale_a")),
     ),
     stores=(*SPEC.stores, Store("out1", "t3", DType.F32)),
+)
+HEADED = replace(
+    ROTATED,
+    ops=ROTATED.ops[:1],
+    stores=(replace(SPEC.stores[0], value="t0", heads=Heads(40, 64)),),
+    loads=SPEC.loads[:2],
 )
 GROUPED = replace(grouped(), stores=grouped().stores[:1])
 GROUPED_COLUMNS = replace(grouped_columns(), stores=grouped_columns().stores[:1])
@@ -224,6 +231,8 @@ ROTATING = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=ROTATED)
 REPEATING = Subject(sm90(64, 64), (256, 128, 128), spec=REPEATED)
 ROTATING_NEIGHBOURS = Subject(sm90(64, 64), (72, 72, 128), spec=NEIGHBOURS)
 SEGMENTS = Subject(sm90(64, 64, pingpong=True), (136, 208, 256), spec=SEGMENTED)
+HEADS = Subject(sm90(64, 128, pingpong=True), (120, 192, 64), spec=HEADED)
+BLACKWELL_HEADS = Subject(sm100(128, 128), (120, 192, 64), spec=HEADED)
 BLACKWELL_SEGMENTS = Subject(sm100(128, 64), (136, 208, 256), spec=SEGMENTED)
 BLACKWELL_ROTATING = Subject(sm100(128, 64), (136, 128, 256), spec=ROTATED)
 
@@ -267,6 +276,8 @@ SUBJECTS = {
     "rotating neighbours": ROTATING_NEIGHBOURS,
     "repeating": REPEATING,
     "segments": SEGMENTS,
+    "heads": HEADS,
+    "heads on Blackwell": BLACKWELL_HEADS,
     "segments on Blackwell": BLACKWELL_SEGMENTS,
     "rotating on Blackwell": BLACKWELL_ROTATING,
     "groups": GROUPS,
