@@ -29,7 +29,7 @@ from cute_backend.fx_walk.reasons import (
 )
 from cute_backend.fx_walk.region import Region as FoundRegion
 from cute_backend.fx_walk.tuning_jobs import recall
-from cute_backend.planning import Target
+from cute_backend.planning import Arch, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -140,7 +140,7 @@ def explain(
     regions: list[Region] = []
     rejections: list[Rejection] = []
     for report in reports:
-        served, unserved = _served(report.regions, parse_arch(target).target)
+        served, unserved = _served(report.regions, parse_arch(target))
         kept, slower = _recalled(served)
         shown = described(kept, target, len(regions))
         regions += [replace(each, is_backward=report.is_backward) for each in shown]
@@ -162,7 +162,7 @@ def explain(
 def explanation_of(found: Sequence[FoundRegion], rejections: Sequence[Rejection]) -> Explanation:
     """The explanation of one graph that the pass has just fused, without the others of its program."""
     arch = default_arch()
-    served, unserved = _served(found, parse_arch(arch).target)
+    served, unserved = _served(found, parse_arch(arch))
     return Explanation(regions=tuple(described(served, arch)), rejections=(*rejections, *unserved), arch=arch)
 
 
@@ -176,16 +176,21 @@ def _place_of(fn: Callable[..., Any]) -> str:
     return f"{getattr(fn, '__module__', None) or 'torch'}.{getattr(fn, '__name__', type(fn).__name__)}"
 
 
-def _served(found: Sequence[FoundRegion], target: Target) -> tuple[Sequence[FoundRegion], list[Rejection]]:
-    """The regions whose products the target can multiply, and rejections of the others. On a CPU the walker
-    assumes no target."""
+def _served(found: Sequence[FoundRegion], arch: Arch) -> tuple[Sequence[FoundRegion], list[Rejection]]:
+    """The regions that a kernel of the architecture can compute, and rejections of the others. On a CPU the
+    walker assumes no target."""
     served, unserved = [], []
     for region in found:
         try:
             for anchor in region.anchors:
-                check_operands(anchor, target)
+                check_operands(anchor, arch.target)
+            table(arch, region.spec)
         except Refused as refused:
             unserved.append(refused.rejection(region.products[-1]))
+        except ValueError as error:  # no tile holds its blocks of columns
+            sizes = {"columns": region.spec.block_columns, "held": ""}
+            rejection = Refused(Reason.BLOCK_SIZE, **sizes).rejection(region.products[-1])
+            unserved.append(replace(rejection, message=str(error)))
         else:
             served.append(region)
     return served, unserved

@@ -360,6 +360,18 @@ def mlp_inputs(m: int, d: int, inner: int, weights: int, device: str = "cuda") -
     )
 
 
+def test_a_region_that_no_tile_of_the_architecture_holds_is_explained() -> None:
+    """On a CPU, where the walker assumes no target, explained as for data center Blackwell."""
+    with FakeTensorMode():
+        inputs = mlp_inputs(256, 512, 256, 2, device="cpu")
+        found = cute_backend.explain(mlp, *inputs)
+    assert found.arch == "sm_100a" and len(found.regions) == 1
+    (rejection,) = found.rejections
+    assert rejection.reason is Reason.BLOCK_SIZE
+    assert "no tile of sm_100a holds blocks of 128 columns whole" in rejection.message
+    assert "block_size" in str(found)
+
+
 @pytest.mark.parametrize("inner", [2048, 18432])
 @pytest.mark.parametrize("weights", [1, 2])
 def test_an_mlp_of_deepseek_is_two_kernels(inner: int, weights: int) -> None:
