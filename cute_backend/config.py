@@ -29,6 +29,11 @@ def _number(name: str, default: int) -> int:
     return int(text)
 
 
+def _limit(name: str) -> Optional[int]:  # noqa: UP045  as below
+    """A limit from the environment, None if it is not set. Raises UsageError as `_number` does."""
+    return _number(name, 0) if os.environ.get(name) else None
+
+
 def _switch(name: str, default: Optional[bool]) -> Optional[bool]:  # noqa: UP045  as below
     """A setting from the environment. Raises UsageError unless it is one of the words for yes or no."""
     text = os.environ.get(name)
@@ -85,11 +90,13 @@ def _refusal(message: str) -> Exception:
 max_loads: int = _number("CUTE_BACKEND_MAX_LOADS", 16)
 """Epilogue operands that one kernel reads: pointers and descriptors are kernel parameters."""
 
-max_exact_loads: int = _number("CUTE_BACKEND_MAX_EXACT_LOADS", 4)
-"""Operands of the output's size that one kernel reads: each takes shared memory from the mainloop."""
+max_exact_loads: Optional[int] = _limit("CUTE_BACKEND_MAX_EXACT_LOADS")  # noqa: UP045  torch reads it
+"""The number of operands of the output's size that one kernel reads. None for as many as fit: four of any
+dtype, and more if shared memory holds all planes of the kernel beside the stages of A and B
+(planning/capacity.py)."""
 
-max_stores: int = _number("CUTE_BACKEND_MAX_STORES", 4)
-"""Results that one kernel writes: each takes shared memory from the mainloop."""
+max_stores: Optional[int] = _limit("CUTE_BACKEND_MAX_STORES")  # noqa: UP045  as above
+"""The number of results that one kernel writes. None for four planes and two reductions beside them."""
 
 max_autotune: Optional[bool] = _switch("CUTE_BACKEND_MAX_AUTOTUNE", None)  # noqa: UP045  torch reads it
 """Whether kernels are tuned when a program is compiled: None as Inductor does, with mode="max-autotune".

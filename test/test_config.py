@@ -82,8 +82,9 @@ def test_words_for_switches(settings, text):
         ("tile", 128, "text or None"),
         ("rowvec_placement", 1, "text"),
         ("rowvec_placement", "registers", "auto or register_hoist or smem_staged"),
-        ("max_stores", -1, "a whole number that is not negative"),
-        ("max_stores", True, "a whole number that is not negative"),
+        ("max_loads", -1, "a whole number that is not negative"),
+        ("max_stores", -1, "a whole number that is not negative or None"),
+        ("max_stores", True, "a whole number that is not negative or None"),
     ],
 )
 def test_an_assignment_of_what_is_no_value_is_refused(settings, name, value, accepted):

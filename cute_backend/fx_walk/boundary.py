@@ -41,7 +41,8 @@ class Value:
     computes the value once for all consumers, if it is a reduction or has to be `in_memory`; otherwise each
     consumer that needs the value computes it. A reduction may be `followed` by work on its result alone; its
     home does that work as well, and otherwise it is a launch. A home that works on with the result of a
-    reduction reads `again` this number of bytes of the reduction's input.
+    reduction reads `again` this number of bytes of the reduction's input. `bits` is the size of one element
+    of all `planes` together.
     """
 
     size: int
@@ -55,6 +56,7 @@ class Value:
     followed: bool = False
     again: int = 0
     planes: int = 1
+    bits: int = 0
 
     @property
     def has_home(self) -> bool:
@@ -62,15 +64,42 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Room:
+    """The room of one kernel: the number of its results, the number of `reductions` among them if it has all
+    of these, and the number of its loads, or of more if one element of all planes has at most `bits` bits."""
+
+    loads: int
+    results: int
+    reductions: int = 0
+    bits: int = 0
+
+    def holds(self, choices: Choices, stores: int, loaded: int) -> bool:
+        """Whether a kernel has room for the values `stores` and the loads `loaded`."""
+        results = choices.planes(stores)
+        if results > self.results or results - choices.reduced(stores) > self.results - self.reductions:
+            return False
+        return loaded.bit_count() <= self.loads or choices.bits(stores, loaded) <= self.bits
+
+    def is_tight(self, choices: Choices, stores: int) -> bool:
+        """Whether a kernel that stores these values may lack room for another result, or for the loads of all
+        that is needed outside."""
+        return (
+            choices.planes(stores) >= self.results - self.reductions
+            or choices.loads_of(choices.outside).bit_count() > self.loads
+        )
+
+
+@dataclass(frozen=True)
 class Choices:
     """The values of a region in order, the bytes of each load, and for each kernel that follows the values
     and loads that it reads in every choice. A kernel that reads no value runs only if it is the home of
-    one."""
+    one. `load_bits` are the bits of an element of each load."""
 
     values: tuple[Value, ...]
     loads: tuple[int, ...]
     consumers: tuple[int, ...]
     loaded: tuple[int, ...]
+    load_bits: tuple[int, ...] = ()
 
     @property
     def outside(self) -> int:
@@ -86,6 +115,22 @@ class Choices:
         """The number of results that a kernel writes for these values."""
         return sum(self.values[place].planes for place in members(stores))
 
+    def reduced(self, stores: int) -> int:
+        """The number of reductions among them."""
+        return sum(self.values[place].reduces for place in members(stores))
+
+    def bits(self, stores: int, loaded: int) -> int:
+        """The bits of one element of all planes that a kernel writes and reads."""
+        read = sum(self.load_bits[place] for place in members(loaded))
+        return read + sum(self.values[place].bits for place in members(stores))
+
+    def loads_of(self, stores: int) -> int:
+        """The loads that a kernel reads to compute these values."""
+        loaded = 0
+        for place in members(computed_for(self.values, stores)):
+            loaded |= self.values[place].loads
+        return loaded
+
 
 @dataclass(frozen=True)
 class Boundary:
@@ -96,9 +141,9 @@ class Boundary:
 
 
 @lru_cache(maxsize=256)
-def choose(choices: Choices, limit: int) -> Boundary | None:
-    """The stores with which the fewest bytes cross the boundary, at most `limit` of them; None if no such set
-    exists.
+def choose(choices: Choices, room: Room) -> Boundary | None:
+    """The stores with which the fewest bytes cross the boundary, of those that one kernel has room for; None
+    if there is no such set.
 
     Among equal sets, the one that leaves the most to the kernel is taken. If the search would be too long, as
     many values as possible are stored, from the last to the first. Equal layers ask the same question, so
@@ -106,13 +151,13 @@ def choose(choices: Choices, limit: int) -> Boundary | None:
     """
     values, outside = choices.values, choices.outside
     ends = [values[place] for place in members(outside)]
-    is_simple = choices.planes(outside) <= limit and all(
+    is_simple = room.holds(choices, outside, choices.loads_of(outside)) and all(
         value.storable and not value.followed for value in ends
     )
     if is_simple and not any(choices.consumers):
         return Boundary(outside, is_best=True)  # another kernel would be one more launch
     candidates = _candidates(choices)
-    search = _Search(choices, candidates, limit)
+    search = _Search(choices, candidates, room)
     if candidates.bit_count() <= MAX_CANDIDATES:
         search.descend(len(values), _State(choices.consumers, outside, choices.loaded))
         is_whole = search.work <= _MAX_WORK
@@ -120,7 +165,7 @@ def choose(choices: Choices, limit: int) -> Boundary | None:
             return Boundary(search.best.stores, is_whole)
         if is_whole:
             return None
-    stores = _as_late_as_possible(choices, candidates, limit)
+    stores = _as_late_as_possible(choices, candidates, room)
     return None if stores is None else Boundary(stores, is_best=False)
 
 
@@ -187,8 +232,8 @@ class _State:
 
 
 class _Search:
-    def __init__(self, choices: Choices, candidates: int, limit: int) -> None:
-        self.choices, self.candidates, self.limit = choices, candidates, limit
+    def __init__(self, choices: Choices, candidates: int, room: Room) -> None:
+        self.choices, self.candidates, self.room = choices, candidates, room
         self.reductions = sum(value.reduces << place for place, value in enumerate(choices.values))
         self.best: _State | None = None
         self.work = 0
@@ -206,8 +251,9 @@ class _Search:
                 least = state.size + self._least(state, place)
                 if not self._may_be_better(least, state.inside | (2 << place) - 1):
                     return
-                if self.choices.planes(state.stores | 1 << place) <= self.limit:
-                    self.descend(place, self._stored(state, place))
+                stored = self._stored(state, place)
+                if self.room.holds(self.choices, stored.stores, stored.loaded):
+                    self.descend(place, stored)
             if self.choices.values[place].product:
                 return
             state, count = self._left_out(state, place), place
@@ -276,17 +322,18 @@ class _Search:
         return sum(self.choices.loads[place] for place in members(loads))
 
 
-def _as_late_as_possible(choices: Choices, candidates: int, limit: int) -> int | None:
+def _as_late_as_possible(choices: Choices, candidates: int, room: Room) -> int | None:
     """Stores from the last value on, with room for the products; None if a product can't be stored."""
     values = choices.values
     wanted, stores = choices.outside, 0
-    products = sum(value.planes for value in values if value.product)
+    products = sum(value.product << place for place, value in enumerate(values))
     for place in reversed(range(len(values))):
         if not wanted >> place & 1:
             continue
         value = values[place]
+        with_products = stores | products | 1 << place
         has_room = value.storable and (
-            value.product or choices.planes(stores | 1 << place) <= limit - products
+            value.product or room.holds(choices, with_products, choices.loads_of(with_products))
         )
         if has_room and (value.product or candidates >> place & 1):
             stores |= 1 << place
@@ -294,7 +341,7 @@ def _as_late_as_possible(choices: Choices, candidates: int, limit: int) -> int |
             return None
         else:
             wanted |= value.sources
-    return stores if choices.planes(stores) <= limit else None
+    return stores if room.holds(choices, stores, choices.loads_of(stores)) else None
 
 
 _ENDLESS = 1 << 62

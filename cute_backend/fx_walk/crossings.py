@@ -10,7 +10,7 @@ from torch import fx
 
 from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
-from cute_backend.fx_walk.boundary import Choices, Value
+from cute_backend.fx_walk.boundary import Choices, Room, Value
 from cute_backend.fx_walk.concatenation import is_concatenation
 from cute_backend.fx_walk.consumers import Kernel, Waves
 from cute_backend.fx_walk.draft import Draft
@@ -21,6 +21,7 @@ from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import parts_of
 from cute_backend.fx_walk.static import Size, fake, first_argument, hint, known, target_name, tensor_of
 from cute_backend.fx_walk.tiled_scales import Tiled
+from cute_backend.planning import PLANES, REDUCTIONS, plane_bits_held
 from cute_backend.spec import Axis, LoadKind
 
 
@@ -44,7 +45,8 @@ class Outside:
 
 @dataclass(frozen=True)
 class Crossings:
-    """The input of `boundary` for a region, and the place of each member's value in it.
+    """The input of `boundary` for a region, the place of each member's value in it, and the room that the
+    kernel has.
 
     Some values stand for several members: for views of one another, and for equal members that are only read.
     All of these take one store.
@@ -52,6 +54,7 @@ class Crossings:
 
     choices: Choices
     places: dict[fx.Node, int]
+    room: Room
 
 
 def crossings(draft: Draft, outside: Outside) -> Crossings:
@@ -80,6 +83,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
                 loads=0 if is_anchor(first) else loads.of_members(nodes),
                 storable=draft.layout(first) is not None,
                 planes=len(parts_of(draft.first, value)),
+                bits=0 if isinstance(value, Reduced) else sizes.bits(first),
                 product=is_anchor(first),
                 reduces=reduces,
                 in_memory=need.in_memory,
@@ -92,7 +96,22 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
     loaded = tuple(
         loads.of_kernel(kernel, outside) if reads.get(kernels[kernel]) else 0 for kernel in kernels
     )
-    return Crossings(Choices(tuple(values), loads.sizes(sizes), consumers, loaded), places)
+    choices = Choices(tuple(values), loads.sizes(sizes), consumers, loaded, loads.bits)
+    return Crossings(choices, places, _room(draft, loads))
+
+
+def _room(draft: Draft, loads: _Loads) -> Room:
+    """The room of a region's kernel beside the planes that its products' own ops read."""
+    own = {anchor.addend.view.node for anchor in draft.anchors if anchor.addend is not None}
+    taken = [bits for view, bits in zip(loads.views, loads.bits, strict=True) if view.node in own]
+    read, results, held = config.max_exact_loads, config.max_stores, 0
+    if read is None:
+        accumulators = draft.chain.accumulators
+        held = max(plane_bits_held(arch, accumulators) for arch in draft.chain.archs) - sum(taken)
+    few = (PLANES if read is None else read) - len(taken)
+    if results is None:
+        return Room(few, PLANES + REDUCTIONS, REDUCTIONS, held)
+    return Room(few, results, bits=held)
 
 
 def _groups(draft: Draft) -> list[list[fx.Node]]:
@@ -202,6 +221,10 @@ class _Sizes:
         block = value.block if isinstance(value, Tiled) else self.draft.block(member)
         return parts * self.elements[axis] // block * fake(member).element_size() if parts else 0
 
+    def bits(self, member: fx.Node) -> int:
+        """The bits of one element of all planes of a member."""
+        return self.of(member) * 8 // max(self.elements[None], 1)
+
 
 def _number(size: Size) -> int:
     return hint(size) or _USUAL
@@ -220,6 +243,7 @@ class _Loads:
         self.found: dict[fx.Node, int] = {}
         for place, view in enumerate(self.views):
             self.found[view.node] = self.found.get(view.node, 0) | 1 << place
+        self.bits = tuple(fake(view.node).element_size() * 8 for view in self.views)
 
     def sizes(self, sizes: _Sizes) -> tuple[int, ...]:
         return tuple(sizes.m * sizes.n * fake(view.node).element_size() for view in self.views)

@@ -39,7 +39,7 @@ from cute_backend.fx_walk.static import Size, describe, fake, first_argument, ta
 from cute_backend.fx_walk.tiled_scales import E8M0, Tiled, Tiling, check_tiled
 from cute_backend.fx_walk.views import not_pointwise, rearranged
 from cute_backend.fx_walk.walk import Walk
-from cute_backend.spec import LoadKind, Operand
+from cute_backend.spec import Operand
 
 
 def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concatenated | Reduced | Tiled:
@@ -191,8 +191,5 @@ def _join_tiles(walk: Walk, draft: Draft, found: Tiling) -> Tiled:
 def _check_loads(chain: Chain) -> None:
     check_blocks(chain)
     check_rotations(chain)
-    exact = chain.count(LoadKind.EXACT)
-    if exact > config.max_exact_loads:
-        raise Refused(Reason.TOO_MANY_LOADS, count=exact, kind="(M, N)", limit=config.max_exact_loads)
     if len(chain.views) > config.max_loads:
-        raise Refused(Reason.TOO_MANY_LOADS, count=len(chain.views), kind="epilogue", limit=config.max_loads)
+        raise Refused(Reason.TOO_MANY_OPERANDS, count=len(chain.views), limit=config.max_loads)

@@ -186,8 +186,17 @@ class Reason(Enum):
         "mutation",
         "{mutation} writes in place between the product and this op, and the two can't be reordered",
     )
-    TOO_MANY_LOADS = "too_many_loads", "the region would read {count} {kind} operands; a kernel takes {limit}"
-    TOO_MANY_STORES = "too_many_stores", "the region would write {count} results; a kernel takes {limit}"
+    TOO_MANY_OPERANDS = "too_many_operands", "the region would read {count} operands; a kernel takes {limit}"
+    TOO_MANY_LOADS = (
+        "too_many_loads",
+        "the region would read {count} planes; a kernel takes {limit}, or as many as have {held} bits an "
+        "element together with its results (here {bits}); results of {bytes} bytes are left to other kernels",
+    )
+    TOO_MANY_STORES = (
+        "too_many_stores",
+        "the region would write {count} results; a kernel takes {limit}, of which {planes} may be planes; "
+        "results of {bytes} bytes are left to other kernels",
+    )
 
     UNFUSED_FASTER = (
         "unfused_faster",

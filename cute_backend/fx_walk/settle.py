@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
-from cute_backend.fx_walk.boundary import Boundary, choose, computed_for
+from cute_backend.fx_walk.boundary import Boundary, Room, choose, computed_for, members
 from cute_backend.fx_walk.crossings import Crossings, Outside, crossings
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.lower import is_reshape
@@ -42,9 +41,9 @@ def settle(draft: Draft, outside: Outside, rejections: dict[fx.Node, Rejection])
     Raises Refused if no value can be stored from which all others follow.
     """
     found = crossings(draft, outside)
-    boundary = choose(found.choices, config.max_stores)
+    boundary = choose(found.choices, found.room)
     if boundary is None:
-        raise _nothing_to_store(draft)
+        raise _nothing_to_store(draft, found.room)
     settled = _sides(draft, found, boundary, outside)
     if settled.outside:
         _explain(draft, found, boundary, settled, rejections)
@@ -52,10 +51,11 @@ def settle(draft: Draft, outside: Outside, rejections: dict[fx.Node, Rejection])
 
 
 def _unlimited(found: Crossings, boundary: Boundary) -> int:
-    """The values that the kernel would store if it could write any number of results."""
-    if found.choices.planes(boundary.stores) < config.max_stores:
+    """The values that the kernel would store if it could read and write any number of planes."""
+    choices = found.choices
+    if not found.room.is_tight(choices, boundary.stores):
         return boundary.stores
-    free = choose(found.choices, len(found.choices.values))
+    free = choose(choices, Room(len(choices.loads), choices.planes((1 << len(choices.values)) - 1)))
     return boundary.stores if free is None else free.stores
 
 
@@ -103,21 +103,35 @@ def _explain(
         elif not boundary.is_best:
             refused = Refused(Reason.UNSEARCHED, count=len(found.choices.values))
         elif wanted >> found.places[node] & 1 and node not in inside:
-            count = found.choices.planes(unlimited)
-            refused = Refused(Reason.TOO_MANY_STORES, count=count, limit=config.max_stores)
+            refused = _does_not_fit(found, boundary, unlimited)
         else:
             users = ", ".join(user.name for user in node.users if user not in kept)
             refused = Refused(Reason.LEFT_TO_USERS, users=users)
         rejections.setdefault(node, refused.rejection(node))
 
 
-def _nothing_to_store(draft: Draft) -> Refused:
+def _does_not_fit(found: Crossings, boundary: Boundary, unlimited: int) -> Refused:
+    """Says that a kernel has no room for all planes of the `unlimited` choice."""
+    choices, room = found.choices, found.room
+    left = [choices.values[place].size for place in members(unlimited & ~boundary.stores)]
+    loads, results = choices.loads_of(unlimited), choices.planes(unlimited)
+    what = {"bytes": sum(left), "bits": choices.bits(unlimited, loads), "held": room.bits}
+    if room.holds(choices, unlimited, 0):
+        return Refused(Reason.TOO_MANY_LOADS, count=loads.bit_count(), limit=room.loads, **what)
+    return Refused(Reason.TOO_MANY_STORES, count=results, **_results(room), bytes=what["bytes"])
+
+
+def _nothing_to_store(draft: Draft, room: Room) -> Refused:
     if any(isinstance(value, Slices) for value in draft.values.values()):
         return Refused(Reason.UNPAIRED, target=draft.first.node.name)
     for anchor in draft.anchors:
         if draft.layout(anchor.node) is None:
             return _odd_layout(draft, anchor.node)
-    return Refused(Reason.TOO_MANY_STORES, count=config.max_stores + 1, limit=config.max_stores)
+    return Refused(Reason.TOO_MANY_STORES, count=room.results + 1, **_results(room), bytes=0)
+
+
+def _results(room: Room) -> dict[str, int]:
+    return {"limit": room.results, "planes": room.results - room.reductions}
 
 
 def _odd_layout(draft: Draft, node: fx.Node) -> Refused:

@@ -7,10 +7,11 @@ of a kernel is written elsewhere (`memory_ops`).
 - Tiles: `tiles`, `rules` (what a spec demands of its tile), `search`, `cost`, `epilogue_time`, `halving`,
   `hoisting`, `shallow`, `transposing`, `segment_tiles`.
 - Placements: `placements`, `placing`.
-- Resources: `registers`, `shared_memory`, `mma_scales`.
+- Resources: `registers`, `shared_memory`, `mma_scales`, `capacity`.
 - Names of kernels: `naming`.
 """
 
+from cute_backend.planning.capacity import PLANES, REDUCTIONS, plane_bits_held
 from cute_backend.planning.hoisting import with_rowvecs
 from cute_backend.planning.placements import ByElement, Placement, Ring
 from cute_backend.planning.placing import Plan, plan
@@ -44,6 +45,8 @@ from cute_backend.planning.tiles import (
 __all__ = [
     "EPILOGUE_STAGES",
     "MAX_CANDIDATES",
+    "PLANES",
+    "REDUCTIONS",
     "SMEM_RESERVE",
     "TILE_K_BYTES",
     "Alignment",
@@ -63,6 +66,7 @@ __all__ = [
     "named",
     "offered",
     "plan",
+    "plane_bits_held",
     "ranked",
     "rotations_held",
     "subtiled",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cute_backend import config
 from cute_backend.fx_walk import settle
-from cute_backend.fx_walk.boundary import Boundary, Choices, choose
+from cute_backend.fx_walk.boundary import Boundary, Choices, Room, choose
 from cute_backend.fx_walk.consumers import reduces
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.memory_ops.schedule import kernel_formula
@@ -218,9 +218,9 @@ def test_what_crosses_is_counted_alike_for_any_m_where_results_are_to_be_the_sam
         made, found = Graph(), list[Choices]()
         total = made.call(aten.sum.dim_IntList, made.call(aten.relu.default, made.mm(m)), [1])
 
-        def recorded(choices: Choices, limit: int) -> Boundary | None:
+        def recorded(choices: Choices, room: Room) -> Boundary | None:
             found.append(choices)
-            return choose(choices, limit)
+            return choose(choices, room)
 
         monkeypatch.setattr(settle, "choose", recorded)
         walk(made.output(total))
@@ -257,3 +257,50 @@ def test_pooled_tokens_are_all_that_is_written() -> None:
     assert formulas(ours) == [["out0 = bf16(column_mean128(tanh(acc)))"]]
     assert theirs.kernels == ours.kernels == 2  # the kernel that finishes the means counts
     assert theirs.bytes - ours.bytes == 2 * 2 * 4 * M * N
+
+
+def many_gradients(a: Tensor, b: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+    """Three planes and two sums of columns, from a product and five planes."""
+    y = (a @ b).float()
+    first = y * given[0] + given[1]
+    second = first * given[2]
+    third = second * torch.tanh(given[3]) + given[4]
+    return first.bfloat16(), second.bfloat16(), third.bfloat16(), first.sum(0), (second * third).sum(0)
+
+
+def test_reductions_take_no_room_from_planes() -> None:
+    """Shared memory holds eight bf16 planes, and the sums of columns leave the kernel beside them."""
+    args = (*planes((M, K), (K, N)), *planes(*[(M, N)] * 5))
+    ours, theirs = fused(many_gradients, args), alone(many_gradients, args)
+    (region,) = ours.regions
+    assert [store.reduce is None for store in region.spec.stores] == [True] * 3 + [False] * 2
+    assert len(region.spec.loads_of(LoadKind.EXACT)) == 5
+    assert ours.kernels < theirs.kernels and ours.bytes < theirs.bytes
+    with config.patch(max_stores=4):
+        few = fused(many_gradients, args)
+    assert few.kernels >= ours.kernels and few.bytes > ours.bytes
+
+
+def chain_of_planes(a: Tensor, b: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+    """Reads a plane for each step, and returns the last two values; the value before the sixth is narrow."""
+    y = (a @ b).float()
+    for plane in given[:5]:
+        y = y * plane + 1.0
+    narrow = y.to(torch.float8_e4m3fn)
+    y = narrow.float()
+    for plane in given[5:]:
+        y = torch.tanh(y) * plane
+    return (y.bfloat16(),)
+
+
+def test_a_region_with_too_many_planes_ends_where_the_fewest_bytes_cross() -> None:
+    args = (*planes((M, K), (K, N)), *planes(*[(M, N)] * 12))
+    ours = fused(chain_of_planes, args)
+    (region,) = ours.regions
+    assert [store.dtype for store in region.spec.stores] == [DType.E4M3]
+    assert len(region.spec.loads_of(LoadKind.EXACT)) == 5
+    (refused,) = (each for each in ours.rejections if each.reason is Reason.TOO_MANY_LOADS)
+    assert f"results of {2 * M * N} bytes are left to other kernels" in refused.message
+    with config.patch(max_exact_loads=12):
+        (whole,) = fused(chain_of_planes, args).regions
+    assert [store.dtype for store in whole.spec.stores] == [DType.BF16]

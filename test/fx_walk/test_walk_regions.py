@@ -15,6 +15,7 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk import boundary, joining, lower, resolve
 from cute_backend.memory_ops.schedule import kernel_formula
+from cute_backend.planning import PLANES
 from cute_backend.spec import Const, DType, Order, Overflow, Precision, Stride
 from support.fx_walk.compared import EPILOGUE, assert_same_after_the_pass, inputs_of, integers
 from support.fx_walk.synthetic import BF16, E4M3, F32, Graph, aten, called, prims, rewritten, run, walk
@@ -99,7 +100,7 @@ def test_results_that_views_share_are_counted_once() -> None:
     shapes = ([8, 8, N], [4, 16, N], [2, 32, N], [1, 64, N], [16, 4, N])
     graph = made.output(*(made.call(aten.reshape.default, relu, shape) for shape in shapes))
     (region,), rejections = walk(graph)
-    assert len(region.spec.stores) == 1 and len(region.outputs) == len(shapes) > config.max_stores
+    assert len(region.spec.stores) == 1 and len(region.outputs) == len(shapes) > PLANES
     assert not rejections
 
 
@@ -680,9 +681,10 @@ def test_the_same_epilogue_in_another_layer_is_the_same_spec() -> None:
 def test_a_region_is_cut_until_its_results_can_be_written() -> None:
     made = Graph()
     mm = made.mm()
-    results = [made.call(aten.mul.Tensor, mm, factor) for factor in range(2, config.max_stores + 4)]
+    results = [made.call(aten.mul.Tensor, mm, factor) for factor in range(2, 8)]
     graph = made.output(*results)
-    (region,), rejections = walk(graph)
-    assert len(region.spec.stores) == config.max_stores
+    with config.patch(max_stores=4):
+        (region,), rejections = walk(graph)
+    assert len(region.spec.stores) == 4
     assert {each.reason.value for each in rejections} == {"too_many_stores"}
     assert_same_after_the_pass(graph, 1, ["aten.mul.Tensor"] * len(rejections))

@@ -192,7 +192,7 @@ def many(graph: Graph, count: int, shape: tuple[int, ...]) -> fx.Node:
 
 def many_results(graph: Graph) -> fx.Node:
     mm = graph.mm()
-    results = [graph.call(aten.mul.Tensor, mm, index + 2) for index in range(config.max_stores + 1)]
+    results = [graph.call(aten.mul.Tensor, mm, index + 2) for index in range(11)]
     graph.results = results
     return results[0]
 
@@ -516,11 +516,9 @@ CASES: dict[Reason, dict[str, Case]] = {
         "sum_of_another_product": Case(sum_of_another_product, 2),
     },
     Reason.MUTATION: {"copied_out": Case(write_in_between, 1)},
-    Reason.TOO_MANY_LOADS: {
-        "vectors": Case(lambda graph: many(graph, config.max_loads + 1, (48,)), 1),
-        "planes": Case(lambda graph: many(graph, config.max_exact_loads + 1, (64, 48)), 1),
-    },
-    Reason.TOO_MANY_STORES: {"five": Case(many_results, 1)},
+    Reason.TOO_MANY_OPERANDS: {"vectors": Case(lambda graph: many(graph, config.max_loads + 1, (48,)), 1)},
+    Reason.TOO_MANY_LOADS: {"planes": Case(lambda graph: many(graph, 9, (64, 48)), 1)},
+    Reason.TOO_MANY_STORES: {"eleven": Case(many_results, 1)},
     Reason.UNSEARCHED: {"many_ends": Case(many_ends, 1)},
     Reason.LEFT_TO_USERS: {"abs": Case(abs_for_a_variance, 1)},
     Reason.LOAD_DEVICE: {"zero_dim_on_cpu": Case(bias_on_another_device)},

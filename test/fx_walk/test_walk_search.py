@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from cute_backend.fx_walk import boundary
-from cute_backend.fx_walk.boundary import LAUNCH_BYTES, Choices, Value, choose
+from cute_backend.fx_walk.boundary import LAUNCH_BYTES, Choices, Room, Value, choose
 
 PLANE = LAUNCH_BYTES // 4
 
@@ -76,13 +76,26 @@ def cost(choices: Choices, stores: set[int]) -> int | None:
     return total
 
 
-def every_choice(choices: Choices, limit: int) -> list[set[int]]:
+def fits(choices: Choices, room: Room, stores: set[int]) -> bool:
+    """Whether a kernel may have these stores: few results, and few loads or few bits."""
+    values = choices.values
+    kernel = set().union(*(with_sources(values, place) for place in stores))
+    read = {load for place in kernel for load in bits(values[place].loads)}
+    results = sum(values[place].planes for place in stores)
+    planes = results - sum(values[place].reduces for place in stores)
+    if results > room.results or planes > room.results - room.reductions:
+        return False
+    wide = sum(values[place].bits for place in stores) + sum(choices.load_bits[load] for load in read)
+    return len(read) <= room.loads or wide <= room.bits
+
+
+def every_choice(choices: Choices, room: Room) -> list[set[int]]:
     storable = [place for place, value in enumerate(choices.values) if value.storable]
     return [
         set(chosen)
-        for count in range(min(limit, len(storable)) + 1)
+        for count in range(len(storable) + 1)
         for chosen in combinations(storable, count)
-        if sum(choices.values[place].planes for place in chosen) <= limit
+        if fits(choices, room, set(chosen))
     ]
 
 
@@ -110,6 +123,7 @@ def drawn(rng: random.Random, count: int) -> Choices:
                 followed=reduces and rng.random() < 0.3,
                 again=reduces * rng.choice((0, PLANE)),
                 planes=1 if reduces else rng.choice((1, 1, 1, 2)),
+                bits=0 if reduces else rng.choice((8, 16, 32)),
             )
         )
     needs = tuple(
@@ -117,18 +131,20 @@ def drawn(rng: random.Random, count: int) -> Choices:
         for _ in range(consumers)
     )
     loaded = tuple(rng.randrange(8) & rng.randrange(8) if each else 0 for each in needs)
-    return Choices(tuple(values), loads, needs, loaded)
+    return Choices(tuple(values), loads, needs, loaded, tuple(rng.choice((16, 32)) for _ in loads))
 
 
 def agrees(seed: int, count: int) -> None:
     rng = random.Random(seed)
-    choices, limit = drawn(rng, count), rng.randint(1, 4)
-    costs = [each for chosen in every_choice(choices, limit) if (each := cost(choices, chosen)) is not None]
-    found = choose(choices, limit)
+    choices = drawn(rng, count)
+    results = rng.randint(1, 4)
+    room = Room(rng.randint(0, 3), results, rng.randrange(results), rng.choice((0, 0, 48, 100)))
+    costs = [each for chosen in every_choice(choices, room) if (each := cost(choices, chosen)) is not None]
+    found = choose(choices, room)
     if found is None:
         assert not costs
         return
-    assert found.is_best and choices.planes(found.stores) <= limit
+    assert found.is_best and fits(choices, room, set(bits(found.stores)))
     assert cost(choices, set(bits(found.stores))) == min(costs)
 
 
@@ -149,13 +165,13 @@ def test_a_search_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatc
     given_up = 0
     for seed in range(50):
         choices = drawn(random.Random(seed), 12)
-        whole = choose(choices, 4)
+        whole = choose(choices, Room(3, 4))
         if not all(value.storable for value in choices.values if value.product):
             continue
         for most in (0, 100):
             monkeypatch.setattr(boundary, "_MAX_WORK", most)
             choose.cache_clear()
-            found = choose(choices, 4)
+            found = choose(choices, Room(3, 4))
             assert (found is None) == (whole is None)
             if found is not None:
                 given_up += not found.is_best
@@ -169,8 +185,8 @@ def test_thousands_of_values_are_not_searched() -> None:
     count = 3000
     chain = [Value(PLANE, product=True), *(Value(PLANE, sources=1 << place) for place in range(count))]
     read = Choices(tuple(chain), (), ((2 << count) - 1,), (0,))
-    found = choose(read, 4)
+    found = choose(read, Room(3, 4))
     assert found is not None and not found.is_best
     assert bits(found.stores) == [0, count - 2, count - 1, count]
     last = Choices(tuple(chain), (), (1 << count,), (0,))
-    assert choose(last, 4) == boundary.Boundary(1 << count, is_best=True)
+    assert choose(last, Room(3, 4)) == boundary.Boundary(1 << count, is_best=True)

@@ -15,11 +15,26 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Alignment, Arch, TileConfig, offered
+from cute_backend.planning import PLANES, REDUCTIONS, Alignment, Arch, TileConfig, offered, plane_bits_held
 from cute_backend.planning.hoisting import can_hoist
+from cute_backend.planning.shared_memory import plane_bits
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
-from cute_backend.spec import EpilogueSpec, Scaling
+from cute_backend.spec import (
+    Accumulator,
+    Axis,
+    Const,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Op,
+    ReduceKind,
+    Reduction,
+    Scaling,
+    Store,
+    Stride,
+)
 from support.archs import FIRST
 from support.epilogues import EPILOGUES, GROUPED, Problem
 from support.heavy import HEAVY
@@ -159,6 +174,32 @@ def test_many_planes_do_not_spill(name: str, arch: Arch) -> None:
     if not served([name], heavy_spec, arch):
         pytest.skip("it has no fp8")
     assert_none_spills(distinct(arch, heavy_spec(name)))
+
+
+def full(loads: int, planes: int, sums: int) -> EpilogueSpec:
+    """A bf16 product with these planes in bf16, each of which follows from the one before, and sums of
+    columns."""
+    acc = Accumulator("acc", DType.BF16, DType.BF16)
+    read = [Load(f"exact{i}", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE) for i in range(loads)]
+    ops = [Op("t0", "mul", ("acc", Const(1.5)), DType.F32)]
+    ops += (Op(f"t{i}", "add", (f"t{i - 1}", f"exact{i - 1}"), DType.F32) for i in range(1, loads + 1))
+    ops += (Op(f"t{loads + i}", "exp", (f"t{loads + i - 1}",), DType.F32) for i in range(1, planes))
+    column_sum = Reduction(Axis.COLUMN, ReduceKind.SUM)
+    stores = [Store(f"out{i}", f"t{loads + i}", DType.BF16) for i in range(planes)]
+    stores += (Store(f"out{planes + i}", f"t{i}", DType.F32, reduce=column_sum) for i in range(sums))
+    return EpilogueSpec((acc,), tuple(read), tuple(ops), tuple(stores))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize(("loads", "planes", "sums"), [(7, 1, 0), (6, 2, 0), (4, PLANES, REDUCTIONS)])
+def test_as_many_planes_as_a_kernel_has_room_for_do_not_spill(
+    arch: Arch, loads: int, planes: int, sums: int
+) -> None:
+    spec = full(loads, planes, sums)
+    if loads > PLANES and plane_bits(spec) > plane_bits_held(arch, spec.accumulators):
+        pytest.skip("its shared memory does not hold them")
+    assert_none_spills(distinct(arch, spec))
 
 
 @pytest.mark.exhaustive

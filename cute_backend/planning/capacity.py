@@ -1,0 +1,49 @@
+"""The number of planes that one kernel reads and writes.
+
+A few planes always fit: those for which shared memory lacks room are read and written by element, and no
+kernel of up to `PLANES` loads and as many outputs spills. More loads fit if shared memory holds all planes.
+More outputs don't: a thread keeps a subtile of each until all are computed, and with eight in bf16 128 x 128
+spilled 72 bytes under ping-pong on sm_90a, and 64 x 128 spilled 144.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from cute_backend.planning.registers import NARROW_SUBTILE_N
+from cute_backend.planning.search import table
+from cute_backend.planning.targets import Arch
+from cute_backend.planning.tiles import EPILOGUE_STAGES, TileConfig
+from cute_backend.spec import Accumulator, DType, EpilogueSpec, Op, Store
+
+PLANES = 4
+"""The loads, and as many outputs, that fit whatever their dtypes are."""
+
+REDUCTIONS = 2
+"""The reductions that fit beside as many outputs: four loads, four outputs and two sums of columns spilled
+nothing in any tile of the table on sm_90a."""
+
+_LARGE = 128 * 128
+"""Elements of a CTA's share of a tile that keep the MMA busy."""
+
+
+@cache
+def plane_bits_held(arch: Arch, accumulators: tuple[Accumulator, ...]) -> int:
+    """Returns the bits of one element, summed over planes, for which a large tile has shared memory beside
+    the fewest useful stages of A and B. The tile is one of those that serve a product, or a pair of
+    products."""
+    total = Op("t0", "add", (accumulators[0].name, accumulators[-1].name), DType.F32)
+    spec = EpilogueSpec(accumulators, (), (total,), (Store("out0", "t0", DType.F32),))
+    configs = [replace(config, occupancy=1) for config in table(arch, spec)]
+    large = min(_LARGE, max(map(_elements, configs)))
+    return max(_bits(config) for config in configs if _elements(config) >= large)
+
+
+def _elements(config: TileConfig) -> int:
+    return config.cta_rows * config.mma_n
+
+
+def _bits(config: TileConfig) -> int:
+    narrow = replace(config, subtile_n=min(config.subtile_n, NARROW_SUBTILE_N))
+    return narrow.epilogue_smem_bytes * 8 // (EPILOGUE_STAGES * narrow.stage_elements)
