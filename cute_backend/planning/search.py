@@ -253,12 +253,12 @@ _SMALL_GROUPS = range(65, 193)
 
 
 def _for_small_groups(arch: Arch, spec: EpilogueSpec, m: int, groups: int | None) -> TileConfig | None:
-    """Returns the tile for pairs of products with rows in small groups, or None if this is no such problem or
-    the tile can't serve it."""
+    """Returns the tile for products with rows in small groups, or None if this is no such problem or the tile
+    can't serve it."""
     shape = arch.target.tiles.small_groups
     if shape is None or spec.product.kind is not ProductKind.GROUPED or not groups:
         return None
-    if len(spec.accumulators) < 2 or -(-m // groups) not in _SMALL_GROUPS:
+    if -(-m // groups) not in _SMALL_GROUPS:
         return None
     return next((each for each in suited(arch, (shape,), spec) if _fits(each, spec)), None)
 

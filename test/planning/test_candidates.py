@@ -219,6 +219,9 @@ def test_the_tile_of_groups_goes_by_their_rows() -> None:
             choose(Arch.SM90A, each, 32768, 2048, 7168, 132, groups=groups).name for groups in (256, 128)
         )
         assert (small, large) == ("64x128x2_2x1_pingpong", "128x64x2_1x2_pingpong"), "128 and 256 rows each"
+    single = replace(spec, accumulators=bf16[:1], ops=(), stores=(replace(dense.stores[0], value="acc0"),))
+    single = replace(single, loads=())
+    assert choose(Arch.SM90A, single, 32768, 7168, 2048, 132, groups=256).name == "64x256_2x1_pingpong"
     config = TileConfig(Arch.SM90A, 128, 64, products=2)
     times = [cost(config, spec, 8192, 2048, 7168, 132, groups) for groups in (None, 1, 8, 64, 512, 100_000)]
     assert times == sorted(times), "groups only add tiles and matrices"

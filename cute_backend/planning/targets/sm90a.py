@@ -77,7 +77,9 @@ _TILES = Tiles(
     # DeepSeek-V3's gate and up at 4096 tokens, 256 groups of 128 rows in the mean, took 4868 and 4873 us with
     # it on two days, and 5385 and 6106 with what the model chooses (H200); 5939 and 7456 on an H100. B is
     # brought once for both halves of a group's rows. Of 256 rows it took 1.04, 0.94 and 0.97 times as long.
-    # In fp8 it took 2365 us on an H200 and 2973 on an H100, what the model chooses 2643 and 3533.
+    # In fp8 it took 2365 us on an H200 and 2973 on an H100, what the model chooses 2643 and 3533. Down took
+    # 2384 and 2530 us in two runs on an H200, what the model chooses 2597 and 2746, and 3010 and 3353 on an
+    # H100; with half of the rows in one group, 1.02 (H100) and 1.04 times as long as that.
     small_groups=Shape(64, 256, 2, pingpong=True),
     # Eight were slower than four wherever they were tried: M of 16 and 128, N from 512, K up to 8192 in fp8
     # (H200).

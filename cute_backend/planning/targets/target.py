@@ -85,7 +85,7 @@ class Tiles:
     have to be predicted to be faster by more than the model's error."""
     middle_rows: int = 0
     small_groups: Shape | None = None
-    """For pairs of products of rows in groups, where a group has about 128 rows in the mean."""
+    """For products of rows in groups, where a group has about 128 rows in the mean."""
     splits: tuple[int, ...] = ()
     """The values of split-K that the smallest tile of a table may have: none if the template can't split
     K."""
