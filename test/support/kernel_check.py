@@ -76,7 +76,7 @@ def check_functions(
             for kernel, function in functions.items():
                 if aligned is not (kernel.alignment is Alignment.TMA):
                     continue
-                outputs = run_kernel(kernel, function, (a, bs, loads), m, n)
+                outputs = run_kernel(kernel, function, (a, bs, loads), plane_rows(spec, m), n)
                 for actual, right in zip(outputs, expected, strict=True):
                     error = relative_error(actual, right)
                     if not error < TOLERANCE.get(actual.dtype, 1e-9):
@@ -92,6 +92,11 @@ def fitting(spec: EpilogueSpec, shape: tuple[int, int, int]) -> tuple[int, int, 
     blocks = lcm(*(columns for _, columns in blocks_of(spec)))
     n = -(-n // blocks) * blocks
     return (-(-m // 16) * 16 if _has_columns(spec) else m), n, k
+
+
+def plane_rows(spec: EpilogueSpec, m: int) -> int:
+    """The rows of the plane: M, or those of every group's product where K is in groups."""
+    return m * len(Problem(m, 1, 1).ends) if spec.product.kind is ProductKind.K_GROUPED else m
 
 
 def run_kernel(kernel: Kernel, function: KernelFunction, operands: Operands, m: int, n: int) -> list[Tensor]:
@@ -149,7 +154,7 @@ def operands_of(
     loads = [
         _vectors_of_groups(load, len(problem.ends), n, generator)
         if load.kind is LoadKind.GROUPVEC
-        else _load(load, m, n, generator, aligned)
+        else _load(load, plane_rows(spec, m), n, generator, aligned)
         for load in spec.loads
     ]
     return operands, bs, loads
