@@ -91,7 +91,9 @@ class Fit:
         place = torch.tensor([self.index[each.cut] for each in timed])
         work = Work(*(torch.tensor([float(x) for x in field]) for field in zip(*(t.work for t in timed))))  # noqa: B905
         tile = TileTime(*(part.exp()[place] for part in self.tiles))
-        return work.microseconds(tile, self.beyond.exp(), self.bandwidth.exp()).log()
+        return work.microseconds(
+            tile, self.beyond.exp(), self.bandwidth.exp(), ARCH.target.timing.l2_bytes_per_us
+        ).log()
 
     def learn(self, timed: Sequence[Timed]) -> Fit:
         """Fits the constants to timings."""
@@ -165,6 +167,8 @@ def text_of(fit: Fit, files: Sequence[str], problems: int) -> str:
             "    reached={3: 117 / 132, 4: 120 / 132},",
             f"    beyond_us={fit.beyond.exp().item():.5f},",
             f"    bytes_per_us={fit.bandwidth.exp().item():.4g},",
+            "    # CTAs received up to 12.2 TB/s on an H200, up to 11.1 on an H100 (benchmarks/findings.md).",
+            f"    l2_bytes_per_us={ARCH.target.timing.l2_bytes_per_us:.4g},",
             ")",
             "",
         ]

@@ -33,6 +33,16 @@ SUMS_SHARE = 0.5
 takes 1.02 times as long as the fastest one, in the mean of ten problems of few tiles in bf16; with 0.25, it
 takes 1.11 times as long (H100)."""
 
+PARTS_SHARE = 0.75
+"""The share of memory bandwidth at which clusters that multicast read A and B for parts of K. With all of it,
+96 x 4096 x 14336 would take four parts: 55.9 us in place of 46.7 (H100)."""
+
+SUMS_OF_A_PART_US = 0.25
+"""Time, in microseconds, that a CTA of the second kernel takes for each part of each product of a pair, if it
+has 64 rows of them. Without it, a gated pair of 208 x 608 x 7488 would take six parts: 16.8 us in place of
+13.0 (H200). With both constants the chosen tile was never slower than what was chosen without clusters and
+pairs, for 20 problems on an H100 and 7 on an H200."""
+
 _L2_LINE = 128
 """Bytes of a line of L2."""
 
@@ -53,12 +63,18 @@ class Work(NamedTuple):
     """Rows beyond the last row of A that TMA fills with zeros, for each tile of a CTA."""
     moved: Any
     """Bytes of the operands and the planes."""
+    delivered: Any
+    """Bytes of A and B that all CTAs together receive from L2. Each CTA receives its own copy of what a
+    cluster multicasts. 0 for 8-bit operands and for groups, which what their CTAs receive was not found to
+    bound."""
 
-    def microseconds(self, tile: TileTime, beyond_us: Any, bytes_per_us: Any) -> Any:
+    def microseconds(self, tile: TileTime, beyond_us: Any, bytes_per_us: Any, l2_bytes_per_us: Any) -> Any:
         """Returns the predicted time."""
         tiles = self.waves * (tile.own + (tile.k + self.beyond * beyond_us) * self.depth)
         tiles += self.busy * (tile.busy + self.crossing * tile.crossing) * self.depth
-        return tile.start + (tiles**_OVERLAP + (self.moved / bytes_per_us) ** _OVERLAP) ** (1 / _OVERLAP)
+        longest = tiles**_OVERLAP + (self.moved / bytes_per_us) ** _OVERLAP
+        longest += (self.delivered / l2_bytes_per_us) ** _OVERLAP
+        return tile.start + longest ** (1 / _OVERLAP)
 
 
 def cost(
@@ -83,11 +99,22 @@ def cost(
         if spec.loads_of(LoadKind.EXACT):
             times = timing.by_blocks_with_planes.get(config.cut, times)
         tile = tile._replace(k=times * tile.k, busy=times * tile.busy)
-    us = float(work.microseconds(tile, timing.beyond_us, timing.bytes_per_us))
-    if config.sums_in_memory:
-        sums = config.products * config.split_k * m * n
-        us += SUMS_US + sums * SUM_BITS / 8 / (SUMS_SHARE * timing.bytes_per_us)
-    return us
+    shared = config.sums_in_memory and config.multicasts
+    bytes_per_us = timing.bytes_per_us * (PARTS_SHARE if shared else 1.0)
+    us = float(work.microseconds(tile, timing.beyond_us, bytes_per_us, timing.l2_bytes_per_us))
+    return us + (_sums_us(config, m, n) if config.sums_in_memory else 0.0)
+
+
+def _sums_us(config: TileConfig, m: int, n: int) -> float:
+    """Returns the predicted time of the second kernel, which adds up the sums of parts of K."""
+    planes = config.products * config.split_k
+    moved = planes * m * n * SUM_BITS / 8
+    us = SUMS_US + moved / (SUMS_SHARE * config.target.timing.bytes_per_us)
+    if config.products == 1:
+        return us
+    tile_m = config.summing.tile_m
+    rows = min(n if config.transposed else m, tile_m) / tile_m
+    return us + SUMS_OF_A_PART_US * planes * rows
 
 
 def work_of(
@@ -125,7 +152,11 @@ def work_of(
         operand_rows = m + n * config.products * matrices
     moved = operand_rows * of_k * spec.product.a_dtype.bits // 8 + m * n * plane_bits(spec) / 8
     crossing = float(k_bytes % _L2_LINE != 0 and spec.product.b_major is Major.K)
-    return Work(full + 1, full + (last + 1) / in_flight, depth, crossing, beyond, moved)
+    ctas = parts * cluster_rows * -(-n // columns) * config.cluster_size
+    delivered = ctas * depth * 1024 / TILE_K_BYTES * config.ab_stage_bytes
+    if spec.product.a_dtype.bits < 16 or spec.product.kind.has_offsets:
+        delivered = 0.0
+    return Work(full + 1, full + (last + 1) / in_flight, depth, crossing, beyond, moved, delivered)
 
 
 def _cluster_rows(rows: int, m: int, groups: int) -> int:

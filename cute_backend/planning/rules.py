@@ -284,7 +284,8 @@ def suited(arch: Arch, shapes: Iterable[Shape], spec: EpilogueSpec) -> tuple[Til
     """Returns the configurations of an architecture's tiles that can serve a spec, as the rules change them,
     each once."""
     served = (_ruled(TileConfig(arch, **shape._asdict()), spec) for shape in shapes)
-    return tuple(dict.fromkeys(config for config in served if config is not None))
+    found = (replace(each, raster_m=each.usual_raster) for each in served if each is not None)
+    return tuple(dict.fromkeys(found))
 
 
 def _ruled(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:

@@ -160,8 +160,9 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
     splits = tiles.splits if _can_split(arch, spec) else ()
     alone = [config for config in shipped[-1:] if not config.multicasts]
-    parted = _parted(arch, spec, tiles.parted, tiles.parts) if len(spec.accumulators) == 1 else ()
-    return tuple(dict.fromkeys((*shipped, *further, *_split(alone, splits), *parted)))
+    parted = _parted(arch, spec, tiles.parted, tiles.parts)
+    shared = _parted(arch, spec, tiles.parted_clusters, tiles.tried_splits)
+    return tuple(dict.fromkeys((*shipped, *further, *_split(alone, splits), *parted, *shared)))
 
 
 def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
@@ -263,7 +264,7 @@ def _for_small_groups(arch: Arch, spec: EpilogueSpec, m: int, groups: int | None
     return next((each for each in suited(arch, (shape,), spec) if _fits(each, spec)), None)
 
 
-_UNTIMED_MARGIN = 1.05
+_UNTIMED_MARGIN = 1.08
 """The predicted speed-up that a tile needs if it was only timed for fewer rows. For 86 problems of more rows,
 the chosen tile then takes 1.032 (fp8) and 1.019 (bf16) times as long as the fastest; without these tiles,
 1.036 and 1.025 times. Without a margin, the model would also choose them for large squares, where it predicts
@@ -354,7 +355,7 @@ def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
 
 def clustered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """Every tile and cluster that may serve a spec, in the default raster."""
-    return tuple(config for config in tunable(arch, spec) if config.raster_m == _RASTERS[0])
+    return tuple(config for config in tunable(arch, spec) if config.raster_m == config.usual_raster)
 
 
 def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
@@ -373,7 +374,6 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     if _can_split(arch, spec):
         found += _split(tried, tiles.tried_splits)
     fitting = [*offered(arch, spec), *(config for config in found if _fits(config, spec))]
-    fitting += _parted(arch, spec, tiles.parted, tiles.parts)
     fitting += _parted(arch, spec, tiles.tried_parted, (*tiles.tried_splits, *tiles.parts))
     fitting += [replace(config, column_groups=2) for config in fitting if can_halve(config, spec)]
     alone = (replace(config, column_groups=1) for config in fitting if config.column_groups > 1)

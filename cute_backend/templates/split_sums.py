@@ -36,7 +36,7 @@ from cute_backend.templates.workspace import sums_pitch
 PAIR = 2
 """The number of neighbouring columns that a thread holds in each block of eight columns of a row."""
 
-PAIRS_AT_ONCE = 32
+PAIRS_AT_ONCE = 64
 """Pairs of sums that a thread reads before it adds the first, to hide L2's latency of some 600 cycles."""
 
 

@@ -2,9 +2,9 @@
 
     bias  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
 
-cute_mm_bias_relu_128x128_61adda26:
+cute_mm_bias_relu_128x128_31494f5a:
 sm_90a, tile 128x128_1x1_split16, planes aligned to 16 bytes:
-128 by 128, split-K of 16, one CTA per part, subtiles of 32 columns, raster 8.
+128 by 128, split-K of 16, one CTA per part, subtiles of 32 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -53,7 +53,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = SplitGemm(Sm90Gemm, Epilogue(), TileConfig(Arch.SM90A, 128, 128, split_k=16))
+gemm = SplitGemm(Sm90Gemm, Epilogue(), TileConfig(Arch.SM90A, 128, 128, raster_m=16, split_k=16))
 
 
 @cute.jit

@@ -7,9 +7,9 @@
     rowvec0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
 
-cute_bmm_bias_scale_silu_residual_max_128x128_82429567:
+cute_bmm_bias_scale_silu_residual_max_128x128_de8668bc:
 sm_90a, tile 128x128_1x2_pingpong_by64, planes aligned to 16 bytes:
-128 by 128, ping-pong, clusters of 1 by 2, subtiles of 64 columns, raster 8.
+128 by 128, ping-pong, clusters of 1 by 2, subtiles of 64 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -95,7 +95,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True), kind=ProductKind.BATCHED)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True, raster_m=16), kind=ProductKind.BATCHED)
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

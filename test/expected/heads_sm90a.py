@@ -5,9 +5,9 @@
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, of M modes (0, s), of blocks of 128 columns (0, 1)
     rowvec1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, of blocks of 128 columns (1, 0)
 
-cute_mm_bias_scale_residual_128x128_d606ab4f:
-sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes:
-128 by 128, ping-pong, clusters of 1 by 2, subtiles of 32 columns, raster 8.
+cute_mm_bias_scale_residual_128x256_838d9bf1:
+sm_90a, tile 128x256_1x2, planes aligned to 16 bytes:
+128 by 256, clusters of 1 by 2, subtiles of 32 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -81,7 +81,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_n=2, raster_m=16))
 
 
 @cute.jit

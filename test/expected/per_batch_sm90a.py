@@ -9,9 +9,9 @@
     exact1   exact   bf16  vector          by element when needed, of M modes (s, 0)
     colvec1  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait, of M modes (0, s)
 
-cute_scaled_mm_residual_scale_amax_64x128_445883bb:
+cute_scaled_mm_residual_scale_amax_64x128_c0e68bfe:
 sm_90a, tile 64x128_2x1_pingpong, planes aligned to 16 bytes:
-64 by 128, ping-pong, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+64 by 128, ping-pong, clusters of 2 by 1, subtiles of 32 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -104,7 +104,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, cluster_m=2, pingpong=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, cluster_m=2, pingpong=True, raster_m=16))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

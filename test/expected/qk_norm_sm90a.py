@@ -2,9 +2,9 @@
 
     rowvec0  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait, of blocks of 64 columns (0, 1)
 
-cute_mm_square_block_mean_rsqrt_scale_128x192_5686793a:
+cute_mm_square_block_mean_rsqrt_scale_128x192_ca63e3d6:
 sm_90a, tile 128x192_1x2_by64, planes aligned to 16 bytes:
-128 by 192, clusters of 1 by 2, subtiles of 64 columns, raster 8.
+128 by 192, clusters of 1 by 2, subtiles of 64 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -60,7 +60,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 192, cluster_n=2, subtile_n=64))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 192, cluster_n=2, subtile_n=64, raster_m=16))
 
 
 @cute.jit

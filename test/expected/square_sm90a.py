@@ -6,9 +6,9 @@
     rowvec0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
 
-cute_scaled_mm_scale_residual_128x128_0e1aa0a9:
+cute_scaled_mm_scale_residual_128x128_14eaf314:
 sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes:
-128 by 128, ping-pong, clusters of 1 by 2, subtiles of 32 columns, raster 8.
+128 by 128, ping-pong, clusters of 1 by 2, subtiles of 32 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -83,7 +83,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16))
 
 
 @cute.jit

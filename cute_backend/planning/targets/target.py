@@ -3,6 +3,7 @@ what follows from it."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -95,9 +96,11 @@ class Tiles:
     """The values of split-K of these. CTAs leave their sums in memory then."""
     tried_splits: tuple[int, ...] = ()
     """The values of split-K that only tuning tries, for every tile that can be split."""
+    parted_clusters: tuple[Shape, ...] = ()
+    """The tiles that may have K in `tried_splits` parts, their sums in memory. Their CTAs share operands, so
+    they can't also add up each other's sums."""
     tried_parted: tuple[Shape, ...] = ()
-    """The tiles that only tuning tries with K in `tried_splits` or `parts`, their sums in memory. Their CTAs
-    share operands, so they can't also add up each other's sums."""
+    """The tiles like those of `parted_clusters` that only tuning tries, also with K in `parts`."""
 
     @property
     def tables(self) -> dict[str, tuple[Shape, ...]]:
@@ -106,7 +109,7 @@ class Tiles:
 
     @property
     def all(self) -> tuple[Shape, ...]:
-        """Every tile of the tables above, except `small_groups`, `parted` and `tried_parted`."""
+        """Every tile of the tables above, except `small_groups`, `parted` and `parted_clusters`."""
         alone = () if self.alone is None else (self.alone,)
         further = (self.sized, self.sized_by_blocks, self.middle, self.tried)
         return (*chain(*self.tables.values(), *further), *alone)
@@ -154,6 +157,8 @@ class Timing:
     """TMA's time to fill a row beyond the last of A with zeros, for each KiB of K, in microseconds."""
     bytes_per_us: float
     """The bandwidth of memory."""
+    l2_bytes_per_us: float = math.inf
+    """The bandwidth at which all multiprocessors together receive A and B from L2."""
     by_blocks: Mapping[Cut, float] = field(default_factory=dict)
     """How many times as long a k tile takes where its sums are scaled by blocks; 1 for tiles that are not
     here."""
