@@ -60,23 +60,18 @@ def divide_packed(graph: fx.Graph, find: Callable[[fx.Graph], list[Region]]) -> 
     returns the regions of a graph, which it does not change."""
     if not config.shared_launches:
         return
-    kept: set[str] = set()
-    while True:
+    names = {node.name for node, _ in _packed(graph)}
+    while names:
         trial = WorkingCopy(graph)
-        divided = {
-            node.name: _divide(trial.graph, node, parts)
-            for node, parts in list(_packed(trial.graph))
-            if node.name not in kept
-        }
-        if not divided:
-            return
+        packed = [(node, parts) for node, parts in _packed(trial.graph) if node.name in names]
+        divided = {node.name: _divide(trial.graph, node, parts) for node, parts in packed}
         trial.graph.lint()
         regions = find(trial.graph)
-        wasted = {name for name, products in divided.items() if not _gains(products, regions)}
-        if not wasted:
+        gained = {name for name, products in divided.items() if _gains(products, regions)}
+        if gained == names:
             trial.commit()
             return
-        kept |= wasted
+        names = gained
 
 
 def _gains(products: Sequence[fx.Node], regions: Sequence[Region]) -> bool:
