@@ -177,8 +177,8 @@ def by_heads(tensor: cute.Tensor, rows: int, columns: int) -> cute.Tensor:
 
 
 def heads_apart(tensor: cute.Tensor) -> cute.Tensor:
-    """A plane ((S, B), (D, H)) as (S, D, B * H), from which TMA cuts boxes of one head. They may begin before
-    the first row of a head and end after its last: TMA writes no row that is not of the head."""
+    """A plane ((S, B), (D, H)) as (S, D, B * H), from which TMA cuts boxes of one head. A box may end after
+    the head's last row, where TMA cuts it off."""
     ((rows, batches), (columns, heads)), ((step, _), (within, outer)) = tensor.shape, tensor.stride
     layout = cute.make_layout((rows, columns, batches * heads), stride=(step, within, outer))
     return cute.make_tensor(tensor.iterator, layout)

@@ -228,19 +228,27 @@ class Gemm(ABC):
         coord: tuple[Int32, Int32],
         target: cute.Tensor,
     ):
-        """Starts the TMA stores of a box to a plane that is viewed `by_heads`: one for each batch that has
-        rows in the box. TMA cuts off the rows of other batches."""
+        """Starts the TMA store of a box to a plane that is viewed `by_heads`. TMA cuts the box off where the
+        rows of its first batch end, and the warp writes the rows of later batches by element: a box that
+        TMA stores can't begin before row 0 (CUDA Programming Guide, "Multi-dimensional arrays")."""
         (rows, _), (columns, heads) = target.shape
         width = cute.size(columns)
         row, column = coord[0] * box[0], coord[1] * box[1]
         end = cutlass.min(row + box[0], cute.size(target, mode=[0]))
-        if column < cute.size(target, mode=[1]):
-            for batch in cutlass.range(row // rows, cute.ceil_div(end, rows), unroll=1):
-                origin = (row - batch * rows, 0, batch * heads + column // width)
-                inside = cute.domain_offset(origin, tma.tma_tensor)
-                g_box = cute.local_tile(inside, box, (0, column % width // box[1], 0))
-                t_s, t_g = partition_for_tma(tma, planes, g_box)
-                cute.copy(tma.atom, t_s[(None, stage)], t_g)
+        if (column < cute.size(target, mode=[1])) & (row < end):
+            batch = row // rows
+            origin = (row - batch * rows, 0, batch * heads + column // width)
+            inside = cute.domain_offset(origin, tma.tma_tensor)
+            g_box = cute.local_tile(inside, box, (0, column % width // box[1], 0))
+            t_s, t_g = partition_for_tma(tma, planes, g_box)
+            cute.copy(tma.atom, t_s[(None, stage)], t_g)
+            done = (batch + 1) * rows - row
+            plane = planes[(None, None, stage)]
+            for step in cutlass.range(cute.ceil_div((end - row - done) * box[1], WARP), unroll=1):
+                index = step * WARP + cute.arch.lane_idx()
+                place = done + index // box[1]
+                if place < end - row:
+                    target[row + place, column + index % box[1]] = plane[place, index % box[1]]
 
     @cute.jit
     def _store_rows(

@@ -339,6 +339,12 @@ def test_stores_clip_at_the_bounds(span: int, guard: str, seed: int | None) -> N
     assert np.array_equal(target, wanted)
 
 
+def test_a_store_does_not_begin_before_the_tensor() -> None:
+    source, target = np.zeros((16, 32), np.uint32), np.zeros((20, 48), np.uint32)
+    with pytest.raises(IllegalAccess, match=r"a store to a box at \(24, -5\); only loads may begin before 0"):
+        store(source, target, (16, 32), (-5, 24), kind="u32")
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_store_needs_its_proxy_fence(seed: int | None) -> None:
     with pytest.raises(MissingProxyFence, match=r"no fence\.proxy\.async stands"):

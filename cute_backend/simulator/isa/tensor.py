@@ -142,6 +142,9 @@ def _bind_tensor_store(binder: Binder, instruction: Instruction, reduction: str 
                 raise DescriptorError(f"{len(where)} coordinates for a tensor map of rank {tmap.rank}")
             if tmap.packing is not Packing.NONE:
                 raise unsupported(instruction, "a tensor of 4-bit elements")
+            if min(where) < 0:
+                # CUDA Programming Guide, on tensors of several dimensions; an H200 traps.
+                raise IllegalAccess(f"a store to a box at {tuple(where)}; only loads may begin before 0")
             units = box_units(tmap, own_address(w, offset))
             begin_store(
                 w,

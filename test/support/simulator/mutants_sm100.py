@@ -998,7 +998,7 @@ MUTANTS = [
     Mutant(
         "rows of one batch alone",
         BLACKWELL_HEADS,
-        instead("cute.ceil_div(end, rows), unroll=1", "row // rows + 1, unroll=1"),
+        instead("if place < end - row:", "if place < 0:"),
         WrongNumbers,
         "are wrong",
         Text.GEMM,
@@ -1006,8 +1006,8 @@ MUTANTS = [
     Mutant(
         "columns beyond the last head",
         BLACKWELL_HEADS,
-        instead("if column < cute.size(target, mode=[1]):", "if column >= 0:"),
-        RaceError,
+        instead("(column < cute.size(target, mode=[1])) & (row < end)", "row < end"),
+        MissingProxyFence,
         "overwrites byte",
         Text.GEMM,
     ),
