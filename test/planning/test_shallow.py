@@ -10,6 +10,8 @@ import pytest
 
 from cute_backend.planning import Arch, TileConfig, choose, table
 from cute_backend.planning.shallow import shallowed
+from cute_backend.planning.shared_memory import can_be_shallow
+from cute_backend.spec import Scaling
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.stages import Stages
 from support.shipped import epilogue_spec
@@ -40,6 +42,13 @@ def test_parts_of_k_keep_theirs() -> None:
     part = TileConfig(Arch.SM90A, 128, 128, subtile_n=64, split_k=8)
     assert shallowed(replace(part, split_k=1), FULL, 512).shallow
     assert shallowed(part, FULL, 512) == part
+
+
+def test_scales_of_blocks_keep_all_stages_of_a_and_b() -> None:
+    scaled = replace(FULL.product, fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE)
+    spec = replace(FULL, accumulators=(scaled,))
+    tile = TileConfig(Arch.SM90A, 128, 128, cluster_m=2)
+    assert can_be_shallow(tile, spec) and not shallowed(tile, spec, 512).shallow
 
 
 def test_planes_that_have_all_of_their_stages_get_no_more() -> None:
