@@ -154,6 +154,13 @@ def from_first(tensor: cute.Tensor, place: Place) -> cute.Tensor:
 
 
 def box_at(tensor: cute.Tensor, box: tuple, coord: tuple, place: Place) -> cute.Tensor:
-    """The box at `coord` of a plane, counted from the first box of one product."""
+    """The box at `coord` of a plane, counted from the first box of one product. It may lie behind the
+    plane."""
+    plane = from_first(tensor, place)
+    if cute.rank(plane) == 2 and isinstance(plane.shape[1], int):
+        # The columns of a segment are a constant. Of a plane with one box of columns, every coordinate of
+        # `local_tile` is that box, so that a later subtile would overwrite it.
+        plane = cute.domain_offset((0, coord[1] * box[1]), plane)
+        coord = (coord[0], 0)
     coord = coord if cute.rank(tensor) == 2 else (*coord, place.batch)
-    return cute.local_tile(from_first(tensor, place), box, coord)
+    return cute.local_tile(plane, box, coord)

@@ -142,6 +142,15 @@ def test_kernels_run_each_epilogue_on_its_segment(config: TileConfig) -> None:
     check(MIXED, 136, 192, config)
 
 
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize(
+    "config", [*CONFIGS, replace(CONFIGS[2], subtile_n=64)], ids=lambda each: f"{each.arch.value}-{each.name}"
+)
+def test_a_segment_may_be_narrower_than_a_subtile(config: TileConfig) -> None:
+    """Every later subtile of its tile lies behind its columns, and must not be stored."""
+    check(replace(MIXED, accumulators=segments(16, 64, 24)), 72, 64, config)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("m", [1, 64, 200])
 def test_edges_of_m(m: int) -> None:

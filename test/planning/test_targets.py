@@ -129,7 +129,9 @@ def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.Mon
 
 def test_without_tma_no_tile_is_ping_pong() -> None:
     tiles = replace(AMPERE.tiles, shipped=(Shape(64, 64, pingpong=True),))
-    with pytest.raises(ValueError, match="tile 64 x 64 is ping-pong, whose operands one warp brings by TMA"):
+    with pytest.raises(
+        ValueError, match="tile 64 x 64 is ping-pong, and ping-pong needs a target that moves planes by TMA"
+    ):
         replace(AMPERE, tiles=tiles)
 
 
