@@ -43,11 +43,14 @@ def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
     however planes are aligned."""
     if config.tile_n > config.target.segment_tile_n:
         return False
+    widths = [acc.width for acc in spec.accumulators]
     for alignment in Alignment:
         narrow = subtiled(spec, config, alignment)
-        for segment in spec.segments:
+        for width, segment in zip(widths, spec.segments, strict=True):
             whole = narrow.subtile_n % segment.whole_columns == 0
-            if not (whole and pairs_halves(narrow.subtile_n, segment)):
+            # A segment of one block has no mode of blocks, whose coordinate TMA would want.
+            single = width == segment.reordered_columns > narrow.subtile_n
+            if single or not (whole and pairs_halves(narrow.subtile_n, segment)):
                 return False
             if subtiled(segment, narrow, alignment) != narrow:
                 return False

@@ -166,6 +166,14 @@ def test_kernels_rotate_in_some_segments(config: TileConfig) -> None:
 
 
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
+def test_one_head_is_rotated_only_in_a_subtile(arch: Arch) -> None:
+    """In narrower subtiles its columns would be reordered, as blocks that TMA counts."""
+    assert offered(arch, rotated(64, 192, 128, 72))
+    with pytest.raises(ValueError, match="no tile"):
+        offered(arch, rotated(64, 192, 64, 72))
+
+
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("m", [64, 2048])
 def test_kernels_of_llama_spill_nothing(arch: Arch, m: int) -> None:
     spec = rotated(128, 4096, 1024, 1024)
