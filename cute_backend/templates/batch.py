@@ -14,8 +14,10 @@ from collections.abc import Sequence
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass.tensor_utils import LayoutEnum
 
 from cute_backend.planning import TileConfig
+from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import FP8_K_STEP, ProductKind
 from cute_backend.templates.scheduler import (
     BatchSchedule,
@@ -47,6 +49,17 @@ def operands(
         cute.make_tensor(a.iterator, cute.select(a.layout, order_a)) if batched else a,
         [cute.make_tensor(b.iterator, cute.select(b.layout, order_b)) for b in bs],
     )
+
+
+def group_step(a: cute.Tensor, k_grouped: bool) -> int:
+    """The multiple at which groups of A (M, K) begin, of K if `k_grouped`, otherwise of rows.
+
+    It is 16 bytes if A is contiguous along the axis that is grouped, as torch asserts on the device,
+    otherwise 1. TMA must load no box that begins elsewhere along contiguous memory: that ended in an
+    illegal instruction (CUDA error 715, H100 and H200).
+    """
+    contiguous = LayoutEnum.from_tensor(a).is_k_major_a() == k_grouped
+    return TMA_ALIGN * 8 // a.element_type.width if contiguous else 1
 
 
 def products(a: cute.Tensor, offsets: cute.Tensor | None) -> Int32 | None:
@@ -109,11 +122,11 @@ def schedule(
     a: cute.Tensor,
     offsets: cute.Tensor | None = None,
     tile_rows: int = 0,
-    k_major: bool = True,
+    group_step: int = 1,
 ) -> Schedule:
     """The schedule of all products. With `offsets`, these are groups of K if A is `cut_along_k`, otherwise
-    groups of rows, each with scales in tiles of `tile_rows` rows if that is not 0. `k_major` says whether A
-    and B are contiguous along K. Without offsets, A is (M, K) for one product, or (M, K, B) for B products.
+    groups of rows, each with scales in tiles of `tile_rows` rows if that is not 0. Groups begin at
+    multiples of `group_step`. Without offsets, A is (M, K) for one product, or (M, K, B) for B products.
     Parts of K whose sums go to memory are scheduled as products of a batch."""
     if config.sums_in_memory:
         return BatchSchedule.of(config, m, n, Int32(config.split_k))
@@ -122,9 +135,9 @@ def schedule(
             TileSchedule.of(config, m, n) if cute.rank(a) == 2 else BatchSchedule.of(config, m, n, a.shape[2])
         )
     if cute.rank(a) == 2:
-        return GroupSchedule.of(config, m, n, offsets, tile_rows)
+        return GroupSchedule.of(config, m, n, offsets, tile_rows, group_step)
     every = BatchSchedule.of(config, m, n, offsets.shape[0])
-    return KGroupSchedule(every, a.shape[2] - 1, offsets, FP8_K_STEP if k_major else 1)
+    return KGroupSchedule(every, a.shape[2] - 1, offsets, group_step)
 
 
 def boxes(tensor: cute.Tensor, box: tuple) -> cute.Tensor:

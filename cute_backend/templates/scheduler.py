@@ -179,12 +179,12 @@ class GroupSchedule:
     after another, and rasters each as a problem of its own.
 
     `offsets` (groups,) holds the end of each group: the row after its last. Only the device knows these
-    values, so they are clamped (`bounds`): whatever they are, a group begins at 0 or later, and ends neither
-    before it begins nor beyond `m`. All threads of a warp must call `counted` and `place` together, since
-    each lane examines a different group. One cluster computes `cluster_rows` rows at a time, which form a
-    cluster row. `rows` is the number of cluster rows in all groups; `counted` sets it.
-    With `tile_rows`, a `place` has the first tile of its group's scales, of which each group has one for
-    every `tile_rows` rows.
+    values, so they are clamped (`bounds`), and all but the last are rounded down to multiples of `step`:
+    whatever they are, a group begins at 0 or later, and ends neither before it begins nor beyond `m`. All
+    threads of a warp must call `counted` and `place` together, since each lane examines a different group.
+    One cluster computes `cluster_rows` rows at a time, which form a cluster row. `rows` is the number of
+    cluster rows in all groups; `counted` sets it. With `tile_rows`, a `place` has the first tile of its
+    group's scales, of which each group has one for every `tile_rows` rows.
     """
 
     m: Int32
@@ -195,16 +195,21 @@ class GroupSchedule:
     raster_items: cute.FastDivmodDivisorV2
     offsets: cute.Tensor
     tile_rows: int = 0
+    step: int = 1
     rows: Any = None
 
     @staticmethod
-    def of(config: TileConfig, m: Int32, n: Int32, offsets: cute.Tensor, tile_rows: int = 0) -> GroupSchedule:
+    def of(
+        config: TileConfig, m: Int32, n: Int32, offsets: cute.Tensor, tile_rows: int = 0, step: int = 1
+    ) -> GroupSchedule:
         """The schedule of groups; their rows are not counted yet."""
         rows = config.tile_m // config.ctas * config.cluster_m
         grid_n = cute.ceil_div(n, config.tile_n * config.cluster_n)
         columns = cute.fast_divmod_create_divisor_v2(grid_n)
         raster_items = cute.fast_divmod_create_divisor_v2(config.raster_m * grid_n)
-        return GroupSchedule(m, rows, columns, grid_n, config.raster_m, raster_items, offsets, tile_rows)
+        return GroupSchedule(
+            m, rows, columns, grid_n, config.raster_m, raster_items, offsets, tile_rows, step
+        )
 
     @property
     def groups(self) -> Int32:
@@ -245,7 +250,7 @@ class GroupSchedule:
     def _count(self) -> Int32:
         rows = Int32(0)
         for chunk in cutlass.range(cute.ceil_div(self.groups, WARP), unroll=1):
-            first, end = bounds(self.offsets, self.m, chunk * WARP + cute.arch.lane_idx())
+            first, end = self._bounds(chunk * WARP + cute.arch.lane_idx())
             rows += cute.ceil_div(end - first, self.cluster_rows)
         return cute.arch.warp_redux_sync(rows, "add")
 
@@ -275,6 +280,13 @@ class GroupSchedule:
         row = block * self.raster_m + local - column * high
         return row, column, chunk + passed, first, end, tile
 
+    def _bounds(self, group: Int32) -> tuple[Int32, Int32]:
+        first, end = bounds(self.offsets, self.m, group)
+        if self.step == 1:
+            return first, end
+        is_last = group == self.groups - 1
+        return first // self.step * self.step, cutlass.select_(is_last, end, end // self.step * self.step)
+
     def _tiles_through(self, first: Int32, end: Int32) -> Int32:
         """The tiles of scales of the groups of all lanes up to and including this one, whose group's rows are
         `first` to `end`."""
@@ -284,7 +296,7 @@ class GroupSchedule:
         """Assigns each lane one of the 32 groups from `chunk` on. Returns the first row of the lane's group,
         the row after its last, and the number of cluster rows in the groups from `chunk` through it."""
         lane = cute.arch.lane_idx()
-        first, end = bounds(self.offsets, self.m, chunk + lane)
+        first, end = self._bounds(chunk + lane)
         return first, end, self._scan(cute.ceil_div(end - first, self.cluster_rows), lane)
 
     @cute.jit

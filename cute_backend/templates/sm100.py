@@ -232,6 +232,7 @@ class Sm100Gemm(Gemm):
         a, bs = mainloop.values(a), [mainloop.values(b) for b in bs]
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         self.tile = (config.tile_m, config.mma_n, TILE_K_BYTES * 8 // self.a_dtype.width)
+        self.group_step = 1 if offsets is None else batches.group_step(a, self.is_k_grouped)
         a, bs = batches.operands(a, bs, self.kind, self.tile[2])
         m, n = cute.size(a, mode=[0]), self._width(cute.size(bs[0], mode=[0]))
         self.piece = (config.tile_m, config.piece_n * config.ctas, self.tile[2])
@@ -295,7 +296,7 @@ class Sm100Gemm(Gemm):
 
         lines = [m, *[cute.size(b, mode=[0]) for b in bs]]
         scale_tmas = mainloop.maps(scales, lines, a.shape[1], config)
-        schedule = batches.schedule(config, m, n, a, offsets, self.scale_rows, self.a_dtype.width == 8)
+        schedule = batches.schedule(config, m, n, a, offsets, self.scale_rows, self.group_step)
         if cutlass.const_expr(self.is_grouped):
             items = cast(GroupSchedule, schedule).most_items
         else:
@@ -409,9 +410,7 @@ class Sm100Gemm(Gemm):
         in_step = cluster if config.split_k == 1 else cute.make_layout(config.split_k)
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
-        schedule = batches.schedule(
-            config, m, n, a_tma.tma_tensor, offsets, self.scale_rows, self.a_dtype.width == 8
-        )
+        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets, self.scale_rows, self.group_step)
         if cutlass.const_expr(self.is_grouped):
             schedule = cast(GroupSchedule, schedule).counted()
         block, _, first_item = cute.arch.block_idx()

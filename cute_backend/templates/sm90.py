@@ -232,6 +232,7 @@ class Sm90Gemm(FragmentGemm):
         config = self.config
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         self.tile_k = tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
+        self.group_step = 1 if offsets is None else batches.group_step(a, self.is_k_grouped)
         a, bs = batches.operands(a, bs, self.kind, tile_k)
         m, n = a.shape[0], self._width(cute.size(bs[0], mode=[0]))
         a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(bs[0])
@@ -291,7 +292,7 @@ class Sm90Gemm(FragmentGemm):
             for part, layouts in zip(parts, store_planes, strict=True)
         ]
 
-        schedule = batches.schedule(config, m, n, a, offsets, k_major=self.a_dtype.width == 8)
+        schedule = batches.schedule(config, m, n, a, offsets, group_step=self.group_step)
         if cutlass.const_expr(self.is_grouped):
             items = cast(GroupSchedule, schedule).most_items
         else:
@@ -364,7 +365,7 @@ class Sm90Gemm(FragmentGemm):
         cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         cta_m, cta_n, _ = cta_layout.get_flat_coord(cta_rank)
-        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets, k_major=self.a_dtype.width == 8)
+        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets, group_step=self.group_step)
         if cutlass.const_expr(self.in_cluster):
             cta_m = cta_n = Int32(0)
             first_item, item_step = block // config.split_k, schedule.items

@@ -127,12 +127,18 @@ def test_elements_outside_are_filled_and_still_counted() -> None:
     wanted = np.zeros((16, 16), np.float32)
     wanted[:10, :8] = array[10:, 24:]
     assert np.array_equal(got, wanted)
-    before = load(array, (16, 16), (-6, -3), kind="f32").view(np.float32).reshape(16, 16)
+    before = load(array, (16, 16), (-6, -4), kind="f32").view(np.float32).reshape(16, 16)
     assert (
-        np.array_equal(before[6:, 3:], array[:10, :13]) and not before[:6].any() and not before[:, :3].any()
+        np.array_equal(before[6:, 4:], array[:10, :12]) and not before[:6].any() and not before[:, :4].any()
     )
     nothing = load(array, (16, 16), (50, 0), kind="f32", nan=True).view(np.float32)
     assert np.isnan(nothing).all()
+
+
+@pytest.mark.parametrize("column", [-3, 5])
+def test_a_load_begins_at_a_multiple_of_16_bytes(column: int) -> None:
+    with pytest.raises(IllegalAccess, match=r"along contiguous memory; expected a multiple of 16"):
+        load(filled((20, 32), np.float32), (16, 16), (0, column), kind="f32")
 
 
 def test_a_strided_view_is_read_through_its_strides() -> None:

@@ -110,6 +110,12 @@ def _bind_tensor_load(binder: Binder, instruction: Instruction) -> Step:
             if tmap.rank != len(where):
                 raise DescriptorError(f"{len(where)} coordinates for a tensor map of rank {tmap.rank}")
             box = tmap.coordinates(tuple(where))
+            if box[0] * tmap.dtype.nbytes % 16:
+                # On an H100 and an H200, such loads ended in CUDA error 715.
+                raise IllegalAccess(
+                    f"a box at {tuple(where)} begins {box[0] * tmap.dtype.nbytes} bytes along contiguous "
+                    "memory; expected a multiple of 16"
+                )
             goals = destinations(w, target, signal, None if mask is None else int(mask), pair)
             units = box_units(tmap, goals[0].offset)
             source = _region(tmap, box, memory, WEAK)
