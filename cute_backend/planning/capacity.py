@@ -13,6 +13,7 @@ from functools import cache
 
 from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.planning.search import table
+from cute_backend.planning.served import unserved
 from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import EPILOGUE_STAGES, TileConfig
 from cute_backend.spec import Accumulator, DType, EpilogueSpec, Op, Store
@@ -32,9 +33,11 @@ _LARGE = 128 * 128
 def plane_bits_held(arch: Arch, accumulators: tuple[Accumulator, ...]) -> int:
     """Returns the bits of one element, summed over planes, for which a large tile has shared memory beside
     the fewest useful stages of A and B. The tile is one of those that serve a product, or a pair of
-    products."""
+    products. 0 if the architecture has no kernel for them."""
     total = Op("t0", "add", (accumulators[0].name, accumulators[-1].name), DType.F32)
     spec = EpilogueSpec(accumulators, (), (total,), (Store("out0", "t0", DType.F32),))
+    if unserved(spec, arch.target):
+        return 0
     configs = [replace(config, occupancy=1) for config in table(arch, spec)]
     large = min(_LARGE, max(map(_elements, configs)))
     return max(_bits(config) for config in configs if _elements(config) >= large)
