@@ -176,7 +176,7 @@ def test_the_command_writes_a_region_where_it_is_found(tmp_path, monkeypatch, ca
     assert main(command[:-2]) == 0
     assert "* 9.5\n" in capsys.readouterr().out
     assert main(command) == 2
-    assert f"{path} is there already, and is not overwritten" in capsys.readouterr().err
+    assert f"{path} exists already, and is not overwritten" in capsys.readouterr().err
     assert main([*command, "--region", "1"]) == 0
     second = Path(capsys.readouterr().out.strip())
     assert second.parent == folder and second != path and '"""out0 = bf16(-acc)' in second.read_text()
