@@ -465,7 +465,7 @@ def test_the_command_prints_a_file_that_runs(
 ) -> None:
     lose_a_column(monkeypatch)
     program = replace(reducing(), seed=3)
-    monkeypatch.setattr(command, "draw", lambda seed, index: program)
+    monkeypatch.setitem(command.DRAWN, "any", lambda seed, index: program)
     assert main(["fuzz", "--count", "1", "--replay"]) == 1
     out = capsys.readouterr().out
     assert "beyond its bounds" in out
