@@ -22,7 +22,7 @@ SOURCES = ("cute_backend/**/*.py", "benchmarks/*.py", "docs/*.py", "examples/*.p
 PHRASES = {
     r"\b[Tt]old\b": "report, show or receive: a page is not told, it shows",
     r"\b[Ss]o many\b": "the number, or the parameter that holds it",
-    r"\b[Ii]n turns\b": "ping-pong, alternate or round-robin",
+    r"\b[Ii]n turns?\b": "ping-pong, alternate, round-robin, or one after another",
     r"\bK in parts\b": "split-K",
     r"^\s*(Whose|None of which|Nothing of which) [a-z ]+\.$": "a main clause: its subject first",
     r"\b[Ll]ikes best\b": "predicts to be fastest",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -103,5 +104,13 @@ def _result(process: _Process) -> ModelResult:
         process.errors.seek(0)
         if process.running.returncode == 0:
             return read_model(json.loads(process.output.read().splitlines()[-1]))
-        last = (process.errors.read().strip().splitlines() or [f"status {process.running.returncode}"])[-1]
-    return ModelResult(process.model.name, agrees=False, note=last)
+        note = failure(process.errors.read(), process.running.returncode)
+    return ModelResult(process.model.name, agrees=False, note=note)
+
+
+def failure(errors: str, status: int) -> str:
+    """The line of a process's error output that names its last exception, else the last line, else its exit
+    status. Lines that torch adds after the exception's first one give advice alone."""
+    lines = errors.strip().splitlines() or [f"status {status}"]
+    named = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b", line)]
+    return (named or lines)[-1]

@@ -57,9 +57,9 @@ def _plane(draft: Draft, member: fx.Node, node: fx.Node) -> str:
 
 @dataclass(frozen=True)
 class Scattered:
-    """A node `head` whose last axis has the elements of `even` and `odd` in turn. `inner` are the nodes on
-    the way, in order, which nothing else reads. They are `added` if each is assigned to zeros and the head is
-    the sum, in which no zero is negative."""
+    """A node `head` along whose last axis elements of `even` and `odd` alternate. `inner` are the nodes
+    between them and the head, in order, which nothing else reads. They are `added` if each is assigned to
+    zeros and the head is the sum, in which no zero is negative."""
 
     head: fx.Node
     even: fx.Node

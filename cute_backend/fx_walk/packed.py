@@ -17,9 +17,11 @@ import torch
 from torch import fx
 
 from cute_backend import config
+from cute_backend.fx_walk.classify import ColumnSlice
 from cute_backend.fx_walk.lower import is_pointwise
 from cute_backend.fx_walk.mutation import is_view, root
 from cute_backend.fx_walk.pairs import meet
+from cute_backend.fx_walk.reasons import LABEL, user_label
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.shared_launch import MAX_SEGMENTS
 from cute_backend.fx_walk.static import (
@@ -55,13 +57,21 @@ class _Part:
     axes: tuple[int, ...]
 
 
+_TRIALS = 3
+"""The most copies of a graph that are searched. Each leaves the products as they were that gained nothing in
+the one before; equal layers need two."""
+
+
 def divide_packed(graph: fx.Graph, find: Callable[[fx.Graph], list[Region]]) -> None:
     """Divides each product with packed columns whose parts share a launch then, with further work. `find`
-    returns the regions of a graph, which it does not change."""
-    if not config.shared_launches:
-        return
-    names = {node.name for node, _ in _packed(graph)}
-    while names:
+    returns the regions of a graph, which it does not change.
+
+    If after `_TRIALS` searches the products that gain still depend on one another, none is divided.
+    """
+    names = {node.name for node, _ in _packed(graph)} if config.shared_launches else set()
+    for _ in range(_TRIALS):
+        if not names:
+            return
         trial = WorkingCopy(graph)
         packed = [(node, parts) for node, parts in _packed(trial.graph) if node.name in names]
         divided = {node.name: _divide(trial.graph, node, parts) for node, parts in packed}
@@ -172,6 +182,8 @@ def _product(graph: fx.Graph, node: fx.Node, part: _Part) -> fx.Node:
         if tensor is not None and tensor.dim() and known(tensor.shape[-1] == n):
             bounds = (tensor.dim() - 1, part.start, part.start + part.count)
             changed[name] = _call(graph, node, aten.slice.Tensor, given[name], *bounds)
+            columns = ColumnSlice(part.start, 1, part.count)
+            changed[name].meta[LABEL] = f"{user_label(given[name])} {columns}"
     args = [changed.get(name, node.args[i]) for i, name in enumerate(list(given)[: len(node.args)])]
     kwargs = {name: changed.get(name, value) for name, value in node.kwargs.items()}
     return _call(graph, node, node.target, *args, **kwargs)

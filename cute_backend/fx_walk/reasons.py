@@ -294,10 +294,10 @@ def nearest_line(node: fx.Node) -> str:
 
 
 def user_label(node: fx.Node) -> str:
-    """The user's name for an operand, or for the tensor that it views: an input's name, else that of its
-    line."""
+    """The user's name for an operand, or for the tensor that it views: its label, an input's name, else that
+    of its line."""
     source = root(node)
-    return source.meta.get(LABEL) or program_name(source)
+    return node.meta.get(LABEL) or source.meta.get(LABEL) or program_name(source)
 
 
 def program_name(node: fx.Node) -> str:

@@ -265,12 +265,12 @@ def _for_small_groups(arch: Arch, spec: EpilogueSpec, m: int, groups: int | None
 
 
 _UNTIMED_MARGIN = 1.08
-"""The predicted speed-up that a tile needs if it was only timed for fewer rows. For 86 problems of more rows,
-the chosen tile then takes 1.032 (fp8) and 1.019 (bf16) times as long as the fastest; without these tiles,
-1.036 and 1.025 times. Without a margin, the model would also choose them for large squares, where it predicts
-gains of up to 4 percent: 4103 x 26176 x 14976 took 2.4 percent longer in fp8 on an H200
-(benchmarks/findings/tiles.md). Transposed tiles are left out: of the four that the model would choose there,
-one was more than 2 percent faster."""
+"""The predicted speed-up that a tile needs if it was only timed for fewer rows. With a margin of 1.05, and
+before the model counted what CTAs receive from L2, the chosen tile took 1.032 (fp8) and 1.019 (bf16) times
+as long as the fastest for 86 problems of more rows; without these tiles, 1.036 and 1.025 times. Without a
+margin, the model would also choose them for large squares, where it predicts gains of up to 4 percent: 4103
+x 26176 x 14976 took 2.4 percent longer in fp8 on an H200 (benchmarks/findings/tiles.md). Transposed tiles
+are left out: of the four that the model would choose there, one was more than 2 percent faster."""
 
 
 @lru_cache(maxsize=256)

@@ -546,7 +546,7 @@ class Sm90Gemm(FragmentGemm):
 
     @cute.jit
     def _load_exact(self, shared: Sm90Shared, load_tmas: list):
-        """The exact warp: loads the exact operands of each subtile in turn."""
+        """The exact warp: loads the exact operands of one subtile after another."""
         schedule, item_step = shared.schedule, shared.item_step
         exact_state, of_segments = producer_state(self.stages.exact), shared.of_segments()
         item = shared.epilogue_item
@@ -629,7 +629,7 @@ class Sm90Gemm(FragmentGemm):
         thread: Int32,
         warp: Int32,
     ):
-        """A consumer warpgroup: multiplies each of its tiles in turn and runs the epilogue on it."""
+        """A consumer warpgroup: multiplies one of its tiles after another and runs the epilogue on each."""
         config, stages = self.config, self.stages
         schedule, sums = shared.schedule, shared.sums
         k_tiles, item_step = shared.k_tiles, shared.item_step

@@ -223,3 +223,21 @@ def test_options_that_contradict_are_refused(capsys):
         assert "can't be combined with" in capsys.readouterr().err
     assert main(["bench", "--models", "nonesuch"]) == 2
     assert "is none of llama-bf16-2048" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("errors", "line"),
+    [
+        (
+            "Traceback (most recent call last):\n  ...\n"
+            "torch.AcceleratorError: CUDA error: an illegal instruction\n"
+            "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n",
+            "torch.AcceleratorError: CUDA error: an illegal instruction",
+        ),
+        ("ValueError: one\n\nDuring handling ...\nRuntimeError: two\n", "RuntimeError: two"),
+        ("Killed\n", "Killed"),
+        ("", "status 137"),
+    ],
+)
+def test_a_model_that_failed_names_its_exception(errors: str, line: str) -> None:
+    assert model_run.failure(errors, 137) == line

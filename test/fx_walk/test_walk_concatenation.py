@@ -78,7 +78,7 @@ def test_gradients_are_as_eager_has_them(interleaved: bool) -> None:
 
 
 def alternating(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """As `gated`, for a weight whose rows are of gate and up in turn."""
+    """As `gated`, for a weight in which rows of gate and up alternate."""
     whole = F.linear(x, w)
     return F.silu(whole[..., ::2]) * whole[..., 1::2], whole
 
@@ -211,7 +211,7 @@ def test_a_sum_of_assignments_has_no_negative_zero() -> None:
 
 NOT_JOINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "rows": lambda x, y: torch.cat((x, y), 0),
-    "three in turn": lambda x, y: torch.stack((x, y, x), -1),
+    "three that alternate": lambda x, y: torch.stack((x, y, x), -1),
     "a third of the columns": lambda x, y: _scattered(y.new_zeros(M, 3 * N), x, y, 3),
     "every second row": lambda x, y: _scattered(y.new_zeros(N, 2 * M), x.t(), y.t(), 2).t(),
     "a plane of its own": lambda x, y: torch.cat((x, torch.ones_like(y)[:, :8]), -1),

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import cute_backend
 from cute_backend import config
 from cute_backend.api import Explanation
+from cute_backend.fx_walk import packed
 from cute_backend.spec import Heads
 
 BF16 = torch.bfloat16
@@ -117,6 +118,8 @@ def test_parts_may_differ_in_width(fresh_compiler: None) -> None:
     shapes = (2, 32, WIDTH), (384, WIDTH), (384,)
     (region,) = explained(grouped, *shapes).regions
     assert [acc.width for acc in region.spec.accumulators] == [256, 64, 64]
+    assert [product.label for product in region.products] == ["w [0:256]", "w [256:320]", "w [320:384]"]
+    assert [load.label for load in region.loads] == ["bias [0:256]", "bias [256:320]", "bias [320:384]"]
     assert [load.kind for load in region.loads] == ["rowvec"] * 3
     check(grouped, operands(*shapes))
 
@@ -194,3 +197,31 @@ def test_other_architectures_divide_nothing() -> None:
     assert not explained(sliced, *SHAPES, arch="sm_80").regions
     with config.patch(shared_launches=False):  # type: ignore[attr-defined]
         assert not explained(sliced, *SHAPES).regions
+
+
+def test_parts_that_meet_are_halves_of_one_product() -> None:
+    def gated(x: Tensor, w: Tensor) -> Tensor:
+        gate, up = F.linear(x, w).chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    (region,) = explained(gated, (2, 32, WIDTH), (2 * WIDTH, WIDTH)).regions
+    assert region.node == "mm"  # the product of the program
+
+
+def test_products_that_gain_only_with_others_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials: list[Any] = []
+
+    def gains(products: Any, regions: Any) -> bool:
+        """One product of every trial gains nothing."""
+        is_first = not trials or trials[-1] is not regions
+        if is_first:
+            trials.append(regions)
+        return not is_first
+
+    def several(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part for weight in weights for part in chunked(x, weight))
+
+    monkeypatch.setattr(packed, "_gains", gains)
+    (region,) = explained(several, SHAPES[0], *[SHAPES[1]] * 5).regions
+    assert {acc.width for acc in region.spec.accumulators} == {3 * WIDTH}
+    assert len(trials) == packed._TRIALS

@@ -319,7 +319,7 @@ def by_a_library(graph: Graph) -> fx.Node:
 
 
 class Wrapped:
-    """What Triton makes of a function `fn`: a kernel, or an autotuner of one."""
+    """A stub of a Triton kernel of the function `fn`, or of an autotuner around one."""
 
     def __init__(self, fn: Any) -> None:
         self.fn, self.__name__ = fn, "wrapped"

@@ -109,7 +109,7 @@ class Tiles:
 
     @property
     def all(self) -> tuple[Shape, ...]:
-        """Every tile of the tables above, except `small_groups`, `parted` and `parted_clusters`."""
+        """Every tile above, except `small_groups`, `parted`, `parted_clusters` and `tried_parted`."""
         alone = () if self.alone is None else (self.alone,)
         further = (self.sized, self.sized_by_blocks, self.middle, self.tried)
         return (*chain(*self.tables.values(), *further), *alone)
