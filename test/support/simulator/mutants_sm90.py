@@ -219,11 +219,11 @@ MUTANTS = [
         Text.BATCH,
     ),
     Mutant(
-        "an index of K taken as 16 bytes of it",
+        "an index that steps by one of K, along which fp8 is contiguous",
         K_GROUPS_FP8,
-        instead("FP8_K_STEP if k_major else 1", "1"),
-        IllegalAccess,
-        "past the end of argument",
+        instead("along if cutlass.const_expr(operand.element_type.width == 16) else FP8_K_STEP", "along"),
+        WrongNumbers,
+        "are wrong",
         Text.BATCH,
     ),
     Mutant(
