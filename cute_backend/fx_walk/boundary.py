@@ -20,8 +20,14 @@ from functools import lru_cache
 
 LAUNCH_BYTES = 5 << 20
 """The cost of a launch in bytes: one more kernel in a CUDA graph took 1.0 to 1.4 microseconds on an H200, in
-which a copy moves 4.0 to 5.7 MiB (benchmarks/launches.py). There, a second reading of rows took as long as a
-copy of them, or half as long for 8192 rows of 14336 columns."""
+which a copy moves 4.0 to 5.7 MiB (benchmarks/launches.py)."""
+
+ROW_HELD = 16 << 10
+"""The bytes of the longest row that a kernel reads a second time without cost. Inductor keeps rows of up to
+1024 elements in registers, and asks L1 to keep longer ones. Between two products, a kernel that computes the
+statistic of rows of 8 KiB itself was 1 to 2 microseconds faster than one that gets it from the product's
+kernel, for 2048 and 8192 rows alike. For rows of 28 KiB it was 14 and 15 microseconds slower
+(benchmarks/row_statistics.py, one H200). No length between was measured."""
 
 MAX_CANDIDATES = 40
 """The most values that a region could store for which a search is made."""
@@ -41,8 +47,8 @@ class Value:
     computes the value once for all consumers, if it is a reduction or has to be `in_memory`; otherwise each
     consumer that needs the value computes it. A reduction may be `followed` by work on its result alone; its
     home does that work as well, and otherwise it is a launch. A home that works on with the result of a
-    reduction reads `again` this number of bytes of the reduction's input. `bits` is the size of one element
-    of all `planes` together.
+    reduction reads `again` this number of bytes of the reduction's input, 0 if it holds its rows. `bits` is
+    the size of one element of all `planes` together.
     """
 
     size: int

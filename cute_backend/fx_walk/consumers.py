@@ -4,7 +4,8 @@
   unless a product, a call, an output or another region needs it in memory.
 - Work over the rows of the plane, pointwise or a reduction of the last axis, is one kernel until something
   ends its wave. Reductions of other axes are another kernel.
-- A kernel that reduces the plane and then works on the plane with the result reads its input twice.
+- A kernel that reduces the plane and then works on the plane with the result reads its input twice, unless it
+  holds rows of that length (`boundary.ROW_HELD`).
 - Work on a reduction's result alone is done by the kernel that reduces, if that is Inductor's.
 - A product, a call of another kind and a reduction of other axes than the last end a wave; work that follows
   from them is in a later one. Waves are counted from the start of the graph.

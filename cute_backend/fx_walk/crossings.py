@@ -10,7 +10,7 @@ from torch import fx
 
 from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
-from cute_backend.fx_walk.boundary import Choices, Room, Value
+from cute_backend.fx_walk.boundary import ROW_HELD, Choices, Room, Value
 from cute_backend.fx_walk.concatenation import is_concatenation
 from cute_backend.fx_walk.consumers import Kernel, Waves
 from cute_backend.fx_walk.draft import Draft
@@ -89,7 +89,9 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
                 in_memory=need.in_memory,
                 home=home,
                 followed=need.followed and not need.kernels,
-                again=max((values[source].size for source in sources), default=0) if reduces else 0,
+                again=max((_again(values, source, sizes.m) for source in sources), default=0)
+                if reduces
+                else 0,
             )
         )
     consumers = tuple(reads.get(index, 0) for index in range(len(kernels)))
@@ -98,6 +100,17 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
     )
     choices = Choices(tuple(values), loads.sizes(sizes), consumers, loaded, loads.bits)
     return Crossings(choices, places, _room(draft, loads))
+
+
+def _again(values: list[Value], source: int, rows: int) -> int:
+    """The bytes that a kernel reads again if it reduces the value `source` and works on with the result:
+    those of the narrowest value from which alone that one follows, or 0 if the kernel holds its rows."""
+    value = values[source]
+    least = value.size
+    while value.sources.bit_count() == 1 and not value.loads:
+        value = values[value.sources.bit_length() - 1]
+        least = min(least, value.size)
+    return least if least > rows * ROW_HELD else 0
 
 
 def _room(draft: Draft, loads: _Loads) -> Room:

@@ -18,7 +18,7 @@ from cute_backend.fx_walk.consumers import reduces
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.spec import Axis, DType, LoadKind
-from support.fx_walk.synthetic import Graph, aten, walk
+from support.fx_walk.synthetic import Graph, aten, prims, walk
 from support.traffic import Traffic, alone, fused
 
 BF16 = torch.bfloat16
@@ -199,16 +199,39 @@ def test_the_backward_pass_of_a_layer_norm_sums_columns_in_the_kernel() -> None:
     assert ours.kernels == theirs.kernels and ours.bytes < theirs.bytes
 
 
-@pytest.mark.parametrize(("m", "has_maxima"), [(64, False), (8192, True)])
+@pytest.mark.parametrize(
+    ("m", "n", "has_maxima"),
+    [(64, 14336, False), (8192, 14336, True), (8192, 8200, True), (8192, 8192, False)],
+)
 def test_row_maxima_come_from_the_kernel_where_their_launch_costs_less_than_a_second_reading(
-    m: int, has_maxima: bool
+    m: int, n: int, has_maxima: bool
 ) -> None:
-    """A reader that divides rows by their maxima reads them twice where the kernel stores no maxima."""
+    """A reader that divides rows by their maxima reads them twice where the kernel stores no maxima, unless
+    they have at most 16 KiB."""
     made = Graph()
-    rows = made.call(aten.relu.default, made.mm(m, 14336))
+    rows = made.call(aten.relu.default, made.mm(m, n))
     made.output(made.call(aten.div.Tensor, rows, made.call(aten.amax.default, rows, [1], True)))
     (region,), _ = walk(made.graph)
     assert [bool(store.reduce) for store in region.spec.stores] == [False] + has_maxima * [True]
+
+
+@pytest.mark.parametrize("columns", [8192, 8200])
+def test_a_mean_square_is_of_rows_as_long_as_memory_has_them(columns: int) -> None:
+    """The squares are in fp32; the bytes are those of the plane that is read, in bf16."""
+    made = Graph()
+    wide = made.call(prims.convert_element_type.default, made.mm(8192, columns), torch.float32)
+    mean = made.call(aten.mean.dim, made.call(aten.mul.Tensor, wide, wide), [1], True)
+    made.output(made.call(aten.mul.Tensor, wide, made.call(aten.rsqrt.default, mean)))
+    found, _ = walk(made.graph)
+    assert sum(len(region.spec.reductions) for region in found) == (columns > 8192)
+
+
+def test_maxima_that_nothing_combines_with_their_rows_come_from_the_kernel_at_any_length() -> None:
+    made = Graph()
+    rows = made.call(aten.relu.default, made.mm(8192, 4096))
+    made.output(rows, made.call(aten.amax.default, rows, [1]))
+    (region,), _ = walk(made.graph)
+    assert len(region.spec.reductions) == 1
 
 
 def test_what_crosses_is_counted_alike_for_any_m_where_results_are_to_be_the_same(
