@@ -235,18 +235,31 @@ def choose(
     if of is None and (small := _for_small_groups(arch, spec, m, groups)) is not None:
         return small
     able = offered(arch, spec) if of is None else of(arch, spec)
-    untimed = _middle(arch, spec) if m > arch.target.tiles.middle_rows else frozenset()
-    able = [config for config in able if not (config.transposed and config in untimed)]
-
-    def time(config: TileConfig) -> float:
-        margin = _UNTIMED_MARGIN if config in untimed else 1.0
-        return margin * cost(config, spec, m, n, k, sm_count, groups)
-
-    best = min(able, key=time)
+    best = fastest(able, spec, m, n, k, sm_count, groups)
     if len(spec.segments) > 1:
         return best
     best = hoisting(halving(best, spec, k), spec, k)
     return best if of is not None else shallowed(best, spec, k)
+
+
+def fastest(
+    able: Iterable[TileConfig],
+    spec: EpilogueSpec,
+    m: int,
+    n: int,
+    k: int,
+    sm_count: int,
+    groups: int | None = None,
+) -> TileConfig:
+    """Returns the configuration among `able`, which must not be empty, that is predicted to be the fastest
+    for a problem; of equals, the first."""
+
+    def time(config: TileConfig) -> tuple[bool, float]:
+        untimed = m > config.target.tiles.middle_rows and config in _middle(config.arch, spec)
+        margin = _UNTIMED_MARGIN if untimed else 1.0
+        return untimed and config.transposed, margin * cost(config, spec, m, n, k, sm_count, groups)
+
+    return min(able, key=time)
 
 
 _SMALL_GROUPS = range(65, 193)

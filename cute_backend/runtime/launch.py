@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from cute_backend import config
-from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig
+from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, fastest
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.build import Outcome, load_known, obtain
 from cute_backend.runtime.device import Device, device_at, max_active_clusters
@@ -96,7 +96,7 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
 
     Launches of the regions then compile nothing. A kernel that can't be built causes a warning here, and its
     launches are replayed. If a pack was made for a problem but lacks a kernel, M is beyond the pack's range,
-    and the launch uses the most similar kernel.
+    and the launch uses the kernel that is predicted to be the fastest.
     """
     gpu = device_at(device)
     with _building:
@@ -266,8 +266,8 @@ class Launcher:
         return (kernel.config, kernel.alignment) in self._kernels
 
     def has_like(self, kernel: Kernel) -> bool:
-        """Whether `_nearest` would find a replacement for a kernel."""
-        return self._nearest(kernel) is not None
+        """Whether a launch has a kernel to use in place of a missing one."""
+        return bool(self._serving(kernel))
 
     def add(self, kernel: Kernel, outcome: Outcome) -> None:
         """Adds a kernel, or records that it can't be built. Raises BuildError if that kernel was edited, or
@@ -350,7 +350,7 @@ class Launcher:
                 [kernel for kernel in kernels if not self.knows(kernel)]
             ).items():
                 self.add(kernel, function)
-            tma, plain = map(self._nearest, kernels)
+            tma, plain = (self._fastest(kernel, m, n, k, groups) for kernel in kernels)
             choice = _Choice(stores_aligned(self._spec, m, n) is True, tma or plain, plain)
             if len(self._choices) >= _MAX_CHOICES:
                 self._choices.clear()
@@ -359,27 +359,26 @@ class Launcher:
                 log.debug("M %d, N %d, K %d of %s take %s", m, n, k, self._spec.key, kernels[0].entry)
             return choice
 
-    def _nearest(self, kernel: Kernel) -> Ready | None:
-        """A kernel or, if it is missing, the one of the same spec whose tile is most similar in size and then
-        in split-K, or None.
+    def _fastest(self, kernel: Kernel, m: int, n: int, k: int, groups: int | None) -> Ready | None:
+        """The kernel chosen for these sizes or, if it is missing, the one that is predicted to be the fastest
+        of those that there are, or None."""
+        there = self._serving(kernel)
+        if not there or kernel.config in there:
+            return there.get(kernel.config)
+        return there[fastest(there, self._spec, m, n, k, self._gpu.sm_count, groups)]
+
+    def _serving(self, kernel: Kernel) -> dict[TileConfig, Ready]:
+        """The kernels that serve the operands of this one, by their configurations.
 
         A batch-invariant region uses no other kernel, since the available kernels may differ from one M to
         the next. A region with a named tile uses no other either.
         """
-        config, alignment = kernel.config, kernel.alignment
-        if self._batch_invariant or self._tile is not None or self._rowvecs != "auto":
-            return self._kernels.get((config, alignment))
-
-        def distance(other: TileConfig) -> tuple[int, int]:
-            apart = abs(other.tile_m * other.tile_n - config.tile_m * config.tile_n)
-            return apart, abs(other.split_k - config.split_k)
-
-        there = {
-            other: ready
-            for (other, kind), ready in self._kernels.items()
-            if kind is alignment and ready is not None
+        alone = self._batch_invariant or self._tile is not None or self._rowvecs != "auto"
+        return {
+            config: ready
+            for (config, alignment), ready in self._kernels.items()
+            if alignment is kernel.alignment and ready is not None and (config == kernel.config or not alone)
         }
-        return there.get(config) or (there[min(there, key=distance)] if there else None)
 
     def _prepare_rest(self, choice: _Choice) -> bool:
         """Prepares all kernels of a region that was not announced, which may have any size. Returns whether

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from cute_backend.planning import Alignment, Arch, TileConfig, choose, table
+from cute_backend.planning import Alignment, Arch, TileConfig, choose, fastest, table
 from cute_backend.replay import replay
 from cute_backend.runtime import bind, notices, outputs
 from cute_backend.runtime import launch as launching
@@ -340,7 +340,7 @@ def test_a_batch_invariant_region_has_one_configuration(arch: Arch, n: int, k: i
 
 def test_a_batch_invariant_launch_takes_that_one_whatever_is_there(compiler: Compiler, found: Found) -> None:
     found[Alignment.TMA, 16, 8] = {16: WINNER}
-    prepare([Problem(SPEC, None, None, None, True)], -1)
+    prepare([Problem(SPEC, None, None, None, True), Problem(SPEC, None, 16, 8)], -1)
     for m in (1, 6, 100, 1000, 4000):
         given = operands(m)
         for invariant in (True, False):
@@ -743,12 +743,15 @@ def test_where_the_tma_variant_does_not_build_the_plain_one_serves(compiler: Com
     assert compiler.alignments == [Alignment.PLAIN]
 
 
-def test_where_a_configuration_does_not_build_another_serves(compiler: Compiler) -> None:
-    wanted = choose(Arch.SM90A, SPEC, bucket_of(6), 16, 8, GPU.sm_count, of=table)
+def test_where_a_configuration_does_not_build_the_fastest_other_serves(compiler: Compiler) -> None:
+    """For these rows, another tile than the most similar one is predicted to be the fastest."""
+    m = 20_000
+    wanted = choose(Arch.SM90A, SPEC, bucket_of(m), 16, 8, GPU.sm_count, of=table)
     compiler.broken = lambda kernel: kernel.config == wanted
     with pytest.warns(RuntimeWarning, match="is broken"):
-        check(operands())
-    assert compiler.launches[0][0].config != wanted
+        check(operands(m))
+    others = {kernel.config for kernel in compiler.built if kernel.alignment is Alignment.TMA} - {wanted}
+    assert compiler.launches[0][0].config == fastest(others, SPEC, m, 16, 8, GPU.sm_count)
 
 
 def test_operands_that_contradict_the_spec_are_refused_before_anything_is_built(compiler: Compiler) -> None:
