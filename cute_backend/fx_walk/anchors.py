@@ -1,10 +1,11 @@
 """The table of matrix products that a region can grow from.
 
-`_scaled_mm` (both versions), `mm`, `addmm` and `_addmm_activation`, `bmm` and `baddbmm`, `_grouped_mm` with
-groups of rows, of columns or of K, or with a batch, and both versions of `_scaled_grouped_mm`, are read
-into one form, an Anchor: two operands, an accumulator, and the work of the op itself on the accumulator
-(scales, bias, the addend of `addmm`, an activation, its result dtype), which becomes ordinary loads and
-ops. Other grouped products and those of integers have their own reasons of refusal.
+`_scaled_mm` (both versions), `mm`, `addmm` and `bmm` (also with an `out_dtype`), `baddbmm`,
+`_addmm_activation`, `_grouped_mm` with groups of rows, of columns or of K, or with a batch, and both versions
+of `_scaled_grouped_mm`, are read into one form, an Anchor: two operands, an accumulator, and the work of the
+op itself on the accumulator (scales, bias, the addend of `addmm`, an activation, its result dtype), which
+becomes ordinary loads and ops. Other grouped products and those of integers have their own reasons of
+refusal. torch 2.13 does not trace `baddbmm` with an `out_dtype`.
 """
 
 from __future__ import annotations
@@ -50,9 +51,12 @@ def _read_integers(node: fx.Node) -> Anchor:
 
 _READERS: dict[str, Callable[[fx.Node], Anchor]] = {
     "aten.mm.default": read_mm,
+    "aten.mm.dtype": read_mm,
     "aten.addmm.default": read_sum("mat"),
+    "aten.addmm.dtype": read_sum("mat"),
     "aten._addmm_activation.default": read_addmm_activation,
     "aten.bmm.default": read_mm,
+    "aten.bmm.dtype": read_mm,
     "aten.baddbmm.default": read_sum("batch"),
     "aten._int_mm.default": _read_integers,
     "aten._grouped_mm.default": read_grouped_mm,
