@@ -39,15 +39,22 @@ if TYPE_CHECKING:
     from cute_backend.backend import epilogue_pass
     from cute_backend.eager.call import gemm
     from cute_backend.errors import UsageError
+    from cute_backend.runtime.device import UnsupportedDeviceError
+    from cute_backend.runtime.kernel import BuildError, UnavailableError
     from cute_backend.runtime.pack import PackError, load_pack
     from cute_backend.sampling import sample
     from cute_backend.simulator.simulate import simulate
+    from cute_backend.simulator.simulation_errors import SimulationError
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BuildError",
     "Explanation",
     "PackError",
+    "SimulationError",
+    "UnavailableError",
+    "UnsupportedDeviceError",
     "UsageError",
     "__version__",
     "build",
@@ -62,8 +69,12 @@ __all__ = [
 ]
 
 _HOME = {
+    "BuildError": "runtime.kernel",
     "Explanation": "api",
     "PackError": "runtime.pack",
+    "SimulationError": "simulator.simulation_errors",
+    "UnavailableError": "runtime.kernel",
+    "UnsupportedDeviceError": "runtime.device",
     "UsageError": "errors",
     "build": "api",
     "epilogue_pass": "backend",
