@@ -43,6 +43,15 @@ def copy_vector(
 
 
 @dataclass(frozen=True)
+class Within:
+    """How much of a box lies within the tensor: `lines` of it, and `elements` of each line. Both may be more
+    than the box has, or negative."""
+
+    lines: Int32
+    elements: Int32
+
+
+@dataclass(frozen=True)
 class Box:
     """The layout of a box of a tensor in shared memory: `lines` of `line_bytes`, of elements of `width`
     bytes.
@@ -71,26 +80,31 @@ class Box:
         self,
         source: cute.Pointer,
         line_stride: Int64,
-        lines: Int32,
-        elements: Int32,
+        within: Within | None,
         target: cute.Pointer,
         thread: Int32,
         threads: int,
     ) -> None:
-        """Begins to copy the share of a box that belongs to one of `threads` threads. `lines` of the box, and
-        `elements` of each line, lie within the tensor; either may be more than the box has, or negative.
+        """Begins to copy the share of a box that belongs to one of `threads` threads. With `within` None all
+        of the box lies within the tensor, and a vector takes fewer instructions.
 
         `source` points to the box's first element, at a multiple of 16 bytes, and `target` to its place in
         shared memory. Two lines of the tensor are `line_stride` elements apart.
         """
         line, place = self._first(thread)
-        inside = cutlass.min(cutlass.max(elements * self.width - place * VECTOR_BYTES, 0), VECTOR_BYTES)
+        inside = Int32(VECTOR_BYTES)
+        if within is not None:
+            left = within.elements * self.width - place * VECTOR_BYTES
+            inside = Int32(cutlass.min(cutlass.max(left, 0), VECTOR_BYTES))
         source += Int64(line) * line_stride + place * (VECTOR_BYTES // self.width)
         step = Int64(line_stride) * self._step(threads)
         for turn in range(self._turns(threads)):
-            this = line + turn * self._step(threads)
-            nbytes = cutlass.select_(this < lines, Int32(inside), Int32(0))
-            copy_vector(source, target + self._offset(this, place), nbytes)
+            away = turn * self._step(threads)
+            if within is None:
+                copy_vector(source, target + self._offset_after(line, place, away), inside)
+            else:
+                nbytes = cutlass.select_(line + away < within.lines, inside, Int32(0))
+                copy_vector(source, target + self._offset(line + away, place), nbytes)
             source += step  # one after the other: a register for each distance would be kept
 
     @cute.jit
@@ -99,8 +113,7 @@ class Box:
         source: cute.Pointer,
         target: cute.Pointer,
         line_stride: Int64,
-        lines: Int32,
-        elements: Int32,
+        within: Within,
         thread: Int32,
         threads: cutlass.Constexpr[int],
     ):
@@ -116,11 +129,11 @@ class Box:
             aligned = cute.recast_ptr(source + offset, dtype=word)
             cute.autovec_copy(cute.make_tensor(aligned, cute.make_layout(count)), vector)
             first = Int64(this) * line_stride + place * count
-            left = elements - place * count
-            if (this < lines) & (left >= count):
+            left = within.elements - place * count
+            if (this < within.lines) & (left >= count):
                 whole = cute.make_tensor(words + cute.assume(first, divby=count), cute.make_layout(count))
                 cute.autovec_copy(vector, whole)
-            elif this < lines:
+            elif this < within.lines:
                 part = cute.make_tensor(words + first, cute.make_layout(count))
                 for i in cutlass.range_constexpr(count - 1):
                     if i < left:
@@ -149,3 +162,10 @@ class Box:
         """The offset of a vector in the box, in bytes."""
         offset = line * self.line_bytes + place * VECTOR_BYTES
         return offset ^ ((offset >> 7 & (1 << self.swizzle_bits) - 1) << 4)
+
+    def _offset_after(self, line: Int32, place: Int32, lines: int) -> Int32:
+        """The offset of the vector that is `lines` lines after one. The swizzle permutes both alike if these
+        lines are a multiple of its period."""
+        if lines * self.line_bytes % (SWIZZLED_BYTES << self.swizzle_bits):
+            return self._offset(line + lines, place)
+        return self._offset(line, place) + lines * self.line_bytes

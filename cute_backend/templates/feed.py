@@ -5,7 +5,7 @@ The template calls its feed at each step of a tile, and knows nothing of its cop
     open     the pipelines, before the warps take their roles
     help     the whole work of the warps that only load
     begin    the first k tile, and the first rowvecs
-    tile     stage_rows | planes_begun | each k tile: wait, copies, next | rows | visits | rows_read
+    tile     stage_rows | planes_begun | each k tile: wait, multiply, next | rows | visits | rows_read
     end      after the last tile
 
 The position of the warps among the k tiles is a value of a type that the feed chooses, and so is their
@@ -17,6 +17,7 @@ position among the rowvecs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import cutlass.cute as cute
@@ -69,9 +70,10 @@ class Feed(ABC):
     def wait(self, shared: Sm80Shared, at: Any) -> Int32:
         """Waits for a k tile, and returns the stage that has it."""
 
-    def copies(self, shared: Sm80Shared, at: Any, thread: Int32) -> Copies:
-        """The copies of later k tiles that a warp begins while it multiplies one."""
-        return ()
+    def multiply(self, shared: Sm80Shared, at: Any, thread: Int32, step: Callable[[Copies], None]) -> None:
+        """Multiplies a k tile by `step(copies)`, where `copies` are those of a later k tile that the warp
+        begins at the same time."""
+        step(())
 
     @abstractmethod
     def next(self, shared: Sm80Shared, at: Any) -> Any:

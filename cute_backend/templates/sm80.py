@@ -274,7 +274,8 @@ class Sm80Gemm(FragmentGemm):
         sums = self.mainloop.begin(multiplied)
         for _ in cutlass.range(shared.k_tiles, unroll=1):
             stage = self.feed.wait(shared, at)
-            self.mainloop.step(operands, multiplied, sums, stage, self.feed.copies(shared, at, thread))
+            step = partial(self.mainloop.step, operands, multiplied, sums, stage)
+            self.feed.multiply(shared, at, thread, step)
             at = self.feed.next(shared, at)
         if cutlass.const_expr(self.side_by_side):
             cute.arch.sync_threads()  # all warps must be done with the stage before it is overwritten

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint8
+from cutlass import Boolean, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
 from cute_backend.spec import Order
-from cute_backend.templates.cp_async import SWIZZLED_BYTES, VECTOR_BYTES, Box
+from cute_backend.templates.cp_async import SWIZZLED_BYTES, VECTOR_BYTES, Box, Within
 from cute_backend.templates.crew import SMEM_ALIGN, WARP
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.rings import swizzled
@@ -23,10 +23,13 @@ WARP_ROWS = 16
 @dataclass(frozen=True)
 class Lines:
     """The part of an operand that is copied to a stage: `rows` rows from `row` on, and the elements of K from
-    `column` on. Rows beyond the stage's last and elements beyond K are left out."""
+    `column` on. Rows beyond the stage's last and elements beyond K are left out.
+
+    `rows` is None if the whole stage is known to lie within the operand.
+    """
 
     row: Int32
-    rows: Int32
+    rows: Int32 | None
     column: Int32
 
 
@@ -98,13 +101,19 @@ class Stage:
         if self.k_major:
             step = operand.stride[0]
             box = source + (Int64(row) * step + column)
-            self.box.bring(box, step, lines.rows, columns, target, thread, threads)
+            within = None if lines.rows is None else Within(lines.rows, columns)
+            self.box.bring(box, step, within, target, thread, threads)
             return
         step = operand.stride[1]
         for first in range(0, self.rows, self.line):
             box = source + (Int64(column) * step + (row + first))
-            self.box.bring(box, step, columns, lines.rows - first, target, thread, threads)
+            within = None if lines.rows is None else Within(columns, lines.rows - first)
+            self.box.bring(box, step, within, target, thread, threads)
             target += self.box.bytes
+
+    def is_filled(self, operand: cute.Tensor, rows: Int32, column: Int32) -> Boolean:
+        """Whether `rows` rows of an operand, from the element `column` of K on, fill the stage."""
+        return (rows >= self.rows) & (operand.shape[1] - column >= self.columns)
 
 
 @dataclass(frozen=True)
@@ -136,31 +145,31 @@ class Planes:
         self, plane: cute.Tensor, boxes: cute.Tensor, index: Int32, corner: Corner, lane: Int32
     ) -> None:
         """Begins to copy a lane's share of the box at a corner of a plane to shared memory."""
-        first, step, lines, elements = self._lines(plane, corner)
-        self.box.bring(first, step, lines, elements, self._at(boxes, index), lane, WARP)
+        first, step, within = self._lines(plane, corner)
+        self.box.bring(first, step, within, self._at(boxes, index), lane, WARP)
 
     def write(
         self, plane: cute.Tensor, boxes: cute.Tensor, index: Int32, corner: Corner, lane: Int32
     ) -> None:
         """Writes a lane's share of a box to a corner of a plane, but nothing beyond the plane's edge."""
-        first, step, lines, elements = self._lines(plane, corner)
-        self.box.write(self._at(boxes, index), first, step, lines, elements, lane, WARP)
+        first, step, within = self._lines(plane, corner)
+        self.box.write(self._at(boxes, index), first, step, within, lane, WARP)
 
     def _at(self, boxes: cute.Tensor, index: Int32) -> cute.Pointer:
         """The address of the first byte of a box."""
         offset = cute.assume(index * self.box.bytes, divby=VECTOR_BYTES)
         return cute.recast_ptr(boxes.iterator, dtype=Uint8) + offset
 
-    def _lines(self, plane: cute.Tensor, corner: Corner) -> tuple[cute.Pointer, Int64, Int32, Int32]:
-        """The first element of the box at a corner, the distance between its lines, and the numbers of lines
-        and of elements of a line that lie within the plane."""
+    def _lines(self, plane: cute.Tensor, corner: Corner) -> tuple[cute.Pointer, Int64, Within]:
+        """The first element of the box at a corner, the distance between its lines, and how much of it lies
+        within the plane."""
         stride_m, stride_n = plane.stride
         place = Int64(corner.row) * stride_m + Int64(corner.column) * stride_n
         first = plane.iterator + cute.assume(place, divby=VECTOR_BYTES // self.box.width)
         rows, columns = corner.end_row - corner.row, corner.end_column - corner.column
         if self.operand.order is Order.ROW:
-            return first, stride_m, rows, columns
-        return first, stride_n, columns, rows
+            return first, stride_m, Within(rows, columns)
+        return first, stride_n, Within(columns, rows)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from cute_backend.planning.naming import PARTS
 from cute_backend.planning.tiles import CTA_SMEM_BYTES
 from cute_backend.presentation.terminal import launch_table, to_text
 from cute_backend.replay import replay
+from cute_backend.runtime.build import build
+from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.source import text_of
 from cute_backend.simulator.simulate import run_region
 from cute_backend.spec import (
@@ -152,6 +154,61 @@ def test_two_ctas_share_a_multiprocessor(problem: tuple[int, int, int]) -> None:
     whole = config.target.smem_bytes + CTA_SMEM_BYTES
     assert 2 * (config.smem_bytes + CTA_SMEM_BYTES) == whole and config.least_ab_stages == 2
     check_exact(scaled_residual(DType.BF16, DType.BF16), problem, machine(config))
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("a_major", Major, ids=lambda major: f"A along {major.value}")
+@pytest.mark.parametrize("b_major", Major, ids=lambda major: f"B along {major.value}")
+@pytest.mark.parametrize(
+    "problem",
+    [
+        (136, 136, 208),
+        (128, 128, 192),
+        (72, 128, 192),
+        (128, 72, 192),
+        (128, 128, 208),
+        (128, 128, 64),
+        (128, 128, 40),
+        (72, 72, 64),
+    ],
+    ids=str,
+)
+def test_k_tiles_inside_the_operands_and_at_their_edges(
+    problem: tuple[int, int, int], b_major: Major, a_major: Major
+) -> None:
+    """Which two CTAs of a multiprocessor copy by different code: sizes that are multiples of a tile's, each
+    size that is not, K of one k tile, and less."""
+    spec = scaled_residual(DType.BF16, DType.BF16, a_major, b_major)
+    check_exact(spec, problem, machine(sm80(64, 64, occupancy=2)))
+
+
+def test_the_k_loop_has_two_bodies_only_where_ctas_share_a_multiprocessor() -> None:
+    spec = scaled_residual(DType.BF16, DType.BF16)
+    kernels = [Kernel(spec, sm80(64, 64, occupancy=ctas), Alignment.TMA) for ctas in (1, 2)]
+    one, two = (build(kernel).ptx.count("mma.sync") for kernel in kernels)
+    assert two == 2 * one
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("k", [64, 128, 200])
+def test_batches_where_two_ctas_share_a_multiprocessor(k: int) -> None:
+    """Of rows that end within a tile, behind which the next product of the batch begins."""
+    spec = batched(Major.K, Major.MN)
+    a, b, loads = batches(spec, 3, 72, 136, k)
+    outputs, _ = run_region(spec, a, b, loads, machine(sm80(64, 64, occupancy=2)))
+    for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
+        assert torch.equal(actual, expected), wrong(actual, expected)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("columns", [pairs.TWO, pairs.NEIGHBOURS], ids=["two", "neighbours"])
+@pytest.mark.parametrize("problem", [(128, 128, 128), (104, 88, 208)], ids=str)
+def test_pairs_of_products_where_two_ctas_share_a_multiprocessor(
+    problem: tuple[int, int, int], columns: tuple
+) -> None:
+    spec = pairs.difference(columns, DType.BF16)
+    config = sm80(64, 64, products=2, occupancy=2)
+    pairs.check(spec, replace(config, b_columns=spec.b_columns), *problem)
 
 
 def test_ctas_that_leave_no_registers_to_each_other_are_refused() -> None:

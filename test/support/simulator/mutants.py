@@ -214,6 +214,7 @@ NVFP4 = Subject(sm100(256, 192, 2, ctas=2), (264, 392, 544), spec=BLACKWELL_SCAL
 WARPS = Subject(sm80(64, 64), (136, 136, 896), spec=scaled_residual(DType.BF16, DType.BF16))
 FEW_K_TILES = replace(WARPS, problem=(72, 72, 72))
 MANY_SUBTILES = replace(WARPS, config=sm80(128, 128), problem=(136, 136, 72))
+TWO_CTAS = replace(WARPS, config=sm80(64, 64, occupancy=2), problem=(136, 136, 208))
 ADA = Subject(TileConfig(Arch.SM89, 64, 64), (72, 136, 304), spec=SLOW)
 FED_BY_TMA = replace(WARPS, config=TileConfig(Arch.SM120A, 64, 64))
 ROWS_BESIDE_TMA = replace(
@@ -293,6 +294,7 @@ SUBJECTS = {
     "warps": WARPS,
     "few k tiles": FEW_K_TILES,
     "many subtiles": MANY_SUBTILES,
+    "two CTAs on a multiprocessor": TWO_CTAS,
     "fp8 on Ada": ADA,
     "warps fed by TMA": FED_BY_TMA,
     "rowvecs beside TMA": ROWS_BESIDE_TMA,
@@ -314,6 +316,7 @@ class Text(Enum):
     WARP_MAINLOOP = "warp_mainloop"
     WARP_COLUMNS = "warp_columns"
     WARP_COPIES = "warp_copies"
+    STAGED = "staged"
     TMA_FEED = "tma_feed"
     BLOCK_SCALED = "block_scaled"
     BLOCK_SCALES = "block_scales"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cute_backend.simulator.simulation_errors import RaceError
+from cute_backend.simulator.simulation_errors import IllegalAccess, RaceError
 from support.simulator.mutants import (
     ADA,
     FED_BY_TMA,
@@ -14,6 +14,7 @@ from support.simulator.mutants import (
     STILL_READ,
     SUMS_BY_TMA,
     SUMS_IN_MEMORY,
+    TWO_CTAS,
     UNFINISHED,
     UNWRITTEN,
     WARPS,
@@ -151,6 +152,30 @@ MUTANTS = [
         instead("sums = self.mainloop.begin(multiplied)", "sums = None"),
         WrongNumbers,
         "are wrong",
+    ),
+    Mutant(
+        "the last k tile copied as if it were the one before",
+        TWO_CTAS,
+        instead("column = ahead.k * ahead.columns", "column = (ahead.k - 1) * ahead.columns"),
+        WrongNumbers,
+        "are wrong",
+        Text.WARP_COPIES,
+    ),
+    Mutant(
+        "the last rows copied as if they filled a stage",
+        TWO_CTAS,
+        instead("(rows >= self.rows)", "(rows > 0)"),
+        IllegalAccess,
+        r"cp\.async",
+        Text.STAGED,
+    ),
+    Mutant(
+        "columns of B not looked at before a k tile is copied whole",
+        TWO_CTAS,
+        instead("return a_filled & self.gemm.piece", "return a_filled | self.gemm.piece"),
+        IllegalAccess,
+        r"cp\.async",
+        Text.WARP_COPIES,
     ),
     # Warps that TMA feeds: the ring of operands, rowvecs, and the first planes of a tile.
     Mutant(
