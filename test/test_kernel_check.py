@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from cute_backend.ops import PAIRINGS
 from cute_backend.planning import Alignment, Arch, offered
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import check_operands
+from cute_backend.spec import Accumulator, Columns, DType, EpilogueSpec, Op, Store
 from support.epilogues import EPILOGUES
 from support.kernel_check import SHAPES, fitting, operands_of, outputs_of
 from support.runtime.layouts import check_layouts
@@ -17,9 +19,21 @@ from support.shipped import epilogue_spec
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_a_kernel_takes_the_operands_of_every_shape(name: str) -> None:
     """Few rows, and columns that are no multiple of a head, among them."""
-    spec = epilogue_spec(name, True)
+    check_operands_of(epilogue_spec(name, True), EPILOGUES[name].square)
+
+
+def test_a_kernel_takes_memory_that_is_aligned_to_pairs_alone() -> None:
+    even, odd = (
+        Accumulator(name, DType.BF16, DType.BF16, columns=columns)
+        for name, columns in (("acc0", Columns.EVEN), ("acc1", Columns.ODD))
+    )
+    pair = Op("pair", PAIRINGS[DType.BF16], ("acc0", "acc1"), DType.I32)
+    check_operands_of(EpilogueSpec((even, odd), (), (pair,), (Store("out0", "pair", DType.BF16X2),)))
+
+
+def check_operands_of(spec: EpilogueSpec, is_square: bool = False) -> None:
     for shape in SHAPES[:5]:
-        m, n, k = fitting(spec, (max(shape[:2]), *shape[1:]) if EPILOGUES[name].square else shape)
+        m, n, k = fitting(spec, (max(shape[:2]), *shape[1:]) if is_square else shape)
         for alignment in Alignment:
             kernel = Kernel(spec, offered(Arch.SM90A, spec)[-1], alignment)
             given = operands_of(spec, m, n, k, aligned=alignment is Alignment.TMA, device="cpu")

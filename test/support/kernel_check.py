@@ -19,6 +19,7 @@ from cute_backend.runtime.operands import TORCH_DTYPES, blocks_of
 from cute_backend.runtime.outputs import Outputs
 from cute_backend.spec import (
     FP8_K_STEP,
+    PAIRED_DTYPES,
     BColumns,
     DType,
     EpilogueSpec,
@@ -213,10 +214,11 @@ def outputs_of(kernel: Kernel, m: int, n: int, device: str = "cuda") -> tuple[li
         store = stores[0]
         if store.reduce is None and kernel.alignment is Alignment.PLAIN:
             row = store.order is Order.ROW
-            unaligned = _unaligned_like(outputs[i] if row else outputs[i].t())
-            outputs[i] = unaligned if row else unaligned.t()
+            words = _as_memory(outputs[i], store.dtype)
+            unaligned = _unaligned_like(words if row else words.t())
+            outputs[i] = (unaligned if row else unaligned.t()).view(outputs[i].dtype)
             parts = outputs[i].chunk(len(stores), 1) if len(stores) > 1 else [outputs[i]]
-            memory[place : place + len(stores)] = map(_as_memory, parts)
+            memory[place : place + len(stores)] = (_as_memory(part, store.dtype) for part in parts)
         place += len(stores)
         outputs[i].fill_(float("nan") if store.dtype.is_float else 1 if store.dtype is DType.BOOL else 77)
     if kernel.spec.reductions:
@@ -224,7 +226,11 @@ def outputs_of(kernel: Kernel, m: int, n: int, device: str = "cuda") -> tuple[li
     return outputs, memory
 
 
-def _as_memory(tensor: Tensor) -> Tensor:
+def _as_memory(tensor: Tensor, dtype: DType) -> Tensor:
+    """A result as a kernel writes it: truth values as bytes, and pairs of values as words of 4 bytes, to
+    which memory is always aligned."""
+    if dtype in PAIRED_DTYPES.values():
+        return tensor.view(torch.int32)
     return tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
 
 
