@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from cute_backend.ops import OPS, effective_dtype
-from cute_backend.spec import PAIRED_DTYPES, Const, DType, EpilogueSpec, Op, Operand, Order, Store
+from cute_backend.spec import PAIRED_DTYPES, REDUCED, Const, DType, EpilogueSpec, Op, Operand, Order, Store
 
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 _INFIX_LEVELS = (_COMPARISONS, ("|",), ("^",), ("&",), ("<<", ">>"), ("+", "-"), ("*", "/"))
@@ -43,14 +43,18 @@ class _Formula:
     def lines(self) -> list[str]:
         named = [op for op in self.spec.ops if op.name in self.named]
         shared = [f"{self.names[op.name]} = {self._expression(op)[0]}" for op in named]
-        return shared + [f"{store.name} = {self._stored(store)}" for store in self.spec.stores]
+        return shared + [line for store in self.spec.stores for line in self._lines_of(store)]
+
+    def _lines_of(self, store: Store) -> list[str]:
+        if not store.after:
+            return [f"{store.name} = {self._stored(store)}"]
+        names = {op.name: f"{store.name}_{op.name}" for op in store.after} | {REDUCED: self._reduction(store)}
+        return _Formula(self.spec.finishing(store), names).lines()
 
     def _stored(self, store: Store) -> str:
-        text, _ = self._text(store.value)
         if store.reduce is not None:
-            reduced = f"{store.reduce.axis.value}_{store.reduce.kind.value}"
-            batches = f"{store.reduce.rows}" if store.reduce.rows else ""
-            return f"{store.dtype.value}({reduced}{batches}({text}))"
+            return f"{store.dtype.value}({self._reduction(store)})"
+        text, _ = self._text(store.value)
         rounded = self.spec.dtypes[self._source(store.value)] is store.dtype and store.dtype is not DType.F32
         if store.block:
             of_blocks = text if rounded and store.dtype is DType.E8M0 else f"{store.dtype.value}({text})"
@@ -58,6 +62,12 @@ class _Formula:
         rounded = rounded or store.dtype in PAIRED_DTYPES.values()
         stored = text if rounded and store.value not in self.named else f"{store.dtype.value}({text})"
         return stored + (f" as {store.heads}" if store.heads else "")
+
+    def _reduction(self, store: Store) -> str:
+        """The result of a store's reduction."""
+        assert store.reduce is not None
+        batches = f"{store.reduce.rows}" if store.reduce.rows else ""
+        return f"{store.reduce.axis.value}_{store.reduce.kind.value}{batches}({self._text(store.value)[0]})"
 
     def _is_transparent(self, op: Op) -> bool:
         """Whether the op is a cast that leaves its value as it is."""

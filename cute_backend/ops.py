@@ -501,6 +501,17 @@ def check(spec: EpilogueSpec) -> None:
             )
         if row is not CAST and result is not op.dtype:
             raise SpecError(f"{op.name} = {op.op} gives {result.value}, but the spec says {op.dtype.value}")
+    for store in spec.stores:
+        if store.after:
+            _check_after(spec.finishing(store))
+
+
+def _check_after(spec: EpilogueSpec) -> None:
+    """Raises SpecError if ops after a reduction need more than its result."""
+    for op in spec.ops:
+        if op.block or op.op in INDEX_EXPRESSIONS or op.op == GUMBEL.name:
+            raise SpecError(f"{op.name} = {op.op} is after a reduction, whose result is on no plane")
+    check(spec)
 
 
 def effective_dtype(op: Op, precision: Precision) -> DType:

@@ -25,6 +25,7 @@ from cute_backend.ops import (
 from cute_backend.reduce import reduce
 from cute_backend.spec import (
     FP8_K_STEP,
+    REDUCED,
     ROTATE_HALF,
     SCALE_BLOCK,
     SCALE_TILE,
@@ -335,7 +336,17 @@ def _reduced(
         result = torch.cat([reduce(batch, reduction, accumulate) for batch in batches])
     else:
         result = reduce(value, reduction, accumulate)
+    if store.after:
+        result = _after(spec.finishing(store), result)
     return result if reduction.kind.is_index else packed(spec, store, result)
+
+
+def _after(finishing: EpilogueSpec, result: Tensor) -> Tensor:
+    """The value of the ops after a reduction with this result, as fp32."""
+    values = {REDUCED: result}
+    for op in finishing.ops:
+        values[op.name] = _step(finishing, op, values, (1, 1))
+    return numerics.convert(values[finishing.stores[0].value], DType.F32)
 
 
 def packed(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from cute_backend.replay import replay
 from cute_backend.spec import (
+    REDUCED,
     Accumulator,
+    Axis,
     BColumns,
     Columns,
     Const,
@@ -25,6 +28,8 @@ from cute_backend.spec import (
     Order,
     Overflow,
     Precision,
+    ReduceKind,
+    Reduction,
     Scaling,
     SpecError,
     Store,
@@ -300,3 +305,16 @@ def test_operands_are_counted() -> None:
         replay(_spec(), [A, A], [B], [])
     with pytest.raises(ValueError, match="zip"):
         replay(_spec(), [A], [B, B], [])
+
+
+def test_ops_after_a_reduction_work_on_its_result() -> None:
+    store = Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+    root = Op("t0", "sqrt", (REDUCED,), DType.F32)
+    spec = EpilogueSpec(
+        (Accumulator("acc", DType.BF16, DType.BF16),), (), (), (replace(store, after=(root,)),)
+    )
+    a, b = torch.full((3, 4), 2.0).bfloat16(), torch.full((4, 5), 0.5).bfloat16()
+    assert torch.equal(replay(spec, [a], [b], [])[0], torch.full((3,), 2.0))
+    place = Op("t0", "row_index", (), DType.I32)
+    with pytest.raises(SpecError, match="t0 = row_index is after a reduction, whose result is on no plane"):
+        replay(replace(spec, stores=(replace(store, after=(place,)),)), [a], [b], [])

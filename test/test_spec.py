@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_backend.spec import (
+    REDUCED,
     Accumulator,
     Axis,
     Blocks,
@@ -42,6 +43,7 @@ BIAS = Load("bias", LoadKind.ROWVEC, DType.BF16, Stride.ZERO, Stride.ONE)
 ADD = Op("t0", "add", ("acc", "bias"), DType.F32)
 OUT = Store("out0", "t0", DType.BF16)
 SPEC = EpilogueSpec((ACC,), (BIAS,), (ADD,), (OUT,))
+HALF = Op("half", "mul", (REDUCED, Const(0.5)), DType.F32)
 
 
 @given(specs(reductions=True))
@@ -117,6 +119,7 @@ def _blocks(blocks: Blocks) -> Load:
         ("stores", (replace(OUT, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),)),
         ("stores", (replace(OUT, reduce=Reduction(Axis.ROW, ReduceKind.MIN)),)),
         ("stores", (replace(OUT, reduce=Reduction(Axis.ALL, ReduceKind.MAX)),)),
+        ("stores", (replace(OUT, reduce=Reduction(Axis.ALL, ReduceKind.MAX), after=(HALF,)),)),
     ],
 )
 def test_every_field_reaches_the_key(field: str, value: Any) -> None:
@@ -131,6 +134,7 @@ def test_dtypes_and_producers() -> None:
 
 
 MAXIMA = replace(OUT, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+BOTH = Op("t0", "gt", ("acc", "bias"), DType.BOOL)
 
 
 HALVES = (replace(OUT, part=Part(0, 2)), replace(OUT, name="out1", part=Part(1, 2)))
@@ -268,6 +272,15 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {"ops": (Op("t0", "cast", ("acc",), DType.I32),), "stores": (MAXIMA,)},
         "reduces i32, which fp32 does not hold",
+    ),
+    ({"stores": (replace(OUT, after=(HALF,)),)}, "out0 stores a plane and has ops after it; only reductions"),
+    (
+        {"stores": (replace(MAXIMA, after=(replace(HALF, operands=("bias", "bias")),)),)},
+        "half reads 'bias' before it is made",
+    ),
+    (
+        {"stores": (replace(MAXIMA, dtype=DType.BOOL, after=(HALF,)),), "ops": (BOTH,)},
+        "stored as bool; the result of ops after it is a float",
     ),
     ({"stores": (OUT, OUT)}, "clash"),
     ({"stores": (replace(OUT, name="acc"),)}, "clash"),

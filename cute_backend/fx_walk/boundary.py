@@ -47,8 +47,9 @@ class Value:
     computes the value once for all consumers, if it is a reduction or has to be `in_memory`; otherwise each
     consumer that needs the value computes it. A reduction may be `followed` by work on its result alone; its
     home does that work as well, and otherwise it is a launch. A home that works on with the result of a
-    reduction reads `again` this number of bytes of the reduction's input, 0 if it holds its rows. `bits` is
-    the size of one element of all `planes` together.
+    reduction reads `again` this number of bytes of the reduction's input, 0 if it holds its rows. A value
+    that `finishes` is work on a reduction's result alone, which the kernel does where it finishes the
+    reduction. `bits` is the size of one element of all `planes` together.
     """
 
     size: int
@@ -57,12 +58,18 @@ class Value:
     storable: bool = True
     product: bool = False
     reduces: bool = False
+    finishes: bool = False
     in_memory: bool = False
     home: int = 0
     followed: bool = False
     again: int = 0
     planes: int = 1
     bits: int = 0
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether a store of the value is one of a reduction."""
+        return self.reduces or self.finishes
 
     @property
     def has_home(self) -> bool:
@@ -123,7 +130,7 @@ class Choices:
 
     def reduced(self, stores: int) -> int:
         """The number of reductions among them."""
-        return sum(self.values[place].reduces for place in members(stores))
+        return sum(self.values[place].is_reduced for place in members(stores))
 
     def bits(self, stores: int, loaded: int) -> int:
         """The bits of one element of all planes that a kernel writes and reads."""
@@ -203,7 +210,8 @@ def _candidates(choices: Choices) -> int:
             users[each] |= 1 << place
     for place, value in enumerate(values):
         keep = value.storable
-        if keep and not value.has_home and not value.product and not value.loads and _is_one(value.sources):
+        is_bound = value.has_home or value.product or value.finishes
+        if keep and not is_bound and not value.loads and _is_one(value.sources):
             source = values[value.sources.bit_length() - 1]
             keep = not source.storable or source.size >= value.size or source.planes > value.planes
         if keep and not outside >> place & 1 and _is_one(users[place]):
@@ -240,7 +248,7 @@ class _State:
 class _Search:
     def __init__(self, choices: Choices, candidates: int, room: Room) -> None:
         self.choices, self.candidates, self.room = choices, candidates, room
-        self.reductions = sum(value.reduces << place for place, value in enumerate(choices.values))
+        self.reductions = sum(value.is_reduced << place for place, value in enumerate(choices.values))
         self.best: _State | None = None
         self.work = 0
         self.cuts: dict[int, int] = {0: 0}
@@ -292,7 +300,7 @@ class _Search:
             loaded |= self.choices.values[each].loads
         readers = sum(needs >> place & 1 for needs in state.needs)
         size = state.size + value.size * (1 + readers) + self._bytes(loaded & ~state.loaded)
-        is_first = value.reduces and not state.stores & self.reductions
+        is_first = value.is_reduced and not state.stores & self.reductions
         size += LAUNCH_BYTES * (value.followed + is_first)
         return replace(
             state,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -121,6 +121,19 @@ class Chain:
         for arch in Arch:
             if self.target in (None, arch.target) and self.accumulators[0].a_dtype in arch.target.operands:
                 yield arch
+
+    def repeat(self, op: Op, names: Mapping[Operand, Operand]) -> Operand:
+        """The result of an op of another chain, whose operands have other `names` here."""
+        operands = tuple(names.get(operand, operand) for operand in op.operands)
+        return self._step(op.op, operands, op.dtype, op.overflow, op.block)
+
+    def ops_for(self, value: str) -> tuple[Op, ...]:
+        """The ops that a value is computed by, in order; none for a value that the chain does not make."""
+        needed = {value}
+        for op in reversed(self._ops):
+            if op.name in needed:
+                needed.update(op.values)
+        return tuple(op for op in self._ops if op.name in needed)
 
     def rotate_half(self, value: Operand, columns: int) -> Operand:
         """`value` with the halves (x, y) of each block of `columns` columns replaced by (-y, x)."""

@@ -19,7 +19,7 @@ from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.questions import is_only_read, is_reduction
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import parts_of
-from cute_backend.fx_walk.static import Size, fake, first_argument, hint, known, target_name, tensor_of
+from cute_backend.fx_walk.static import Size, fake, hint, known, target_name, tensor_of
 from cute_backend.fx_walk.tiled_scales import Tiled
 from cute_backend.planning import PLANES, REDUCTIONS, plane_bits_held
 from cute_backend.spec import Axis, LoadKind
@@ -69,7 +69,8 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
         first, value = nodes[0], draft.values[nodes[0]]
         sources = {places[source] for node in nodes for source in node.all_input_nodes if source in places}
         sources.discard(place)
-        reduces = isinstance(value, Reduced) or (value is None and is_reduction(first))
+        finishes = isinstance(value, Reduced) and bool(value.after)
+        reduces = not finishes and (isinstance(value, Reduced) or (value is None and is_reduction(first)))
         home = 0
         if (reduces or need.in_memory) and not is_anchor(first):
             home = kernels.setdefault(outside.waves.kernel_of(_reducing(draft, first)), len(kernels))
@@ -86,6 +87,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
                 bits=0 if isinstance(value, Reduced) else sizes.bits(first),
                 product=is_anchor(first),
                 reduces=reduces,
+                finishes=finishes,
                 in_memory=need.in_memory,
                 home=home,
                 followed=need.followed and not need.kernels,
@@ -201,10 +203,10 @@ def _is_as_small(user: fx.Node, node: fx.Node) -> bool:
 
 
 def _reducing(draft: Draft, member: fx.Node) -> fx.Node:
-    """The node that reduces, if a member is the result of a reduction after a cast, a getitem or a step of
-    the reduction itself."""
+    """The node that reduces, if a member is the result of a reduction after a cast, a getitem, a step of the
+    reduction itself or work on its result."""
     while isinstance(draft.values[member], Reduced) and not is_reduction(member):
-        member = first_argument(member)
+        member = next(source for source in member.all_input_nodes if source in draft.values)
     return member
 
 

@@ -15,8 +15,9 @@ from cute_backend.fx_walk.capability import target_of
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.dependences import cycle, depends
 from cute_backend.fx_walk.draft import Draft
+from cute_backend.fx_walk.finishing import is_finishing
 from cute_backend.fx_walk.joining import join
-from cute_backend.fx_walk.lower import lower_cast, number
+from cute_backend.fx_walk.lower import is_pointwise, lower_cast, number
 from cute_backend.fx_walk.pairs import Concatenated, Slices, named, reach
 from cute_backend.fx_walk.questions import may_join
 from cute_backend.fx_walk.reasons import Refused
@@ -103,7 +104,7 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
             return  # an op on several planes together is not on the plane, nor is one on padded scales
         reduces = isinstance(draft.values[node], Reduced)
         for reader in node.users:
-            if reduces and not keeps_reduced(reader):
+            if reduces and not (keeps_reduced(reader) or is_pointwise(reader)):
                 continue
             for user in _heads(walk, draft, reader):
                 if user not in seen and user not in walk.owner and may_join(user):
@@ -114,6 +115,8 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
         push_users(anchor.node)
     while queue:
         _, node = heappop(queue)
+        if _reads_reduced_alone(walk, draft, node) and not is_finishing(draft, node):
+            continue
         mark = draft.chain.mark()
         try:
             with draft.chain.lowering(node):
@@ -126,6 +129,15 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
         draft.values[node] = value
         push_users(node)
     return draft
+
+
+def _reads_reduced_alone(walk: Walk, draft: Draft, node: fx.Node) -> bool:
+    """Whether all members that a node reads are reduced, and it does more than keep the result of one and
+    is no part of another reduction."""
+    if node in walk.reductions:
+        return False
+    values = [draft.values[source] for source in node.all_input_nodes if source in draft.values]
+    return bool(values) and all(isinstance(value, Reduced) for value in values) and not keeps_reduced(node)
 
 
 def _inner(walk: Walk, draft: Draft, node: fx.Node) -> tuple[fx.Node, ...]:

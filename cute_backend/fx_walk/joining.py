@@ -18,6 +18,7 @@ from cute_backend.fx_walk.classify import ColumnSlice
 from cute_backend.fx_walk.concatenation import concatenated, is_concatenation, scattered
 from cute_backend.fx_walk.dependences import check_mutations
 from cute_backend.fx_walk.draft import Draft
+from cute_backend.fx_walk.finishing import finished, is_finishing
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape, lower
 from cute_backend.fx_walk.mutation import is_view
@@ -68,6 +69,10 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concaten
     reduced_before = draft.values.get(first_argument(node))
     if isinstance(reduced_before, Reduced) and keeps_reduced(node):
         return reduced_before
+    if is_finishing(draft, node):
+        work = finished(draft, node)
+        check_mutations(walk, draft, node)
+        return work
     if is_reshape(node):
         source = draft.frames.get(first_argument(node))
         frame = None if source is None else source.reshaped(node, anchor.m, anchor.n)

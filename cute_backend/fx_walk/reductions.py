@@ -35,15 +35,16 @@ from cute_backend.fx_walk.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.spec import BATCH_ROWS, Axis, DType, Operand, ProductKind, ReduceKind, Reduction
+from cute_backend.spec import BATCH_ROWS, Axis, DType, Op, Operand, ProductKind, ReduceKind, Reduction
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """The result of a member that reduces the value `value` of the chain."""
+    """The result of a member that reduces the value `value` of the chain, or of ops `after` that."""
 
     value: str
     reduce: Reduction
+    after: tuple[Op, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def _stores(
     block = 0 if frame is None or frame.block == 1 else frame.block
     if isinstance(value, Tiled):
         block = value.block
-    reduction = value.reduce if isinstance(value, Reduced) else None
+    reduction, after = (value.reduce, value.after) if isinstance(value, Reduced) else (None, ())
     layout, parts = store_layout(anchor, node, value, frame), parts_of(anchor, value)
     assert parts and layout is not None
     index = reduction is not None and reduction.kind.is_index
@@ -205,7 +205,7 @@ def _stores(
         return
     for place, stored in enumerate(parts):
         part = Part(place, len(parts)) if len(parts) > 1 else None
-        yield Store("", stored, dtype, layout.order, reduction, block, part, layout.heads)
+        yield Store("", stored, dtype, layout.order, reduction, block, part, layout.heads, after)
 
 
 @dataclass(frozen=True)
@@ -222,6 +222,8 @@ def store_layout(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | Non
     result are only possible in row-major order."""
     tensor = fake(node)
     if tensor.dtype not in (*DTYPES, E8M0) and not isinstance(value, Reduced):
+        return None
+    if isinstance(value, Reduced) and value.after and not tensor.dtype.is_floating_point:
         return None
     if isinstance(value, Tiled):
         return Layout(Order.TILED)

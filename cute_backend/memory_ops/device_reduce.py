@@ -178,7 +178,8 @@ def _by_pairs(kind: Kind, partials: list[Values]) -> Values:
 @dataclass(frozen=True)
 class Result:
     """A store of a reduction along `axis`: it turns partials into elements of `dtype`, as memory has them.
-    Each batch of `rows` rows has results of its own, unless that is 0.
+    Each batch of `rows` rows has results of its own, unless that is 0. An element is what `after` makes of a
+    result.
 
     Elements are rounded as `device_math.narrow` does.
     """
@@ -188,6 +189,7 @@ class Result:
     dtype: type[cutlass.Numeric]
     saturate: bool = True
     rows: int = 0
+    after: Callable[[Float32], Float32] = lambda result: result
 
     @property
     def types(self) -> tuple[type[cutlass.Numeric], ...]:
@@ -205,7 +207,7 @@ class Result:
             return result
         fragment = cute.make_rmem_tensor(2, Float32)  # conversions go by pairs
         fragment.fill(0.0)
-        fragment[0] = result
+        fragment[0] = self.after(result)
         return math.narrow(fragment, self.dtype, self.saturate)[0]
 
 

@@ -144,7 +144,9 @@ class _Module:
     def _imports(self) -> list[str]:
         module, template = self.config.target.template.split(":")
         epilogues, reductions = self.epilogues, self.spec.reductions
-        types = sorted({"Float32", "Int32"}.union(*(each.types() for each in epilogues)))
+        types = {"Float32", "Int32"}.union(*(each.types() for each in epilogues))
+        after = "\n".join(emit_reductions.after(self.spec))
+        types |= {"Boolean"} if ", Boolean)" in after else set()
         reduces = reductions or any(each.reduces_blocks() for each in epilogues)
         tables = [load.name for each in epilogues for load in each.spec.loads if each.comes_in_boxes(load)]
         whole = [load for load in self.spec.loads if load.name not in tables]
@@ -169,7 +171,7 @@ class _Module:
             "import cuda.bindings.driver as cuda",
             "import cutlass",
             "import cutlass.cute as cute",
-            f"from cutlass import {', '.join(types)}",
+            f"from cutlass import {', '.join(sorted(types))}",
             "",
             "from cute_backend.memory_ops import device_math as math",
             *(["from cute_backend.memory_ops import device_noise as noise"] if draws else []),
@@ -206,6 +208,7 @@ class _Module:
             options += f", kind=ProductKind.{kind.name}"
         made = f"SplitGemm({template}, " if self.config.sums_in_memory else f"{template}("
         return [
+            *emit_reductions.after(self.spec),
             f"gemm = {made}{self._made()}, {_config(self.config)}{options})",
             *(self._finishing_kernel() if reductions else []),
             "",

@@ -1,5 +1,5 @@
 """Writes the lines of a module that reduce: in `begin` and `end` for rows and planes, in `visit` for all
-reductions, and the arguments of the kernel that finishes them.
+reductions, the arguments of the kernel that finishes them, and the ops on their results.
 
 A thread meets all its elements of a row in the visits of a tile, so the partials of rows are held from
 `begin` on and written in `end`, and so are those of planes. A thread meets all its elements of a column
@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cute_backend.memory_ops.partials import partials
-from cute_backend.ops import BLOCK_REDUCTIONS
-from cute_backend.spec import ROTATE_HALF, Axis, Op, Overflow, Reduction, Store
+from cute_backend.memory_ops.schedule import kernel_names, renamed
+from cute_backend.memory_ops.simplify import simplify
+from cute_backend.memory_ops.statements import Chain
+from cute_backend.ops import BLOCK_REDUCTIONS, conversion_expression
+from cute_backend.spec import REDUCED, ROTATE_HALF, Axis, DType, EpilogueSpec, Op, Overflow, Reduction, Store
 
 _HELD = {Axis.ROW: "tile.rows", Axis.COLUMN: "sub.columns", Axis.ALL: "1"}
 """The number of a thread's partials, as an expression."""
@@ -109,4 +112,28 @@ def result(store: Store, element_type: str, overflow: Overflow) -> str:
     """The expression of the `Result` that finishes a store, as `templates.finish` takes it."""
     kept = ", saturate=False" if overflow is Overflow.NONFINITE else ""
     kept += f", rows={rows}" if (rows := _reduction(store).rows) else ""
+    kept += f", after={_after_name(store)}" if store.after else ""
     return f"reduce.Result({_kind(store)}, Axis.{_reduction(store).axis.name}, {element_type}{kept})"
+
+
+def _after_name(store: Store) -> str:
+    return f"{store.name}_after"
+
+
+def after(spec: EpilogueSpec) -> list[str]:
+    """The functions that compute the ops after reductions, before blank lines."""
+    lines = []
+    for store in spec.reductions:
+        if store.after:
+            finishing = spec.finishing(store)
+            finishing = renamed(simplify(finishing), kernel_names(finishing))
+            chain = Chain(finishing, {REDUCED: REDUCED})
+            text, dtype, _ = chain.stored(finishing.stores[0])
+            lines += [
+                f"def {_after_name(store)}({REDUCED}):",
+                *(f"    {statement}" for statement in chain.statements),
+                f"    return {conversion_expression(text, dtype, DType.F32)}",
+                "",
+                "",
+            ]
+    return lines

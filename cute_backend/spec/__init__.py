@@ -11,8 +11,8 @@ a saturating cast would.
 
 A store may reduce: then it has one element for each row, for each column, or for the whole plane. Reductions
 are computed in fp32, over exactly the elements of the (M, N) plane. No op of the same spec can read their
-results, since they are complete only when the kernel is done. An op may reduce too, over blocks of columns
-that a tile holds whole, and its result is a value like any other.
+results, since they are complete only when the kernel is done; ops on a result alone belong to its store. An
+op may reduce too, over blocks of columns that a tile holds whole, and its result is a value like any other.
 
 The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a spec, `dtypes` their types, and
 `epilogue_spec` the whole; `consistency` checks it, and `canonical` converts it to JSON and back.
@@ -40,6 +40,7 @@ from cute_backend.spec.products import (
 from cute_backend.spec.stores import (
     BATCH_ROWS,
     HEAD_COLUMNS,
+    REDUCED,
     Axis,
     Heads,
     Part,
@@ -54,6 +55,7 @@ __all__ = [
     "HEAD_COLUMNS",
     "PAIRED_DTYPES",
     "PRODUCT_DTYPES",
+    "REDUCED",
     "ROTATE_HALF",
     "SCALE_BLOCK",
     "SCALE_TILE",

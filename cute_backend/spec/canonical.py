@@ -15,8 +15,8 @@ from cute_backend.spec.stores import Axis, Heads, Part, ReduceKind, Reduction, S
 SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
 
-_IF_SET = ("heads", "rows")
-"""Fields that the form has only where they are not None, and not 0."""
+_IF_SET = ("after", "heads", "rows")
+"""Fields that the form has only where they are not None, 0 or empty."""
 
 
 def encode(value: Any) -> Any:
@@ -123,4 +123,5 @@ def _decode_store(item: Any) -> Store:
         block=int(item["block"]),
         part=None if item["part"] is None else Part(item["part"]["index"], item["part"]["count"]),
         heads=Heads(item["heads"]["rows"], item["heads"]["columns"]) if "heads" in item else None,
+        after=tuple(_decode_op(op) for op in item.get("after", ())),
     )

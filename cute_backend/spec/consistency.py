@@ -148,6 +148,8 @@ def _validate_store(store: Store, value: DType) -> None:
     if store.reduce is None:
         if store.dtype is DType.I64:
             raise SpecError(f"{store.name} stores a plane as i64, which only indices are stored as")
+        if store.after:
+            raise SpecError(f"{store.name} stores a plane and has ops after it; only reductions have them")
         return
     kind, rows = store.reduce.kind, store.reduce.rows
     what = f"{store.name}, the {store.reduce.axis.value} {kind.value} of {store.value!r},"
@@ -157,6 +159,8 @@ def _validate_store(store: Store, value: DType) -> None:
         raise SpecError(f"{what} has batches of {rows} rows, which are a multiple of {BATCH_ROWS}")
     if rows and (store.reduce.axis is not Axis.COLUMN or kind.is_index):
         raise SpecError(f"{what} has batches of {rows} rows; only columns have them, and no indices")
+    if store.after and not store.dtype.is_float:
+        raise SpecError(f"{what} is stored as {store.dtype.value}; the result of ops after it is a float")
     if value is DType.I32:
         raise SpecError(f"{what} reduces i32, which fp32 does not hold")
     if kind.is_index != (store.dtype is DType.I64):

@@ -15,7 +15,7 @@ from cute_backend.spec.consistency import SpecError, validate
 from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Load, LoadKind
 from cute_backend.spec.products import Accumulator, BColumns, Columns
-from cute_backend.spec.stores import Store
+from cute_backend.spec.stores import REDUCED, Store
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class EpilogueSpec:
         if self.version != SPEC_VERSION:
             raise SpecError(f"the spec has version {self.version}; this package writes {SPEC_VERSION}")
         validate(self)
+        for store in self.stores:
+            if store.after:
+                self.finishing(store)
 
     @property
     def product(self) -> Accumulator:
@@ -96,6 +99,15 @@ class EpilogueSpec:
                 stores=tuple(store for store in self.stores if index in self.segments_of[store.value]),
             )
             for index, acc in enumerate(self.accumulators)
+        )
+
+    def finishing(self, store: Store) -> EpilogueSpec:
+        """The ops after a reduction as a spec of their own, whose accumulator is the result REDUCED. Raises
+        SpecError where they contradict each other or read anything else."""
+        value = store.after[-1].name if store.after else REDUCED
+        accumulator = Accumulator(REDUCED, DType.BF16, DType.BF16)
+        return EpilogueSpec(
+            (accumulator,), (), store.after, (Store(store.name, value, store.dtype),), self.precision
         )
 
     def width_of(self, value: str) -> int:

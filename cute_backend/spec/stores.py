@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Union
 
+from cute_backend.spec.chain_ops import Op
 from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Order
 
@@ -75,6 +76,10 @@ class Reduction:
     rows: int = 0
 
 
+REDUCED = "reduced"
+"""The name that the result of a reduction has in the ops `Store.after`."""
+
+
 @dataclass(frozen=True)
 class Part:
     """The place of a plane in a result (M, `count` * N) that several stores write side by side. Its columns
@@ -115,6 +120,10 @@ class Store:
 
     A plane by rows may be a `part` of a result, whose stores follow each other in a spec. Or its memory has
     `heads`: its tensor is still (M, N) and dense, but elements are in another order.
+
+    A reduction may have ops `after` it, on its result and numbers alone, such as a scale from an amax. The
+    first ones read REDUCED, and the last one's value is stored. Their names are their own. The kernel that
+    finishes the reduction computes them.
     """
 
     name: str
@@ -125,3 +134,4 @@ class Store:
     block: int = 0
     part: Union[Part, None] = None
     heads: Union[Heads, None] = None
+    after: tuple[Op, ...] = ()

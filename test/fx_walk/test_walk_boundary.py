@@ -154,6 +154,10 @@ def test_the_gradients_of_gate_and_up_are_written_once(one_weight: bool) -> None
     assert of_an_element(theirs) - of_an_element(ours) >= 8
 
 
+LOGSUMEXP = "row_logsumexp(tanh(t0 / 30) * 30)"
+"""The logsumexp of a softcapped row. Zero times it makes an infinite one NaN, as torch's is."""
+
+
 def test_a_softcapped_loss_reads_16_bits_a_logit() -> None:
     """Inductor writes the loss with two branches, each with its own multiple of tanh in fp32."""
 
@@ -164,7 +168,7 @@ def test_a_softcapped_loss_reads_16_bits_a_logit() -> None:
     args = (*planes((M, K), (K, N)), torch.zeros(M, dtype=torch.long))
     ours, theirs = fused(loss, args), alone(loss, args)
     assert formulas(ours) == [
-        ["t0 = bf16(acc)", "out0 = bf16(t0)", "out1 = f32(row_logsumexp(tanh(t0 / 30) * 30))"]
+        ["t0 = bf16(acc)", "out0 = bf16(t0)", f"out1 = f32({LOGSUMEXP} + {LOGSUMEXP} * 0)"]
     ]
     assert ours.kernels == theirs.kernels and of_an_element(theirs) - of_an_element(ours) > 7.5
     trained = tuple(arg.clone().requires_grad_(arg.is_floating_point()) for arg in args)
@@ -224,6 +228,34 @@ def test_a_mean_square_is_of_rows_as_long_as_memory_has_them(columns: int) -> No
     made.output(made.call(aten.mul.Tensor, wide, made.call(aten.rsqrt.default, mean)))
     found, _ = walk(made.graph)
     assert sum(len(region.spec.reductions) for region in found) == (columns > 8192)
+
+
+@pytest.mark.parametrize("dim", [None, -1])
+def test_the_scale_of_a_quantisation_costs_no_launch_of_its_own(dim: int | None) -> None:
+    """The kernel that finishes the maxima writes scales, which are all that is needed outside."""
+
+    def scaled(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.relu(a @ b)
+        largest = y.abs().max() if dim is None else y.abs().amax(dim)
+        return y, largest.float().clamp(min=1e-12) / 448
+
+    args = planes((M, K), (K, N))
+    ours, theirs = fused(scaled, args), alone(scaled, args)
+    kind = "all" if dim is None else "row"
+    assert formulas(ours)[0][-1] == f"out1 = f32(maximum({kind}_max(abs(t0)), 1e-12) / 448)"
+    assert ours.kernels == 2 and ours.kernels < theirs.kernels + (dim is not None)
+    assert ours.bytes < theirs.bytes
+
+
+def test_work_on_results_of_two_reductions_is_left() -> None:
+    def of_both(a: Tensor, b: Tensor) -> Tensor:
+        y = torch.relu(a @ b).float()
+        return (y.amax(-1) - y.mean(-1)) * 2
+
+    args = planes((M, K), (K, N))
+    ours, theirs = fused(of_both, args), alone(of_both, args)
+    assert all(not store.after for region in ours.regions for store in region.spec.stores)
+    assert ours.kernels <= theirs.kernels + 1 and ours.bytes <= theirs.bytes
 
 
 def test_maxima_that_nothing_combines_with_their_rows_come_from_the_kernel_at_any_length() -> None:

@@ -67,7 +67,7 @@ def cost(choices: Choices, stores: set[int]) -> int | None:
 
     total = sum(values[place].size for place in stores | written) + loads(kernel)
     total += LAUNCH_BYTES * sum(values[place].followed for place in stores)
-    total += LAUNCH_BYTES * any(values[place].reduces for place in stores)  # one kernel finishes all
+    total += LAUNCH_BYTES * any(values[place].is_reduced for place in stores)  # one kernel finishes all
     total += sum(values[place].again for place in again)
     for consumer, places in enumerate(read):
         done = {place for by, place in computed if by == consumer}
@@ -82,7 +82,7 @@ def fits(choices: Choices, room: Room, stores: set[int]) -> bool:
     kernel = set().union(*(with_sources(values, place) for place in stores))
     read = {load for place in kernel for load in bits(values[place].loads)}
     results = sum(values[place].planes for place in stores)
-    planes = results - sum(values[place].reduces for place in stores)
+    planes = results - sum(values[place].is_reduced for place in stores)
     if results > room.results or planes > room.results - room.reductions:
         return False
     wide = sum(values[place].bits for place in stores) + sum(choices.load_bits[load] for load in read)
@@ -106,24 +106,27 @@ def drawn(rng: random.Random, count: int) -> Choices:
     for place in range(count):
         product = place == 0 or (place == 1 and rng.random() < 0.2)
         reduces = not product and rng.random() < 0.15
-        sources = 0
+        reduced = [each for each, value in enumerate(values) if value.is_reduced]
+        finishes = not product and not reduces and bool(reduced) and rng.random() < 0.3
+        sources, is_small = 1 << rng.choice(reduced) if finishes else 0, reduces or finishes
         while not product and not sources:
             sources = sum(1 << each for each in rng.sample(range(place), min(place, rng.choice((1, 1, 2)))))
-            sources &= ~sum(value.reduces << each for each, value in enumerate(values))
+            sources &= ~sum(1 << each for each in reduced)
         values.append(
             Value(
-                size=PLANE // 64 if reduces else rng.choice((1, 2, 2, 4)) * PLANE // 2,
+                size=PLANE // 64 * rng.choice((1, 2)) if is_small else PLANE // 2 * rng.choice((1, 2, 2, 4)),
                 sources=sources,
-                loads=0 if product or rng.random() < 0.6 else rng.randrange(8),
+                loads=0 if product or finishes or rng.random() < 0.6 else rng.randrange(8),
                 storable=rng.random() < 0.9,
                 product=product,
                 reduces=reduces,
+                finishes=finishes,
                 in_memory=rng.random() < 0.2,
                 home=rng.randrange(consumers),
                 followed=reduces and rng.random() < 0.3,
                 again=reduces * rng.choice((0, PLANE)),
-                planes=1 if reduces else rng.choice((1, 1, 1, 2)),
-                bits=0 if reduces else rng.choice((8, 16, 32)),
+                planes=1 if is_small else rng.choice((1, 1, 1, 2)),
+                bits=0 if is_small else rng.choice((8, 16, 32)),
             )
         )
     needs = tuple(

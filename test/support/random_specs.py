@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cute_backend.ops import BLOCK_REDUCTIONS, CAST, OPS, OperandError, PointwiseOp, promote, result_dtype
 from cute_backend.spec import (
+    REDUCED,
     VALUE_DTYPES,
     Accumulator,
     Axis,
@@ -214,9 +215,16 @@ def _reduced(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
         dtypes = [DType.I64]
     elif kind.is_extremum and not chain.dtypes[value].is_float:
         dtypes.append(chain.dtypes[value])
-    return Store(
-        name, value, draw(st.sampled_from(dtypes)), reduce=Reduction(draw(st.sampled_from(Axis)), kind)
-    )
+    dtype, axis = draw(st.sampled_from(dtypes)), draw(st.sampled_from(Axis))
+    after = draw(st.sampled_from([(), _SCALE])) if dtype.is_float else ()
+    return Store(name, value, dtype, reduce=Reduction(axis, kind), after=after)
+
+
+_SCALE = (
+    Op("t0", "maximum", (REDUCED, Const(1e-3)), DType.F32),
+    Op("t1", "div", ("t0", Const(448.0)), DType.F32),
+)
+"""The scale of a quantisation, from an amax."""
 
 
 def _value(chain: _Chain) -> st.SearchStrategy[str]:
