@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import fx
 
@@ -59,6 +59,10 @@ class Chain:
         self._nodes: list[fx.Node | None] = []
         """The node that each op was made for."""
         self._lowered: fx.Node | None = None
+        self._made: dict[_Key, str] = {}
+        """The name of each op, by all else that it is: a long region is lowered in linear time."""
+        self._of_blocks: list[Op] = []
+        self._dtypes = {acc.name: DType.F32 for acc in accumulators}
 
     @contextmanager
     def lowering(self, node: fx.Node) -> Iterator[None]:
@@ -90,6 +94,7 @@ class Chain:
         self._loads.append(
             Load(role, view.kind, view.dtype, view.stride_m, view.stride_n, modes, view.blocks)
         )
+        self._dtypes[role] = view.dtype
         return role
 
     def emit(self, op: str, *operands: Operand) -> Operand:
@@ -108,12 +113,12 @@ class Chain:
     @property
     def blocks(self) -> set[int]:
         """The columns of the blocks that are reduced."""
-        return {op.block for op in self._ops if op.op != ROTATE_HALF} - {0}
+        return {op.block for op in self._of_blocks if op.op != ROTATE_HALF}
 
     @property
     def rotated(self) -> set[int]:
         """The columns of the blocks whose halves are rotated."""
-        return {op.block for op in self._ops if op.op == ROTATE_HALF}
+        return {op.block for op in self._of_blocks if op.op == ROTATE_HALF}
 
     @property
     def archs(self) -> Iterator[Arch]:
@@ -147,8 +152,7 @@ class Chain:
         """The dtype that an operand has been rounded to; an accumulator is fp32."""
         if isinstance(operand, Const):
             return operand.dtype
-        dtypes = {load.name: load.dtype for load in self._loads} | {op.name: op.dtype for op in self._ops}
-        return dtypes.get(operand, DType.F32)
+        return self._dtypes.get(operand, DType.F32)
 
     def bounds(self, operand: Operand) -> tuple[float, float]:
         """A range that contains every value of the operand except NaN, as far as clamps by numbers prove
@@ -174,6 +178,12 @@ class Chain:
 
     def rollback(self, mark: Mark) -> None:
         """Forget every load and op made since `mark`."""
+        for load in self._loads[mark.loads :]:
+            del self._dtypes[load.name]
+        for op in self._ops[mark.ops :]:
+            del self._made[_key_of(op)], self._dtypes[op.name]
+        while self._of_blocks and self._of_blocks[-1].name not in self._dtypes:
+            self._of_blocks.pop()
         del self._loads[mark.loads :], self.views[mark.loads :]
         del self._ops[mark.ops :], self._nodes[mark.ops :]
 
@@ -203,12 +213,15 @@ class Chain:
         block: int = 0,
     ) -> Operand:
         step = Op(f"t{len(self._ops)}", op, operands, dtype, overflow, block)
-        for made in self._ops:
-            if replace(made, name=step.name) == step and _same_types(made.operands, operands):
-                return made.name
+        key = _key_of(step)
+        if key in self._made:
+            return self._made[key]
         self._check(dtype)
         self._ops.append(step)
         self._nodes.append(self._lowered)
+        self._made[key], self._dtypes[step.name] = step.name, dtype
+        if block:
+            self._of_blocks.append(step)
         return step.name
 
     def _check(self, dtype: DType) -> None:
@@ -221,7 +234,10 @@ def _is_one(operand: Operand) -> bool:
     return isinstance(operand, Const) and operand.value == 1
 
 
-def _same_types(left: tuple[Operand, ...], right: tuple[Operand, ...]) -> bool:
-    """Whether two numbers are identical. 1, 1.0 and True are not, nor are 0.0 and -0.0, though they are
-    equal."""
-    return all(repr(a) == repr(b) for a, b in zip(left, right, strict=True))
+_Key = tuple[str, tuple[str, ...], DType, Overflow, int]
+
+
+def _key_of(op: Op) -> _Key:
+    """All that an op is but its name. 1, 1.0 and True are different numbers, and so are 0.0 and -0.0, though
+    they are equal."""
+    return op.op, tuple(map(repr, op.operands)), op.dtype, op.overflow, op.block

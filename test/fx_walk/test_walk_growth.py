@@ -53,6 +53,12 @@ def written(made: Graph, x: fx.Node, index: int) -> fx.Node:
     return y
 
 
+def pointwise(made: Graph, x: fx.Node, index: int) -> fx.Node:
+    """Two more steps of one region."""
+    y = made.call(aten.mm.default, x, made.input("w", (N, N))) if index == 0 else x
+    return made.call(aten.add.Tensor, made.call(aten.mul.Tensor, y, 1 + index / 4096), index / 8192)
+
+
 def calls_of_a_layer(layer: Callable[[Graph, fx.Node, int], fx.Node], layers: int) -> float:
     made = Graph()
     x = made.input("x", (N, N))
@@ -74,7 +80,7 @@ def calls_of_a_layer(layer: Callable[[Graph, fx.Node, int], fx.Node], layers: in
 
 
 @pytest.mark.parametrize(
-    "layer", [residual, refused, gated, adapted, written], ids=lambda layer: layer.__name__
+    "layer", [residual, refused, gated, adapted, written, pointwise], ids=lambda layer: layer.__name__
 )
 def test_a_layer_of_a_long_chain_is_no_more_work(layer: Callable[[Graph, fx.Node, int], fx.Node]) -> None:
     calls_of_a_layer(layer, 2)  # what is looked up once
