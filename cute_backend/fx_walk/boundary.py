@@ -22,11 +22,11 @@ LAUNCH_BYTES = 5 << 20
 """The cost of a launch in bytes: one more kernel in a CUDA graph took 1.0 to 1.4 microseconds on an H200, in
 which a copy moves 4.0 to 5.7 MiB (benchmarks/launches.py)."""
 
-ROW_HELD = 16 << 10
-"""The bytes of the longest row that a kernel reads a second time without cost. Inductor keeps rows of up to
-1024 elements in registers, and asks L1 to keep longer ones. Between two products, a kernel that computes the
-statistic of rows of 8 KiB itself was 1 to 2 microseconds faster than one that gets it from the product's
-kernel, for 2048 and 8192 rows alike. For rows of 28 KiB it was 14 and 15 microseconds slower
+ROW_HELD = 8 << 10
+"""The bytes of the longest row that a kernel was found to read a second time without cost. Inductor keeps
+rows of up to 1024 elements in registers, and asks L1 to keep longer ones. Between two products, a kernel that
+computes the statistic of rows of 8 KiB itself was 1 to 2 microseconds faster than one that gets it from the
+product's kernel, for 2048 and 8192 rows alike. For rows of 28 KiB it was 14 and 15 microseconds slower
 (benchmarks/row_statistics.py, one H200). No length between was measured."""
 
 MAX_CANDIDATES = 40

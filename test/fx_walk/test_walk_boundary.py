@@ -205,13 +205,13 @@ def test_the_backward_pass_of_a_layer_norm_sums_columns_in_the_kernel() -> None:
 
 @pytest.mark.parametrize(
     ("m", "n", "has_maxima"),
-    [(64, 14336, False), (8192, 14336, True), (8192, 8200, True), (8192, 8192, False)],
+    [(64, 14336, False), (8192, 14336, True), (8192, 4104, True), (8192, 4096, False)],
 )
 def test_row_maxima_come_from_the_kernel_where_their_launch_costs_less_than_a_second_reading(
     m: int, n: int, has_maxima: bool
 ) -> None:
     """A reader that divides rows by their maxima reads them twice where the kernel stores no maxima, unless
-    they have at most 16 KiB."""
+    they have at most 8 KiB."""
     made = Graph()
     rows = made.call(aten.relu.default, made.mm(m, n))
     made.output(made.call(aten.div.Tensor, rows, made.call(aten.amax.default, rows, [1], True)))
@@ -219,7 +219,7 @@ def test_row_maxima_come_from_the_kernel_where_their_launch_costs_less_than_a_se
     assert [bool(store.reduce) for store in region.spec.stores] == [False] + has_maxima * [True]
 
 
-@pytest.mark.parametrize("columns", [8192, 8200])
+@pytest.mark.parametrize("columns", [4096, 4104])
 def test_a_mean_square_is_of_rows_as_long_as_memory_has_them(columns: int) -> None:
     """The squares are in fp32; the bytes are those of the plane that is read, in bf16."""
     made = Graph()
@@ -227,7 +227,7 @@ def test_a_mean_square_is_of_rows_as_long_as_memory_has_them(columns: int) -> No
     mean = made.call(aten.mean.dim, made.call(aten.mul.Tensor, wide, wide), [1], True)
     made.output(made.call(aten.mul.Tensor, wide, made.call(aten.rsqrt.default, mean)))
     found, _ = walk(made.graph)
-    assert sum(len(region.spec.reductions) for region in found) == (columns > 8192)
+    assert sum(len(region.spec.reductions) for region in found) == (columns > 4096)
 
 
 @pytest.mark.parametrize("dim", [None, -1])
