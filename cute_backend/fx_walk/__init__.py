@@ -12,8 +12,8 @@
   `row_slices`, `packed`.
 - Losses: `log_softmax`.
 - Growing a region: `regions`, `walk`, `visits`, `growth`, `joining`, `resolve`, `dependences`, `draft`,
-  `chain`, `lower`, `bits`, `quotient`, `reductions`, `block_reductions`, `rotations`, `tiled_scales`,
-  `concatenation`, `pairs`, `shared_launch`, `region`.
+  `chain`, `lower`, `bits`, `quotient`, `reductions`, `finishing`, `block_reductions`, `rotations`,
+  `tiled_scales`, `concatenation`, `pairs`, `shared_launch`, `region`.
 - Operands and shapes: `classify`, `frame`, `free_strides`, `views`, `static`, `labels`, `capability`,
   `rounded`.
 - Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `redo`.
