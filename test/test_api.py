@@ -61,9 +61,12 @@ def test_refusals_are_listed_with_their_reasons():
     assert region.formula == "out0 = bf16(relu(acc))"
     (refusal,) = explained.rejections
     assert (refusal.node, refusal.reason) == ("cumsum", Reason.NOT_POINTWISE)
-    assert refusal.message == "aten.cumsum.default is not a pointwise op"
+    assert refusal.message == (
+        "aten.cumsum.default is neither a pointwise op nor a reduction that kernels compute"
+    )
     assert re.search(
-        r"cumsum +test_api.py:\d+ +not_pointwise +aten.cumsum.default is not a pointwise op", str(explained)
+        r"cumsum +test_api.py:\d+ +not_pointwise +aten.cumsum.default is neither a pointwise op",
+        str(explained),
     )
 
 
@@ -148,8 +151,8 @@ def test_a_product_left_alone_names_the_refusals_that_leave_it():
 
     a, b = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
     told = {each.node: each.message for each in cute_backend.explain(fn, a, b).rejections}
-    assert told["mm"] == "no pointwise op that could be fused follows the product; refused: view"
-    assert told["mm_1"] == "no pointwise op that could be fused follows the product"
+    assert told["mm"] == "no op that could be fused follows the product; refused: view"
+    assert told["mm_1"] == "no op that could be fused follows the product"
 
 
 def test_a_program_without_a_product_has_nothing_to_explain():
@@ -160,7 +163,7 @@ def test_a_program_without_a_product_has_nothing_to_explain():
 
 
 def test_a_product_that_is_refused_says_why_there_is_no_kernel():
-    with pytest.raises(UsageError, match=r"no kernel: mm: no MMA here multiplies torch\.float32"):
+    with pytest.raises(UsageError, match=r"no kernel: mm: kernels do not multiply torch\.float32"):
         cute_backend.generate(lambda a, b: (a @ b).relu(), torch.randn(4, 4), torch.randn(4, 4))
 
 

@@ -389,7 +389,7 @@ def refused(message, a=None, b=None, **arguments):
             r"asks for a value of the result \(aten\._local_scalar_dense\.default\).* torch\.where",
             {"epilogue": lambda acc: acc if acc.sum() > 0 else -acc},
         ),
-        (r"aten\.sort\.default is not a pointwise op", {"epilogue": lambda acc: acc.sort(-1).values}),
+        (r"aten\.sort\.default is neither a pointwise op", {"epilogue": lambda acc: acc.sort(-1).values}),
     ],
 )
 def test_what_no_kernel_takes_is_named_beside_what_is_taken(message, arguments):

@@ -78,8 +78,12 @@ class Value:
 
 @dataclass(frozen=True)
 class Room:
-    """The room of one kernel: the number of its results, the number of `reductions` among them if it has all
-    of these, and the number of its loads, or of more if one element of all planes has at most `bits` bits."""
+    """The room of one kernel.
+
+    It writes at most `results` results, and at most `results - reductions` of them are planes. It reads at
+    most `loads` planes, or more if one element of each plane that it reads or writes takes at most `bits`
+    bits in all.
+    """
 
     loads: int
     results: int

@@ -60,11 +60,11 @@ def check_operands(anchor: Anchor, target: Target | None) -> None:
     if target is not None and not {product.a_dtype, product.b_dtype} <= target.operands:
         taken = ", ".join(sorted(dtype.value for dtype in target.operands))
         a, b = fake(anchor.a).dtype, fake(anchor.b).dtype
-        raise Refused(Reason.OPERAND_DTYPE, where=f"of {target.name}", a=a, b=b, taken=taken)
+        raise Refused(Reason.OPERAND_DTYPE, where=f"kernels for {target.name}", a=a, b=b, taken=taken)
     if target is not None and product.kind.has_offsets and not target.groups:
         what = "rows" if product.kind is ProductKind.GROUPED else "K"
-        form = f"{what} in groups on {target.name}, where no kernel does"
-        raise Refused(Reason.GROUPED, target=target_name(anchor.node), form=form)
+        why = f"multiplies {what} in groups, which no kernel of {target.name} does"
+        raise Refused(Reason.GROUPED, target=target_name(anchor.node), why=why)
     scalings = {product.a_scaling, product.b_scaling}
     if target is not None and not scalings <= target.scalings | {Scaling.NONE}:
         recipe = f"BlockWise{product.a_scaling.value} by BlockWise{product.b_scaling.value}"

@@ -31,6 +31,8 @@ from cute_backend.fx_walk.scaling_recipes import (
 from cute_backend.fx_walk.static import Size, arguments, describe, fake, known, target_name
 from cute_backend.spec import LoadKind, Scaling
 
+_FORMS = "(M, K) by (G, K, N), (G, M, K) by (K, N) and (M, K) by (K, N) with offsets"
+
 
 def read_grouped_mm(node: fx.Node) -> Anchor:
     """Reads a `grouped_mm`, which has groups of rows, of columns or of K, by their offsets, or without
@@ -38,8 +40,9 @@ def read_grouped_mm(node: fx.Node) -> Anchor:
     args = arguments(node)
     a, b, offsets = args["self"], args["mat2"], args["offs"]
     taken = ((3, 3),) if offsets is None else ((2, 3), (3, 2), (2, 2))
-    if args["bias"] is not None or (fake(a).dim(), fake(b).dim()) not in taken:
-        return _refused(node)
+    _check_bias(node)
+    if (fake(a).dim(), fake(b).dim()) not in taken:
+        raise _other_form(node, _FORMS if offsets is not None else "(G, M, K) by (G, K, N)")
     return _in_rows(replace(dense(node, a, b), offsets=offsets))
 
 
@@ -55,7 +58,7 @@ def _in_rows(anchor: Anchor) -> Anchor:
 def read_scaled_grouped_mm(node: fx.Node) -> Anchor:
     args = arguments(node)
     if args["scale_result"] is not None:
-        return _refused(node)
+        raise _refused(node, "has a scale_result, which no kernel applies")
     scales = args["scale_a"], args["scale_b"]
     if fake(scales[0]).dtype is torch.float8_e8m0fnu:
         return _groups_scaled_by_mma(node, Scaling.MX, *scales)
@@ -67,12 +70,12 @@ def read_scaled_grouped_mm_v2(node: fx.Node) -> Anchor:
     recipe, other = (recipe_names(args[name]) for name in ("recipe_a", "recipe_b"))
     (scale_a, *whole_a), (scale_b, *whole_b) = args["scale_a"], args["scale_b"]
     if recipe != other or len(args["scale_a"]) != len(recipe) or len(args["scale_b"]) != len(recipe):
-        return _refused(node)
+        raise _other_recipe(node, recipe, other)
     if recipe == ("RowWise",):
         return _scaled_groups(node, scale_a, scale_b)
     swizzles = [swizzle_names(args[name])[:1] for name in ("swizzle_a", "swizzle_b")]
     if recipe not in TILED or swizzles != [SWIZZLE, SWIZZLE]:
-        return _refused(node)
+        raise _other_recipe(node, recipe, other)
     anchor = _groups_scaled_by_mma(node, TILED[recipe], scale_a, scale_b)
     if len(recipe) == 1:
         return anchor
@@ -89,7 +92,7 @@ def _of_whole_groups(node: fx.Node, scale: fx.Node, anchor: Anchor) -> LoadView:
     if known(tensor.numel() == 1):
         return classify_vector(scale, LoadKind.COLVEC, anchor.device)
     if not has_shape(tensor.shape, (fake(anchor.b).shape[0],)):
-        _refused(node)
+        raise _other_scales(node, "for the second level of NVFP4's scales, one number or (G,)")
     return classify_group_scalar(scale, anchor.device)
 
 
@@ -97,15 +100,17 @@ def _groups_scaled_by_mma(node: fx.Node, scaling: Scaling, scale_a: fx.Node, sca
     """Reads a product of rows in groups, (M, K) by (G, K, N), whose blocks the MMA scales."""
     args = arguments(node)
     a, b = args["self"], args["mat2"]
-    if (fake(a).dim(), fake(b).dim()) != (2, 3) or args["offs"] is None or args["bias"] is not None:
-        return _refused(node)
+    _check_bias(node)
+    if (fake(a).dim(), fake(b).dim()) != (2, 3) or args["offs"] is None:
+        raise _other_form(node, "in MXFP8, MXFP4 and NVFP4, (M, K) by (G, K, N) with offsets")
     a_dtype, b_dtype = scaled_dtypes(a, b, scaling)
     groups, k, n = fake(b).shape
     values = k * a_dtype.values
     a_blocks = scales_of_groups(scale_a, values, scaling)
     b_blocks = scales_of_each_group(scale_b, groups, n, values, scaling)
     if a_blocks is None or b_blocks is None:
-        return _refused(node)
+        taken = "(padded rows of all groups, padded K / b) and (G, padded N * padded K / b) for blocks of b"
+        raise _other_scales(node, f"{taken}, in {SWIZZLE}")
     check_devices((scale_a, scale_b), fake(node).device)
     acc = accumulator_of(node, a, b, a_dtype, b_dtype, fast_accum=True)
     return Anchor(
@@ -128,15 +133,17 @@ def _scaled_groups(node: fx.Node, scale_a: fx.Node, scale_b: fx.Node) -> Anchor:
     a, b, offsets = args["self"], args["mat2"], args["offs"]
     shape_a, shape_b = fake(a).shape, fake(b).shape
     form = (len(shape_a), len(shape_b))
-    if offsets is None or form == (3, 3) or args["bias"] is not None:
-        return _refused(node)
+    _check_bias(node)
+    if offsets is None or form == (3, 3):
+        raise _other_form(node, f"in fp8, {_FORMS}")
     of_a: tuple[Size, ...] = shape_a[:-1]
     of_b: tuple[Size, ...] = (*shape_b[:-2], shape_b[-1])
     groups = fake(offsets).shape[0]
     if form == (2, 2):
         of_a, of_b = (groups * of_a[0],), (groups * of_b[0],)
+    taken = f"{describe(of_a)} and {describe(of_b)} in float32, a scale for each row and column"
     if not has_shape(fake(scale_a).shape, of_a) or not has_shape(fake(scale_b).shape, of_b):
-        return _refused(node)
+        raise _other_scales(node, taken)
     anchor = fp8(node, a, b, (scale_a, scale_b), None, args["use_fast_accum"])
     vector, table = (scale_b, scale_a) if form == (3, 2) else (scale_a, scale_b)
     if form == (2, 2):
@@ -144,23 +151,42 @@ def _scaled_groups(node: fx.Node, scale_a: fx.Node, scale_b: fx.Node) -> Anchor:
     else:
         of_columns = classify_table(table, anchor.device)
     if of_columns is None:
-        return _refused(node)
+        raise _other_scales(node, f"{taken}, contiguous in each group")
     of_rows = classify_vector(vector, LoadKind.COLVEC, anchor.device)
     return _in_rows(replace(anchor, scale_a=of_rows, scale_b=of_columns, offsets=offsets))
 
 
-def _refused(node: fx.Node) -> Anchor:
+def _check_bias(node: fx.Node) -> None:
+    if arguments(node)["bias"] is not None:
+        raise _refused(node, "has a bias, which no kernel of groups adds")
+
+
+def _other_form(node: fx.Node, taken: str) -> Refused:
+    """The refusal of operands whose axes are those of no form."""
     args = arguments(node)
-    further = []
-    for name in ("scale_a", "scale_b", "bias"):
-        given = args.get(name)
-        for each in given if isinstance(given, (list, tuple)) else [given]:
-            if each is not None:
-                dtype = str(fake(each).dtype).removeprefix("torch.")
-                further.append(f"{name} {dtype} {describe(fake(each).shape)}")
-    raise Refused(
-        Reason.GROUPED,
-        target=target_name(node),
-        form=" by ".join(describe(fake(args[name]).shape) for name in ("self", "mat2"))
-        + (f" with {', '.join(further)}" if further else ""),
+    form = " by ".join(describe(fake(args[name]).shape) for name in ("self", "mat2"))
+    offsets = "with" if args["offs"] is not None else "without"
+    return _refused(node, f"multiplies {form} {offsets} offsets; supported: {taken}")
+
+
+def _other_recipe(node: fx.Node, a: tuple[str, ...], b: tuple[str, ...]) -> Refused:
+    given = " by ".join("+".join(each) for each in (a, b))
+    taken = ", ".join("+".join(each) for each in TILED)
+    return _refused(
+        node,
+        f"has scales of the recipe {given}; supported: the same for A and B, RowWise or, in {SWIZZLE}, {taken}",
     )
+
+
+def _other_scales(node: fx.Node, taken: str) -> Refused:
+    """The refusal of scales whose shapes or strides are not those of the product's form."""
+    args, given = arguments(node), []
+    for name in ("scale_a", "scale_b"):
+        scales = args[name]
+        for each in map(fake, scales if isinstance(scales, (list, tuple)) else [scales]):
+            given.append(f"{name} {str(each.dtype).removeprefix('torch.')} {describe(each.shape)}")
+    return _refused(node, f"has {', '.join(given)}; supported: {taken}")
+
+
+def _refused(node: fx.Node, why: str) -> Refused:
+    return Refused(Reason.GROUPED, target=target_name(node), why=why)

@@ -19,7 +19,7 @@ from cute_backend.fx_walk.bits import lower_bits, reads_bits
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import supported_dtype
 from cute_backend.fx_walk.quotient import quotient
-from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.static import (
     DTYPES,
     arguments,
@@ -150,6 +150,15 @@ def number(value: Any) -> Const:
     return Const(value)
 
 
+def _culprit(node: fx.Node, dtype: torch.dtype) -> str:
+    """The name of the operand that makes a result float64; for other results, the name of the result."""
+    if dtype is torch.float64:
+        for operand in node.all_input_nodes:
+            if (tensor := tensor_of(operand)) is not None and tensor.dtype is dtype:
+                return user_label(operand)
+    return node.name
+
+
 def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
     """Appends a pointwise call to the chain and returns its value. Raises Refused if the chain can't hold
     it."""
@@ -161,7 +170,7 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
         return chain.cast(_float_of(chain, resolve(first_argument(node)), wanted=True), DType.E8M0)
     if reads_bits(node):
         return lower_bits(node, chain, resolve(first_argument(node)))
-    dtype = supported_dtype(node.name, tensor.dtype)
+    dtype = supported_dtype(_culprit(node, tensor.dtype), tensor.dtype)
     if name in _IDENTITIES:
         return resolve(first_argument(node))
     if name in CASTS:

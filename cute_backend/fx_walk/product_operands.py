@@ -56,7 +56,7 @@ def operand_dtypes(a: fx.Node, b: fx.Node, accepted: tuple[DType, ...]) -> tuple
 def unmultiplied(a: fx.Node, b: fx.Node) -> Refused:
     """The refusal of operands that no target multiplies."""
     taken = "bf16, fp16 and fp8, and fp4 with scales of blocks"
-    return Refused(Reason.OPERAND_DTYPE, where="here", a=fake(a).dtype, b=fake(b).dtype, taken=taken)
+    return Refused(Reason.OPERAND_DTYPE, where="kernels", a=fake(a).dtype, b=fake(b).dtype, taken=taken)
 
 
 def out_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -95,6 +95,7 @@ def _major(operand: fx.Node, k_axis: int, majors: tuple[Major, ...]) -> Major:
                     Reason.OPERAND_ALIGNMENT,
                     operand=user_label(operand),
                     bytes=leading * tensor.element_size(),
+                    elements=16 // tensor.element_size(),
                 )
             return major
     accepted = "one of its two modes has to be contiguous"

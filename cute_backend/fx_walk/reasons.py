@@ -42,20 +42,15 @@ class Reason(Enum):
     INTERNAL_ERROR = "internal_error", "cute_backend failed at {where} with {error}; {instead}"
 
     # The matrix product.
-    NOTHING_TO_FUSE = "nothing_to_fuse", "no pointwise op that could be fused follows the product{refused}"
-    UNSHARED = "unshared", "no pointwise op that could be fused follows the product, and there is {why}"
+    NOTHING_TO_FUSE = "nothing_to_fuse", "no op that could be fused follows the product{refused}"
+    UNSHARED = "unshared", "no op that could be fused follows the product, and it {why}"
     MATRIX_VECTOR = (
         "matrix_vector",
         "Inductor wrote this product, with M or N of 1, as a multiply and a sum with an epilogue of its own",
     )
     GROUPED = (
         "grouped",
-        "{target} multiplies {form}; supported without bias: with offsets, rows in groups, (M, K) by (G, K, "
-        "N), columns in groups, (G, M, K) by (K, N), and K in groups, (M, K) by (K, N); without offsets, "
-        "batches. Scales are supported with offsets: in fp8 a scale for each row and column, (M,) and (G, "
-        "N), (G, M) and (N,), or (G * M,) and (G * N,), and in MXFP8, MXFP4 and NVFP4, for rows in groups, a "
-        "scale for each block of b values, (padded rows of all groups, padded K / b) and (G, padded N * "
-        "padded K / b), in SWIZZLE_32_4_4, and for NVFP4 one of each operand or of each group's",
+        "{target} {why}",
     )
     INTEGER_PRODUCT = (
         "integer_product",
@@ -66,11 +61,12 @@ class Reason(Enum):
         "{target} is a library's own matrix product, whose arithmetic the graph does not show; products of "
         "aten are supported, such as _scaled_mm",
     )
-    OPERAND_DTYPE = "operand_dtype", "no MMA {where} multiplies {a} by {b}; supported: {taken}"
+    OPERAND_DTYPE = "operand_dtype", "{where} do not multiply {a} by {b}; supported: {taken}"
     OPERAND_LAYOUT = "operand_layout", "{operand} has strides {strides}; {accepted}"
     OPERAND_ALIGNMENT = (
         "operand_alignment",
-        "{operand} has rows of {bytes} bytes; TMA requires a multiple of 16",
+        "{operand} has a stride of {bytes} bytes; kernels read operands whose strides are multiples of 16 "
+        "bytes, here of {elements} elements",
     )
     OPERAND_DEVICE = "operand_device", "{operand} is on {device} and the product on {anchor}"
     APART = (
@@ -88,13 +84,20 @@ class Reason(Enum):
         "scale_layout",
         "{operand} is {dtype} of shape {shape} with strides {strides}; {recipe} takes {taken}",
     )
-    SCALE_DTYPE = "scale_dtype", "{operand} is {dtype}; scales are float32"
+    SCALE_DTYPE = (
+        "scale_dtype",
+        "{operand} is {dtype}; scales of tensors, of rows and of blocks of 128 are float32",
+    )
     SCALE_RESULT = "scale_result", "scale_result is given, which no kernel applies"
-    OUT_DTYPE = "out_dtype", "the product's own result would be {dtype}"
+    OUT_DTYPE = (
+        "out_dtype",
+        "the product's own result would be {dtype}; kernels write bf16, fp16, fp32 and fp8, and can cast the "
+        "result to other dtypes",
+    )
     SYMBOLIC_SCALAR = "symbolic_scalar", "{value} is a number that is known only at run time"
 
     # Reasons of work after a product.
-    NOT_POINTWISE = "not_pointwise", "{target} is not a pointwise op"
+    NOT_POINTWISE = "not_pointwise", "{target} is neither a pointwise op nor a reduction that kernels compute"
     UNSUPPORTED_OP = "unsupported_op", "{target} is pointwise but {why}"
     REARRANGED = (
         "rearranged",
@@ -102,9 +105,10 @@ class Reason(Enum):
     )
     UNPAIRED = (
         "unpaired",
-        "{target} takes a part of the product's columns; a kernel can only divide them into two halves, or "
-        "into the even and the odd columns, which one op must combine; it writes even and odd columns "
-        "together only in bf16 or fp16",
+        "{target} takes a part of the product's columns; a kernel divides them into two halves, or into the "
+        "even and the odd columns, if one op combines both, and writes even and odd columns together only in "
+        "bf16 or fp16; it divides them into two to four parts that share a launch if ops that the whole "
+        "product could not have follow one of the parts",
     )
     HALVES_TOGETHER = (
         "halves_together",
@@ -112,7 +116,8 @@ class Reason(Enum):
     )
     PART_OF_ROWS = (
         "part_of_rows",
-        "{target} takes a part of the product's rows, but a kernel computes and writes all of them",
+        "{target} takes a part of the product's rows, and the product can't be computed for these rows of A "
+        "alone: they have no single stride, or other rows are read too; a kernel computes all rows",
     )
     REDUCTION = (
         "reduction",
@@ -128,7 +133,7 @@ class Reason(Enum):
         "reduced_axes",
         "{target} reduces the axes {axes} of the shape {shape}; a kernel reduces all columns, all rows, or "
         "both, the rows of each batch if they are a multiple of 32 and the result is no index, or the "
-        "columns of a block by sum, mean, amax, amin, var or logsumexp",
+        "columns of a block by sum, mean, amax, amin, any, var or logsumexp",
     )
     BLOCK_SIZE = (
         "block_size",
@@ -174,7 +179,11 @@ class Reason(Enum):
         "the region could end with any of {count} values, too many to search for the cheapest end; "
         "it stores as many of them as it can, the last ones first, and this one is computed outside",
     )
-    UNSUPPORTED_DTYPE = "unsupported_dtype", "{operand} is {dtype}, which epilogues do not support"
+    UNSUPPORTED_DTYPE = (
+        "unsupported_dtype",
+        "{operand} is {dtype}; epilogues support float32, bfloat16, float16, float8_e4m3fn, float8_e5m2, int8, "
+        "uint8, int32 and bool",
+    )
     FP8 = "fp8", "{target} has no conversions of {dtype}, which the epilogue needs"
     FLOAT64 = "float64", "{operand} is float64, but an epilogue computes in fp32"
     CYCLE = (
@@ -189,13 +198,14 @@ class Reason(Enum):
     TOO_MANY_OPERANDS = "too_many_operands", "the region would read {count} operands; a kernel takes {limit}"
     TOO_MANY_LOADS = (
         "too_many_loads",
-        "the region would read {count} planes; a kernel takes {limit}, or as many as have {held} bits an "
-        "element together with its results (here {bits}); results of {bytes} bytes are left to other kernels",
+        "the region would read {count} planes; a kernel reads {limit}, or more if one element of each plane "
+        "that it reads or writes takes at most {held} bits in all (here {bits}); results of {bytes} bytes are "
+        "left to other kernels",
     )
     TOO_MANY_STORES = (
         "too_many_stores",
-        "the region would write {count} results; a kernel takes {limit}, of which {planes} may be planes; "
-        "results of {bytes} bytes are left to other kernels",
+        "the region would write {count} results; a kernel writes at most {limit}, and at most {planes} of them "
+        "are planes; results of {bytes} bytes are left to other kernels",
     )
 
     UNFUSED_FASTER = (

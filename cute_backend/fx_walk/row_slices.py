@@ -1,8 +1,9 @@
 """Products of which a program reads some rows: the rows are taken before the product.
 
 Of `F.linear(x, weight)[:, -1]`, as of a language model's head, one row of each text is read, and all others
-are computed and written for nothing. Inductor takes the rows after the product, and so do no kernels here. If
-a slice is all that reads a product, or pointwise work on one, the work is done on the slices of its operands.
+are computed and written for nothing. Inductor takes the rows after the product, and a kernel computes all
+rows. If nothing but a slice reads a product, or the pointwise work on one, the slices of its operands are
+multiplied instead.
 """
 
 from __future__ import annotations

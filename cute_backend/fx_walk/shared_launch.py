@@ -124,7 +124,7 @@ class _Sharing:
         """The reason why a region can't join others in one launch, or None if it can."""
         walk, every = self.walk, [*group, other]
         if len(group) == MAX_SEGMENTS:
-            return f"at most {MAX_SEGMENTS} products share one"
+            return f"at most {MAX_SEGMENTS} products can"
         if other.spec.product != group[0].spec.product or other.spec.precision is not group[0].spec.precision:
             return "the products differ in dtypes, layouts or mode of accumulation"
         positions = [walk.order[node] for region in every for node in region.nodes]
@@ -156,7 +156,7 @@ class _Sharing:
 
 
 def _unshared(other: Region, why: str) -> str:
-    return f"no launch together with {other.products[0].name}: {why}"
+    return f"shares no launch with {other.products[0].name}, because {why}"
 
 
 def _is_left(walk: Walk, node: fx.Node) -> bool:

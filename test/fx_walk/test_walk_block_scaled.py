@@ -259,7 +259,7 @@ def test_what_is_not_taken() -> None:
         ({"shape_b": (KB, NB)}, Reason.SCALE_LAYOUT, f"of shape ({KB}, {NB}) with strides ({NB}, 1)"),
         ({"shape_a": (KB, M)}, Reason.SCALE_LAYOUT, f"BlockWise1x128 takes ({M}, {KB})"),
         ({"swizzles": (1, 1)}, Reason.RECIPE, "BlockWise1x128 by BlockWise128x128 in SWIZZLE_32_4_4"),
-        ({"dtype": BF16}, Reason.SCALE_DTYPE, "is torch.bfloat16; scales are float32"),
+        ({"dtype": BF16}, Reason.SCALE_DTYPE, "is torch.bfloat16; scales of tensors"),
     ],
     ids=["shape", "strides", "transposed", "swizzle", "dtype"],
 )

@@ -105,7 +105,7 @@ def test_refusals_have_the_users_names() -> None:
     assert messages[Reason.UNSUPPORTED_DTYPE].startswith(f"rows {where[0]} is torch.int64")
     cycle = f"scanned {where[1]} depends on the region's own result through cumsum, which is not part of"
     assert messages[Reason.CYCLE].startswith(cycle)
-    assert messages[Reason.OPERAND_ALIGNMENT].startswith("odd has rows of 130 bytes")
+    assert messages[Reason.OPERAND_ALIGNMENT].startswith("odd has a stride of 130 bytes")
 
 
 def test_nothing_is_computed_or_counted(fresh_compiler: None) -> None:

@@ -596,7 +596,7 @@ def test_a_target_refuses_what_its_mma_does_not_multiply(monkeypatch: pytest.Mon
     bare = replace(target, operands=operands, promotes=False, tiles=tiles)
     monkeypatch.setattr(Arch.SM90A, "target", bare)
     for device, messages in (
-        ("cuda:0", ["no MMA of sm_90a multiplies torch.bfloat16 by torch.bfloat16; supported: f16"]),
+        ("cuda:0", ["kernels for sm_90a do not multiply torch.bfloat16 by torch.bfloat16; supported: f16"]),
         ("cpu", []),
     ):
         made = Graph()

@@ -126,7 +126,7 @@ def test_at_most_four_share_a_launch() -> None:
 
     found = explained(many, X, *[K] * 5)
     assert [len(region.spec.accumulators) for region in found.regions] == [4, 1]
-    why = "no launch together with mm: at most 4 products share one"
+    why = "shares no launch with mm, because at most 4 products can"
     assert found.regions[1].unshared == why and why in str(found)
 
 
@@ -137,7 +137,7 @@ def test_two_launches_do_not_wait_for_each_other() -> None:
 
     found = explained(crossed, X, X, K, V).regions
     assert sorted(len(region.spec.accumulators) for region in found) == [1, 1, 2]
-    assert [region.unshared.partition(": ")[2] for region in found if region.unshared] == [
+    assert [region.unshared.partition(", because ")[2] for region in found if region.unshared] == [
         "one depends on the other"
     ] * 2
 
@@ -149,8 +149,8 @@ def test_nothing_is_shared_where_it_takes_longer() -> None:
     # K of each product by itself is divided among CTAs, which fill the GPU.
     found = explained(wide, (16, 16384), (512, 16384), (512, 16384))
     (region,), (rejection,) = found.regions, found.rejections
-    loss = r": by the model of time it would take (1\.\d{3}) times as long as launches of their own"
-    assert re.fullmatch("no launch together with mm_1" + loss, region.unshared)
+    loss = r", because by the model of time it would take (1\.\d{3}) times as long as launches of their own"
+    assert re.fullmatch("shares no launch with mm_1" + loss, region.unshared)
     assert rejection.reason is Reason.UNSHARED and re.search(" with mm" + loss, rejection.message)
 
 
