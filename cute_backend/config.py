@@ -96,7 +96,8 @@ dtype, and more if shared memory holds all planes of the kernel beside the stage
 (planning/capacity.py)."""
 
 max_stores: Optional[int] = _limit("CUTE_BACKEND_MAX_STORES")  # noqa: UP045  as above
-"""The number of results that one kernel writes. None for four planes and two reductions beside them."""
+"""The number of results that one kernel writes. If it is None, a kernel writes at most six results, and at
+most four of them are planes."""
 
 max_autotune: Optional[bool] = _switch("CUTE_BACKEND_MAX_AUTOTUNE", None)  # noqa: UP045  torch reads it
 """Whether kernels are tuned when a program is compiled: None as Inductor does, with mode="max-autotune".
