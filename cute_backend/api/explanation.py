@@ -204,10 +204,10 @@ def _recalled(found: Sequence[FoundRegion]) -> tuple[Sequence[FoundRegion], list
         return [], [contain(error)]
 
 
-def generate(fn: Callable[..., Any], /, *args: Any, arch: str = "sm_100a", **kwargs: Any) -> str:
+def generate(fn: Callable[..., Any], /, *args: Any, arch: str | None = None, **kwargs: Any) -> str:
     """The kernel of the first region of `fn(*args, **kwargs)`, as the text of a Python module.
 
-    Raises UsageError for an unknown architecture, and where nothing is fused.
+    `arch` has the values and the default that `explain` has; sizes are taken as the arguments have them. Raises UsageError for an unknown architecture, and where nothing is fused.
 
     >>> a, b = torch.empty(256, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)
     >>> text = generate(lambda a, b: (a @ b).relu(), a, b)
@@ -217,8 +217,10 @@ def generate(fn: Callable[..., Any], /, *args: Any, arch: str = "sm_100a", **kwa
     return explain(fn, *args, arch=arch, **kwargs).first_region().source()
 
 
-def build(fn: Callable[..., Any], /, *args: Any, arch: str = "sm_100a", **kwargs: Any) -> Built:
+def build(fn: Callable[..., Any], /, *args: Any, arch: str | None = None, **kwargs: Any) -> Built:
     """The kernel of the first region of `fn(*args, **kwargs)`, compiled for `arch`; needs no GPU.
+
+    `arch` has the values and the default that `explain` has; sizes are taken as the arguments have them.
 
     The result has `ptx`, `cubin`, `source`, and the resources that it needs: `registers` of a thread,
     `spill_bytes` of a thread, `smem_bytes` of a CTA. Raises UsageError for an unknown architecture and where

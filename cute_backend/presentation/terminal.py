@@ -102,7 +102,7 @@ def accumulator_lines(region: Region) -> list[str]:
     its A could."""
     lines = [
         f"{accumulator.name} of {product.label}"
-        + (f", {accumulator.width} columns of the launch" if accumulator.width else "")
+        + (f", its {accumulator.width} of the launch's columns" if accumulator.width else "")
         + _blocks(accumulator)
         + (f", at {product.where}" if product.where else "")
         for accumulator, product in zip(region.spec.accumulators, region.products, strict=True)
