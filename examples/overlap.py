@@ -1,6 +1,9 @@
 """A bf16 linear with relu and a residual, so deep that the MMA of each tile outlasts the epilogue before it.
 
-python -m cute_backend simulate examples/overlap.py --async-seed 1 --timeline timeline.png
+CUTE_BACKEND_TILE=128x64_1x1_unrolled \\
+    python -m cute_backend simulate examples/overlap.py --async-seed 1 --timeline timeline.png
+
+Without the tile's name, the planner chooses split-K, and each CTA computes a part of one tile.
 """
 
 import torch

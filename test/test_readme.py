@@ -30,7 +30,9 @@ def samples() -> dict[str, str]:
     printed = str(explained)
     region = printed[printed.index("region 0:") : printed.index("\n\nregion 1:")]
     refusals = printed[printed.index("not fused") :]
-    return {"kernel": f"```python\n{arithmetic}```", "explain": f"```text\n{region}\n\n{refusals}\n```"}
+    summary = printed[: printed.index("\n")]
+    shown = f"{summary}\n\n{region}\n\n...\n\n{refusals}"
+    return {"kernel": f"```python\n{arithmetic}```", "explain": f"```text\n{shown}\n```"}
 
 
 @pytest.mark.parametrize("name", ["kernel", "explain"])
