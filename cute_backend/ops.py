@@ -2,7 +2,7 @@
 
 To add an op, add a row to `_ROWS`. If its device expression needs a function that `memory_ops/device_math.py`
 lacks, add the function there and to its `__all__`. `pytest test/ops` runs every row of the table: it compares
-the row with torch's eager op on special values, compiles it for every architecture and runs it on the
+the row with torch's eager op on special values, compiles it for sm_90a and sm_100a, and runs it on the
 simulator. There, the row has to match to the bit, unless `MAX_ULP` in `test/support/device_check.py` allows
 it an error.
 
@@ -13,7 +13,7 @@ None, `rounding_mode`) into rows of this table.
 
 Accuracy of the device expressions: arithmetic, roundings, comparisons and selections are exact or correctly
 rounded (a product and a sum may be contracted to one fused multiply-add, as in any fused CUDA kernel). The
-docstring of a function of `math` states its largest measured error; without a statement it is 2 ulp or less.
+bounds of all other functions are in `MAX_ULP` of `test/support/device_check.py`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class PointwiseOp:
     cute_int: str | None = None
     cute_bool: str | None = None
     is_long: bool = False
-    """Whether it takes some hundred instructions, so that planning allows only a few of them in one visit."""
+    """Whether it takes some thirty instructions, so that planning allows only a few of them in one visit."""
 
     def expression(self, dtype: DType) -> str | None:
         """The device expression on operands of a register dtype."""

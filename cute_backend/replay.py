@@ -71,8 +71,9 @@ def replay(
     or (K / 128, N / 128) for each B, rounded up. For a product with groups of rows, `a` has the offsets (G,)
     after A, each B is (G, K, N), and scales of B have a leading G. For one with groups of K, `a` has the
     offsets, and the plane is (G * M, N). `loads` follow the spec: (M, N) for an exact load, (N,) for a
-    rowvec, (M,) for a colvec, (G, N) for a groupvec, with an axis for each mode of an M of several and (N /
-    b, b) for an N of blocks, one element for a scalar. The operands' values are exact in `accumulate`, in
+    rowvec, (M,) for a colvec, (G, N) for a groupvec, one element for a scalar. If a load has several modes of
+    M, it has an axis for each of them in place of M; if it has blocks of b columns, it has (N / b, b) in
+    place of N. The operands' values are exact in `accumulate`, in
     which products and reductions are summed, in the order of the device's own kernels; float64 takes that
     order's rounding out of a test. Everything else is fp32.
 

@@ -53,9 +53,10 @@ MODELS = {
 HEAD = """\
 # Models
 
-This page shows which parts of models `torch.compile(model, backend="cute")` fuses. The models know nothing
-of it. The first are those in `examples/`. The others are one layer of many architectures, of the classes of
-transformers and diffusers, in bf16 (`docs/architectures.py`). Written by `python docs/models.py`{device}.
+This page shows which parts of models `torch.compile(model, backend="cute")` fuses. No model was changed for
+this package. The first models are those in `examples/`. The others are one layer of many architectures, of
+the classes of transformers and diffusers, in bf16 (`docs/architectures.py`). `python docs/models.py` wrote
+this page{device}.
 
 - products: matrix products of the program; in training, forward and backward.
 - fused: how many of them our kernels compute, and in how many kernels: a gated pair is one, and products
@@ -211,7 +212,7 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
 def main() -> None:
     sys.path.insert(0, str(ROOT / "examples"))
     where = f" on an {torch.cuda.get_device_name()}" if torch.cuda.is_available() else " without a GPU"
-    device = f"{where}, torch {torch.__version__}"
+    device = f"{where}, with torch {torch.__version__}"
     head = HEAD.format(device=device)
     (ROOT / "docs" / "models.md").write_text(head + "\n" + "\n".join(tables([*rows()])) + "\n")
 

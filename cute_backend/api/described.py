@@ -93,11 +93,12 @@ class Region:
 
     `anchor` is the product's aten target and `node` its name in the graph; `products` describes each
     accumulator; `sizes` are M, N and K, and a symbolic size is a string. `sources` are the regions of the
-    same graph whose results it reads. `groups` is the number of groups of a grouped
-    product (of rows, columns or K).
-    `is_backward` is whether it belongs to the graph of the gradients. `unshared` says why it shares no launch
-    with another product of its A, or is empty. Properties that depend on an architecture are those for
-    `arch`; methods accept another.
+    same graph whose results it reads. `groups` is the number of groups of a grouped product (of rows, columns
+    or K). `is_backward` is whether it belongs to the graph of the gradients. `unshared` says why it shares no
+    launch with another product of its A, or is empty. `labels` are the program's names of the loads, and
+    `lines` its lines by the names of the spec's ops and stores. `hints` are M, N and K with example values
+    for symbolic sizes, and `alignment` is the one that the arguments have. Properties that depend on an
+    architecture are those for `arch`; methods accept another.
     """
 
     anchor: str
@@ -165,7 +166,8 @@ class Region:
         return text_of(self.kernel(arch), self.lines)
 
     def build(self, arch: str | None = None) -> Built:
-        """The kernel, compiled afresh. Raises UsageError, BuildError and UnavailableError."""
+        """The kernel, compiled afresh. Raises UsageError for an unknown architecture, UnavailableError if the
+        CuTe DSL is not installed, and BuildError if compilation fails."""
         from cute_backend.runtime.build import build
 
         return build(self.kernel(arch))

@@ -207,7 +207,8 @@ def _recalled(found: Sequence[FoundRegion]) -> tuple[Sequence[FoundRegion], list
 def generate(fn: Callable[..., Any], /, *args: Any, arch: str | None = None, **kwargs: Any) -> str:
     """The kernel of the first region of `fn(*args, **kwargs)`, as the text of a Python module.
 
-    `arch` has the values and the default that `explain` has; sizes are taken as the arguments have them. Raises UsageError for an unknown architecture, and where nothing is fused.
+    `arch` has the values and the default that `explain` has; sizes are taken as the arguments have them.
+    Raises UsageError for an unknown architecture, and where nothing is fused.
 
     >>> a, b = torch.empty(256, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)
     >>> text = generate(lambda a, b: (a @ b).relu(), a, b)

@@ -82,8 +82,9 @@ _WIDE, _GATED = Cell("wide", Runner.EAGER), Cell("gated", Runner.CUTE)
 
 GATED = Table(
     "gated",
-    title="Gated pairs. wide: the bare product of N columns; gated: N / 2 columns of swiglu7 (bf16, even and "
-    "odd columns) or SwiGLU (fp8 rowwise). -kn: a weight (K, N); -two: two products; -chunk: halves of one",
+    title="Gated pairs. wide: the bare product of N columns; gated: N / 2 columns of swiglu7, gpt-oss's "
+    "gated activation (bf16, even and odd columns), or of SwiGLU (fp8 rowwise). -kn: a weight (K, "
+    "N); -two: two products; -chunk: halves of one",
     baseline=_WIDE,
     ratios=(Ratio(_GATED, _WIDE), Ratio(_GATED, Cell("gated", Runner.INDUCTOR))),
     problems=(

@@ -99,7 +99,11 @@ def models(found: Results) -> Group:
     assert found.ceilings is not None
     times = light_table("", "eager us", "inductor", "cute", "cute / inductor", "kernels", "differs", right=6)
     parts = light_table(
-        "us, inductor to cute", *(part.value for part in KernelKind), "other's bytes", "at most", right=5
+        "us, inductor to cute",
+        *(part.value for part in KernelKind),
+        "other's bytes",
+        "predicted limit",
+        right=5,
     )
     notes = []
     for model in found.models:
@@ -226,7 +230,7 @@ def markdown(found: Results) -> str:
 def models_markdown(found: Results) -> str:
     """The table in docs/benchmarks.md of a run that timed whole models."""
     assert found.ceilings is not None
-    header = ["model", "eager us", "inductor us", "cute us", "cute / inductor", "at most", "kernels"]
+    header = ["model", "eager us", "inductor us", "cute us", "cute / inductor", "predicted limit", "kernels"]
     header += [*(f"{part.value} us" for part in KernelKind), "other's bytes us"]
     lines = [" | ".join(header), " | ".join("---" for _ in header)]
     for model, eager, *both in _timed(found):
@@ -238,21 +242,25 @@ def models_markdown(found: Results) -> str:
         cells += [_change(_least_us(found, each) for each in both)]
         lines.append(" | ".join(cells))
     machine, limits, command = circumstances(found)
-    title = (
-        "Two layers of whole models. kernels: launches of a call, by Inductor and by cute. The next three\n"
-        "columns are of a profile: products with their epilogues, attention, and all others. Ours are\n"
-        "counted from their start, which may lie before the end of the kernel ahead of them. The last\n"
-        "column is the time that the bytes of Inductor's own kernels take at a copy's rate. at most: the\n"
-        "ratio of a program whose epilogues cost nothing, whose products take no longer than Inductor's\n"
-        "bare ones, and whose other kernels move what these regions leave to them at a copy's rate."
-    )
-    end = f"Medians of `{command}`, {machine}; {limits}."
+    title = """\
+Two layers of whole models, in microseconds.
+
+- `predicted limit`: the ratio `cute / inductor` of a program whose epilogues cost nothing, whose products
+  take no longer than Inductor's bare ones, and whose other kernels move what our kernels leave to them at a
+  copy's rate. It counts the times of kernels in a profile. A program with fewer launches also saves the gaps
+  between kernels, so the measured ratio can exceed it.
+- `kernels`: launches of a call, by Inductor and by cute.
+- `product us`, `attention us`, `other us`: times in a profile of products with their epilogues, of attention
+  and of all other kernels, by Inductor and by cute. A kernel of this package is counted from its start, which
+  may lie before the end of the kernel ahead of it.
+- `other's bytes us`: the time that the bytes of the other kernels take at a copy's rate."""
     names: dict[str, list[str]] = {}
     for model, *_ in _timed(found):
         names.setdefault(model.sources, []).append(model.name)
-    _, *others = sorted(names.values(), key=len, reverse=True)
-    for each in others:
-        end += f" Another version of this package was timed with {', '.join(each)}."
+    versions = [f"{', '.join(each)} with {sources}" for sources, each in names.items()]
+    end = f"Medians of `{command}`, {machine}; {limits}."
+    if len(versions) > 1:
+        end += f" By the digest of its source files, the package's version was: {'; '.join(versions)}."
     return "\n\n".join([title, "\n".join(f"| {line} |" for line in lines), end])
 
 

@@ -23,7 +23,7 @@ class _Parser(argparse.ArgumentParser):
 
 COMMANDS = {
     "explain": "what is fused, how each operand is loaded, and why the rest is not fused",
-    "source": "print a region's kernel as CuTe DSL Python, or write it where an edited one is found",
+    "source": "print a region's kernel as CuTe DSL Python or, with -o, write it to a folder for editing",
     "build": "compile every region and print registers, spills and shared memory; needs no GPU",
     "simulate": "run every region's kernel on the simulated machine and compare with the reference",
     "bench": "time the function, or the built-in tables, beside what else could run them; needs a GPU",
@@ -41,7 +41,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     `--version`, which print."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = _Parser(
-        prog="cute_backend", description="What cute_backend makes of a function, seen without running it."
+        prog="cute_backend",
+        description="Shows, builds, simulates and times what cute_backend makes of a function, and manages "
+        "compiled kernels.",
     )
     parser.add_argument("--version", action="version", version=f"cute_backend {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", parser_class=_Parser)
@@ -85,7 +87,9 @@ def _add_explain_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
     _add_region_options(parser)
-    parser.add_argument("--region", metavar="N", type=int, default=0, help="which (default: 0)")
+    parser.add_argument(
+        "--region", metavar="N", type=int, default=0, help="the number of the region (default: 0)"
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -204,9 +208,15 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_fuzz_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--count", metavar="N", type=int, default=100, help="how many (default: 100)")
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of which sequence (default: 0)")
-    parser.add_argument("--first", metavar="I", type=int, default=0, help="from which of it on (default: 0)")
+    parser.add_argument(
+        "--count", metavar="N", type=int, default=100, help="the number of programs (default: 100)"
+    )
+    parser.add_argument(
+        "--seed", metavar="S", type=int, default=0, help="the seed of the sequence of programs (default: 0)"
+    )
+    parser.add_argument(
+        "--first", metavar="I", type=int, default=0, help="the index of the first program (default: 0)"
+    )
     parser.add_argument(
         "--replay",
         action="store_true",

@@ -40,8 +40,11 @@ def gemm(
 ) -> Any:
     """Computes `epilogue(a @ b * scale_a * scale_b + bias)` in one kernel or, for CPU tensors, with aten.
 
+    All tensors are on one device, and results are new tensors there, with planes in row-major order. `gemm`
+    has no derivative: a tensor that requires one raises UsageError unless gradients are disabled.
+
     `a` is (M, K) and `b` (K, N): fp8 with K contiguous in both (`b` is a weight's transpose), bf16 or fp16
-    with either mode contiguous. Scales are fp32: `scale_a` one element, (M,) or (M, 1), `scale_b` one
+    with either axis contiguous. Scales are fp32: `scale_a` one element, (M,) or (M, 1), `scale_b` one
     element, (N,) or (1, N). On Hopper and data center Blackwell, both scales of fp8 may belong to blocks,
     with any strides: `scale_a` (M, K / 128) or (M / 128, K / 128), `scale_b` (K / 128, N) or (K / 128, N /
     128), rounded up; each block of K is scaled before it is added. On data center Blackwell, the scales of

@@ -44,8 +44,9 @@ are symbolic."""
 @dataclass(frozen=True)
 class Verdict:
     """The result of judging a program. `failure` is a sentence and `kind` the sort of failure; both are empty
-    if the program is right. `excluded` says why a program was not judged. `counted` are the pass's
-    counters."""
+    if the program is right. `excluded` says why a program was not judged. `counted` are the pass's counters.
+    `elements` is the number of elements that were judged, and `loose` the number of them that may have any
+    value."""
 
     failure: str = ""
     kind: str = ""

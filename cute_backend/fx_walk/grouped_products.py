@@ -172,10 +172,8 @@ def _other_form(node: fx.Node, taken: str) -> Refused:
 def _other_recipe(node: fx.Node, a: tuple[str, ...], b: tuple[str, ...]) -> Refused:
     given = " by ".join("+".join(each) for each in (a, b))
     taken = ", ".join("+".join(each) for each in TILED)
-    return _refused(
-        node,
-        f"has scales of the recipe {given}; supported: the same for A and B, RowWise or, in {SWIZZLE}, {taken}",
-    )
+    supported = f"the same for A and B, RowWise or, in {SWIZZLE}, {taken}"
+    return _refused(node, f"has scales of the recipe {given}; supported: {supported}")
 
 
 def _other_scales(node: fx.Node, taken: str) -> Refused:

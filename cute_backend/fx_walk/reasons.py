@@ -181,8 +181,8 @@ class Reason(Enum):
     )
     UNSUPPORTED_DTYPE = (
         "unsupported_dtype",
-        "{operand} is {dtype}; epilogues support float32, bfloat16, float16, float8_e4m3fn, float8_e5m2, int8, "
-        "uint8, int32 and bool",
+        "{operand} is {dtype}; epilogues support float32, bfloat16, float16, float8_e4m3fn, float8_e5m2, "
+        "int8, uint8, int32 and bool",
     )
     FP8 = "fp8", "{target} has no conversions of {dtype}, which the epilogue needs"
     FLOAT64 = "float64", "{operand} is float64, but an epilogue computes in fp32"
@@ -199,13 +199,13 @@ class Reason(Enum):
     TOO_MANY_LOADS = (
         "too_many_loads",
         "the region would read {count} planes; a kernel reads {limit}, or more if one element of each plane "
-        "that it reads or writes takes at most {held} bits in all (here {bits}); results of {bytes} bytes are "
-        "left to other kernels",
+        "that it reads or writes takes at most {held} bits in all (here {bits}); results of {bytes} bytes "
+        "are left to other kernels",
     )
     TOO_MANY_STORES = (
         "too_many_stores",
-        "the region would write {count} results; a kernel writes at most {limit}, and at most {planes} of them "
-        "are planes; results of {bytes} bytes are left to other kernels",
+        "the region would write {count} results; a kernel writes at most {limit}, and at most {planes} of "
+        "them are planes; results of {bytes} bytes are left to other kernels",
     )
 
     UNFUSED_FASTER = (

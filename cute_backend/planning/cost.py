@@ -65,8 +65,8 @@ class Work(NamedTuple):
     """Bytes of the operands and the planes."""
     delivered: Any
     """Bytes of A and B that all CTAs together receive from L2. Each CTA receives its own copy of what a
-    cluster multicasts. 0 for 8-bit operands and for groups, which what their CTAs receive was not found to
-    bound."""
+    cluster multicasts. It is 0 for 8-bit operands and for groups: what their CTAs receive was not found to
+    limit them."""
 
     def microseconds(self, tile: TileTime, beyond_us: Any, bytes_per_us: Any, l2_bytes_per_us: Any) -> Any:
         """Returns the predicted time."""

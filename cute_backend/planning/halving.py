@@ -24,9 +24,12 @@ memory latency. Not measured."""
 
 
 def halving(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
-    """Returns the configuration for a problem of depth `k`. It adds a second warpgroup if the MMA does not
-    hide the epilogue of one. It never does if the warps of the epilogue add up the sums of k tiles, as they
-    then do nothing else while the MMA multiplies."""
+    """Returns the configuration for a problem of depth `k`.
+
+    It adds a second warpgroup if the MMA does not hide the epilogue of one. If the warps of the epilogue add
+    up the sums of k tiles, the MMA never hides it, since they do that while the MMA multiplies. So such
+    kernels have a second warpgroup wherever they can.
+    """
     hidden = mma_cycles(config, spec, k) > epilogue_cycles(config, spec) and BlockScales.of(spec) is None
     return config if hidden or not can_halve(config, spec) else replace(config, column_groups=2)
 

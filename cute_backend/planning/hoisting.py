@@ -49,8 +49,8 @@ def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> Ti
 
         raise UsageError(
             f"config.rowvec_placement is {rowvecs.value!r}, but {words(spec)} in tile {config.name} of "
-            f"{config.arch.value} has visits that are turns of a loop, which can't index registers; "
-            "'auto' and 'smem_staged' serve it"
+            f"{config.arch.value} does not unroll its visits, and a loop can't index registers; "
+            "rowvec_placement='auto' and 'smem_staged' serve it"
         )
     return hoisted
 

@@ -94,10 +94,11 @@ def equal_shares_of_b(config: TileConfig, spec: EpilogueSpec) -> TileConfig | No
 def few_draws_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """Gives specs that draw noise subtiles of few columns, and two warpgroups on a tile of 128 rows.
 
-    A draw takes some hundred instructions, and the compilers interleave all draws of a visit and of unrolled
-    visits: a whole tile took two minutes to compile, and spilled. Ping-pong does not hide this work if there
-    are enough rows for clusters of tiles: 256 rows by 128256 columns took 579 us with ping-pong and 537 us
-    without. It does hide the work if reading B takes the time: 96 rows took 312 us (H200).
+    A draw takes some 28 instructions, and the compilers interleave all draws of a visit and of unrolled
+    visits. When a draw took some hundred, a whole tile took two minutes to compile, and spilled. Ping-pong
+    does not hide this work if there are enough rows for clusters of tiles: 256 rows by 128256 columns took
+    579 us with ping-pong and 537 us without. It does hide the work if reading B takes the time: 96 rows took
+    312 us (H200).
     """
     if config.products > 1 or has_planes(spec):
         return config

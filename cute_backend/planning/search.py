@@ -196,7 +196,7 @@ def _parted(
     arch: Arch, spec: EpilogueSpec, shapes: Iterable[Shape], parts: Iterable[int]
 ) -> Iterator[TileConfig]:
     """Yields the tiles of some shapes whose CTAs leave the sums of parts of K in memory although the target
-    has clusters. Their second kernel does not use TMA, by which a table of blocks would come."""
+    has clusters. Their second kernel does not use TMA, which a repeating operand with blocks needs."""
     tiles = arch.target.tiles
     tables = any(load.is_table and load.blocks is not None for load in spec.loads_of(LoadKind.EXACT))
     if tiles.parts and not tables and _shipped(arch, spec) is tiles.shipped and _can_leave_sums(spec):

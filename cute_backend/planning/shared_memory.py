@@ -26,7 +26,8 @@ SCALE_ALIGN = 16
 
 @dataclass(frozen=True)
 class BlockScales:
-    """The blocks by which a product's A and B are scaled."""
+    """The blocks of A and B whose fp32 scales multiply the sums of k tiles, as in DeepSeek's fp8. Scales that
+    the MMA applies (MXFP8, MXFP4 and NVFP4) are `MmaScales`."""
 
     a: Scaling
     b: Scaling
@@ -37,7 +38,7 @@ class BlockScales:
 
     @staticmethod
     def of(spec: EpilogueSpec) -> BlockScales | None:
-        """The scales of a spec's products, or None if no sums are scaled by blocks."""
+        """The scales of a spec's sums, or None if it has no scales of blocks or the MMA applies them."""
         product = spec.product
         by_sums = product.is_block_scaled and not product.a_scaling.by_mma
         return BlockScales(product.a_scaling, product.b_scaling) if by_sums else None

@@ -161,7 +161,8 @@ class TileConfig:
         if self.occupancy < 1 or (self.occupancy > 1 and threads > MAX_WORKING_THREADS):
             raise ValueError(
                 f"tile {self.name} has {self.occupancy} CTAs of {self.warpgroups} warpgroups on a "
-                f"multiprocessor, which leaves registers to accumulators of {MAX_WORKING_THREADS} threads"
+                f"multiprocessor, which has registers for the accumulators of {MAX_WORKING_THREADS} threads: "
+                f"at most {MAX_WORKING_THREADS // (WARPGROUP * self.warpgroups)} CTAs"
             )
         if self.column_groups != 1 and (self.column_groups != 2 or self.group_n % self.subtile_n):
             raise ValueError(

@@ -46,9 +46,10 @@ incomplete files without an error (4.8.1)."""
 class Built:
     """A compiled kernel, with the kernel that finishes its reductions, if it has any.
 
-    `registers` of a thread, `spill_bytes` of local memory that a thread spills to or indexes at run time,
-    `smem_bytes` of a CTA, static and dynamic together. If there are two kernels, each figure is the larger of
-    both.
+    `source` is the text of the module, `ptx` the PTX and `cubin` the machine code of all its kernels.
+    `registers` is the number of 32-bit registers of a thread, `spill_bytes` the bytes of local memory that a
+    thread spills to or indexes at run time, and `smem_bytes` the shared memory of a CTA, static and dynamic.
+    If there are two kernels, each figure is the larger of both.
     """
 
     source: str = field(repr=False)

@@ -9,12 +9,16 @@
 one (K, 2 N) for a pair of even and odd columns. If blocks have scales, these follow: one tensor in `a`, and
 one for each B in `b`. If a product has groups, `a` also has their offsets, (G,). With groups of rows, each B
 is (G, K, N); with groups of K, the plane is (G * M, N). `loads` are in the spec's order, in canonical view:
-(M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, with an axis for each mode of an M of several,
-one element for a scalar. For each store the result has one (M, N) tensor, dense in the store's order, or its
-reduction. Stores that are parts of one result have one tensor together, (M, parts * N). `spec` is the
-canonical JSON of an EpilogueSpec: the op is registered once, and everything that varies is in its arguments,
-so that a graph from Inductor's cache can call it in a new process. `batch_invariant` asks for rows whose bits
-do not depend on M, `tile` names tiles, as `config.tile` does, and `rowvecs` is as `config.rowvec_placement`.
+(M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, (G, N) for a groupvec, one element for a
+scalar. If a load has several modes of M, it has an axis for each of them in place of M; if it has blocks of b
+columns, it has (N / b, b) in place of N. All tensors are on one device. For each store the result has one (M,
+N) tensor, dense in the store's order, or its reduction. Stores that are parts of one result have one tensor
+together, (M, parts * N). `spec` is the canonical JSON of an EpilogueSpec: the op is registered once, and
+everything that varies is in its arguments, so that a graph from Inductor's cache can call it in a new
+process. `batch_invariant` asks for rows whose bits do not depend on M, `tile` names tiles, as `config.tile`
+does, and `rowvecs` is as `config.rowvec_placement`.
+
+The op raises ValueError if operands contradict `spec`.
 
 On CPU the op replays the spec, on CUDA it launches a kernel. It is a post-grad op, which autograd never sees,
 so it has no derivative: it falls through the autograd key, and its results require no gradient.

@@ -17,7 +17,7 @@ from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment, Exten
 from cute_backend.spec import EpilogueSpec
 
 MAX_KERNELS = 16
-"""The most objects that a region may need, its alignments and tile choices together."""
+"""The most kernels that a region may need: one for each alignment and tile."""
 
 BUCKETS = (
     *(16, 32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512, 576),

@@ -32,8 +32,9 @@ A run proves, for the inputs it ran on:
 - That every read of shared and tensor memory is ordered after the write that it depends on, and every
   overwriting after the reads before it, by barriers that the reader or writer waited for; that a
   fence.proxy.async is executed between generic writes and asynchronous accesses; and that the lanes of a warp
-  have met at bar.warp.sync before one lane stores or releases data that other lanes wrote or read. This does
-  not depend on luck: it follows from the barriers that each warp waited for, not from the time of any access.
+  have met at bar.warp.sync before one lane stores or releases data that other lanes wrote or read. These
+  checks do not depend on the order of events in the run: they follow from the barriers that each warp waited
+  for, not from the time of any access.
   Registers are not checked in this way, except for those of wgmma. Their contents before the first write
   differ from seed to seed, so a read of them shows in the results.
 - That any two accesses to a byte of global memory, one of which writes, are ordered, or are both strong, as

@@ -1,7 +1,9 @@
 """The role of each warp of a kernel, derived from the control flow before it runs.
 
-A role follows from the instructions that a warp can reach. If the warp's number decides a branch, one side is
-followed; at all other branches, both are. So a warp has the same role from its first instruction to its last.
+A role is named after the instructions that its warps can reach, so its name may differ from the template's
+name for the same warps; `other` are warps that reach none of those instructions. If the warp's number decides
+a branch, one side is followed; at all other branches, both are. So a warp has the same role from its first
+instruction to its last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The spec itself."""
+"""`EpilogueSpec`: a region's products, loads, ops and stores, its JSON and its key."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class EpilogueSpec:
 
     @property
     def product(self) -> Accumulator:
-        """The first accumulator: its dtypes, majors and mode are those of all."""
+        """The first accumulator. Its dtypes, majors, kind and scalings are those of all."""
         return self.accumulators[0]
 
     @cached_property
@@ -120,8 +120,8 @@ class EpilogueSpec:
 
     @cached_property
     def segments_of(self) -> dict[str, frozenset[int]]:
-        """The indices of the segments that each value belongs to: it follows from their accumulators, or is
-        read by what does."""
+        """The indices of the segments that each value belongs to. A value belongs to a segment if it is
+        computed from the segment's accumulator, or if such a value is computed from it."""
         segments: dict[str, frozenset[int]] = dict.fromkeys(self.dtypes, frozenset())
         segments |= {acc.name: frozenset([index]) for index, acc in enumerate(self.accumulators)}
         for op in self.ops:

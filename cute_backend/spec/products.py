@@ -65,8 +65,8 @@ class BColumns(str, Enum):
 
 
 SCALE_BLOCK = 128
-"""The elements of K that share a block's scale. A block of several rows of A, or columns of B, has the same
-number of these."""
+"""The elements of K that share a block's scale. SQUARE blocks have the same number of rows of A, or of
+columns of B."""
 
 
 SCALE_TILE = (128, 4)
@@ -157,7 +157,8 @@ class Accumulator:
     The accumulators of a spec share one A, and one MMA computes them all. Accumulators of EVEN and ODD
     columns come as a pair, in this order, and share a B of (K, 2 N) as well.
 
-    With a `width`, an accumulator has a segment of the plane's columns, as many, and a tile of its own.
+    If `width` is not 0, the accumulator's columns are a segment of `width` columns of the plane, which begins
+    with a new tile.
 
     `fast_accum` is `_scaled_mm`'s `use_fast_accum`: without it, Hopper's fp8 MMA promotes its partial sums to
     fp32 registers at intervals. It has no meaning for 16-bit operands, where it is True.

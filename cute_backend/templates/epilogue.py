@@ -51,7 +51,7 @@ class SmemOperand:
     repeats: bool = False
     """Whether the operand is a `table`, whose rows and columns repeat along those of the plane."""
     by_heads: bool = False
-    """Whether the memory of the plane is viewed `by_heads`."""
+    """Whether the tensor is the view (B, H, S, D) that the function `by_heads` makes."""
 
     @property
     def layout(self) -> LayoutEnum:

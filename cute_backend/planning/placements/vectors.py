@@ -27,7 +27,8 @@ ROW_READ = Placement(
 
 
 def _columns_of_a_thread(load: Load, config: TileConfig, alignment: Alignment) -> Need | None:
-    """As many registers as are needed of the budget; none of it where hoists are asked for."""
+    """The need of a register for each column of a thread, from the budget. If `config.rowvec_placement` asks
+    for hoists, the need is 0, so that the budget does not limit them."""
     if config.rowvecs is Rowvecs.SMEM_STAGED:
         return None
     return Need(registers=0 if config.rowvecs is Rowvecs.REGISTER_HOIST else hoisted_registers(load, config))

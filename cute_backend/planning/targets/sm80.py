@@ -46,7 +46,8 @@ TARGET = Target(
     tma=False,
     promotes=False,
     products_per_cycle=2 * _A100.products,
-    # As wgmma's (PTX ISA, mma.m16n8k16, matrix D). A warp with 32 rows reads less of B for each product.
+    # Threads have the elements that wgmma gives them (PTX ISA, mma.m16n8k16, matrix D). A warp with 32 rows
+    # reads less of B for each product.
     accumulators=Accumulators(block_m=64, row_threads=4, in_registers=True, group_blocks=2),
     least_subtile_n=8,
     unrolled_subtile_n=32,

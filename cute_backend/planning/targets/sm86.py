@@ -37,7 +37,8 @@ TARGET = replace(
     gpu="A10",
     sm_count=72,
     smem_bytes=99 * 1024,
-    # Of 128 x 128, a stage is multiplied for 2048 cycles, and is copied meanwhile. Three left planes no room.
+    # In 128 x 128, the products of a stage take 2048 cycles, during which the next stage is copied. Three
+    # stages left no room for planes.
     least_ab_stages=2,
     products_per_cycle=2 * _A10.products,
     tiles=TILES,

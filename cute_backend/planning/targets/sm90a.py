@@ -153,7 +153,8 @@ TARGET = Target(
     promotes=True,
     # The data sheet's 1979 TFLOP/s in fp8, without sparsity, of 132 multiprocessors at 1.83 GHz.
     products_per_cycle=4096,
-    # Two rows, eight apart, of a thread, each shared by four (PTX ISA, wgmma register fragments, matrix D).
+    # A thread has two rows, eight apart, and four threads share each (PTX ISA, wgmma register fragments,
+    # matrix D).
     accumulators=Accumulators(block_m=64, row_threads=4, in_registers=True),
     least_subtile_n=8,  # the columns of the core matrices that the accumulators are laid out in
     unrolled_subtile_n=32,

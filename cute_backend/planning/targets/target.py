@@ -189,7 +189,8 @@ class Target:
     operands: frozenset[DType]
     """The dtypes that its MMA multiplies."""
     tma: bool
-    """Whether its kernels move planes by TMA, and run in the clusters that came with it."""
+    """Whether its kernels move planes by TMA, and run in the clusters that came with it. It is False for RTX
+    Blackwell, whose kernels load only A and B by TMA."""
     promotes: bool
     """Whether its MMA drops bits of fp8 sums, so that `use_fast_accum=False` promotes them. Elsewhere both
     modes are one."""

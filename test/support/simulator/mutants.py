@@ -1,4 +1,4 @@
-"""Deliberate faults in kernels: how one is planted, and the kernels that faults are planted in.
+"""Planted faults (mutants) in kernels: how one is planted, and the kernels that faults are planted in.
 
 A fault is an edit of a template's text, of a generated module or of a compiled kernel's PTX. The text that it
 replaces must occur exactly as often as the edit states, so that no mutant vanishes when a template changes.
