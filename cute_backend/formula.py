@@ -1,4 +1,10 @@
-"""A spec as text that a person reads: kernel headers and `explain` print it."""
+"""A spec as text that a person reads: kernel headers and `explain` print it.
+
+Besides the ops of the op table, a formula has these words: `row_max(x)`, `column_max(x)` and `all_max(x)`
+reduce each row, each column and the plane; `column_max128(x)` reduces each column of every 128 rows;
+`block32_max(x)` reduces each 32 neighbouring columns; `x[:, ::32]` is one value for each 32 columns, and `in
+tiles` is the layout of the MMA's scales; `x as (B, H, S, D)` is written in memory of this shape.
+"""
 
 from __future__ import annotations
 

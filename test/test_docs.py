@@ -1,6 +1,7 @@
 """The pages of docs/: they build as `make docs` builds them, and say what is so."""
 
 import doctest
+import inspect
 import os
 import re
 import shlex
@@ -20,7 +21,7 @@ import cute_backend
 from cute_backend import config
 from cute_backend.command.parser import parse
 from cute_backend.fx_walk.reasons import Reason
-from cute_backend.planning import Arch
+from cute_backend.planning import Arch, Rowvecs, TileConfig
 from cute_backend.simulator.report import Recorder
 from cute_backend.simulator.simulate import Machine, run
 from support.colours import contrast
@@ -107,6 +108,16 @@ def samples() -> dict[str, str]:
 @pytest.mark.parametrize("name", ["explain", "kernel"])
 def test_the_first_hour_reads_what_is_generated(name, samples):
     check_samples(DOCS / "first-hour.md", name, samples[name])
+
+
+def test_explain_has_every_suffix_of_a_tiles_name() -> None:
+    name = inspect.getsource(TileConfig.name.fget)
+    suffixes = set(re.findall(r'"_(\w+?)["{]', name)) | {each.value for each in Rowvecs} - {
+        Rowvecs.AUTO.value
+    }
+    page = (DOCS / "explain.md").read_text()
+    assert len(suffixes) > 9
+    assert all(re.search(rf"^\|.*`_{suffix}\d*`", page, re.MULTILINE) for suffix in suffixes), suffixes
 
 
 def test_the_first_hour_explains_every_value_of_its_kernel() -> None:

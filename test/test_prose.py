@@ -32,6 +32,10 @@ PHRASES = {
     r"^# (which|whose|here, for)\b": "a clause with its own subject",
     r"\bNone where\b": "None if",
     r"\bunder way\b": "in progress or in flight",
+    r"\b[Ss]imulated alone\b": "only simulated",
+    r"\b(time|speed) by (ours|that of)\b": "time divided by ours",
+    r"\bsome hundred instructions\b": "the number",
+    r"\bas many, and\b": "a clause with a noun",
 }
 """A regular expression for each phrase, and its replacement."""
 
@@ -39,8 +43,9 @@ ALLOWED: dict[str, int] = {}
 """How often a file may have any of the phrases, by its path."""
 
 
-def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines of prose with their numbers: of a page all but code, of a source its docstrings and comments."""
+def prose(path: Path, messages: bool = False) -> Iterator[tuple[int, str]]:
+    """Lines of prose with their numbers: of a page all but code, of a source its docstrings and comments and,
+    with `messages`, its other texts of several words."""
     text = path.read_text()
     if path.suffix == ".md":
         code = False
@@ -50,13 +55,10 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line
         return
     for node in ast.walk(ast.parse(text)):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            for offset, line in enumerate(node.value.value.splitlines()):
-                yield node.lineno + offset, line
+        text_of = node if messages else node.value if isinstance(node, ast.Expr) else None
+        if isinstance(text_of, ast.Constant) and isinstance(text_of.value, str) and " " in text_of.value:
+            for offset, line in enumerate(text_of.value.splitlines()):
+                yield text_of.lineno + offset, line
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string

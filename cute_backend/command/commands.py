@@ -156,6 +156,7 @@ def _explanation(arguments: argparse.Namespace) -> Explanation:
 
 def _simulate(arguments: argparse.Namespace) -> int:
     with progress.wait(f"tracing {Path(arguments.file).name}") as update:
+        from cute_backend import api
         from cute_backend.simulator import simulate, timeline
         from cute_backend.simulator.report import Recorder
         from cute_backend.simulator.simulation_errors import SimulationError
@@ -164,7 +165,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
             timeline.check(arguments.timeline)
         recorder = None if arguments.timeline is None else Recorder()
         machine = simulate.Machine(
-            simulate.parse_arch(arguments.arch or "sm_100a"),
+            api.parse_arch(arguments.arch or "sm_100a"),
             arguments.async_seed,
             observer=recorder,
             progress=lambda done, total, instructions: update(

@@ -95,7 +95,7 @@ def _add_source_options(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="FOLDER",
         type=Path,
-        help=f"write it there, to be edited: with {SOURCES_VARIABLE}=FOLDER it is what runs",
+        help=f"write the module to FOLDER, to be edited; {SOURCES_VARIABLE}=FOLDER then uses it",
     )
 
 

@@ -136,6 +136,7 @@ class _Module:
             f"{self.config.arch.value}, tile {self.config.name}, {self.alignment.words}:",
             f"{self.config.words}.",
             *_WHERE_TO_READ_ON,
+            *(["Strides are 0, 1 or s, any other stride."] if any(map(_modes, self.spec.loads)) else []),
             '"""',
             "",
         ]
@@ -288,10 +289,11 @@ _SCALE_PLACES = {
 
 
 def _modes(load: Load) -> str:
-    """The modes of M or N along which a load varies, in words."""
-    text = f", of M modes ({', '.join(mode.value for mode in load.m_modes)})" if load.m_modes else ""
+    """The strides of a load along the axes of an M or N that has several, in words."""
+    text = f", strides ({', '.join(mode.value for mode in load.m_modes)}) along M" if load.m_modes else ""
     if (blocks := load.blocks) is not None:
-        text += f", of blocks of {blocks.columns} columns ({blocks.outer.value}, {blocks.inner.value})"
+        strides = f"({blocks.outer.value}, {blocks.inner.value})"
+        text += f", strides {strides} from block to block of {blocks.columns} columns and within one"
     return text
 
 

@@ -19,6 +19,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch.utils._pytree import tree_leaves
 
 from cute_backend import config as settings
+from cute_backend.api.described import parse_arch
 from cute_backend.errors import UsageError, check_function
 from cute_backend.fx_walk.collect import as_the_pass_meets_it
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
@@ -116,18 +117,12 @@ def simulate(
     "sm_80", "sm_86", "sm_89", "sm_103a", "sm_120a" or "sm_121a". If a parameter of `fn` is itself called
     `arch` or `async_seed`, pass it by position. With `async_seed`, asynchronous operations complete and warps
     run in an order drawn from that seed; a correct kernel gives the same bits for every seed.
-    Raises UsageError if nothing is fused or the problem is too large, and SimulationError for a fault in a
+
+    Returns what `fn` returns. A tile takes some tenths of a second, and more for a long K. Raises UsageError
+    if nothing is fused, or if a kernel would take more than 10 minutes, and SimulationError for a fault in a
     kernel. A simulation checks the function of kernels, not their speed.
     """
     return run(fn, args, Machine(parse_arch(arch), async_seed), kwargs).outputs
-
-
-def parse_arch(arch: str) -> Arch:
-    """The architecture of a name. Raises UsageError for one that no kernel is generated for."""
-    found = Arch.of_name(arch)
-    if found is None:
-        raise UsageError(f"arch is {arch!r}; {Arch.listed('or')} can be simulated")
-    return found
 
 
 def run(

@@ -23,6 +23,8 @@ The attributes of `glob` are the global tensors and those of `smem` the shared o
 `sub`, a `Tile` and a `Subtile` of `tile.py`, have the rows and columns that a thread owns. Their indices into
 global memory are clamped to the problem's last row and column, so that reads at an edge need no branch.
 Values beyond the edge are never stored.
+
+A module's header begins with the formula of its epilogue, whose words `formula.py` explains.
 """
 
 from __future__ import annotations

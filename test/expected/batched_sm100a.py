@@ -3,7 +3,7 @@
    out0 = bf16(t6)
    out1 = f32(row_max(t6))
 
-    bias     colvec  bf16  row_read        one value for each row of a thread, before the accumulator wait, of M modes (s, 0)
+    bias     colvec  bf16  row_read        one value for each row of a thread, before the accumulator wait, strides (s, 0) along M
     rowvec0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
 
@@ -12,6 +12,7 @@ sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
+Strides are 0, 1 or s, any other stride.
 """
 
 from types import SimpleNamespace

@@ -3,7 +3,7 @@
    out0 = bf16(t6)
    out1 = f32(row_max(t6))
 
-    bias     colvec  bf16  row_read        one value for each row of a thread, before the accumulator wait, of M modes (s, 0)
+    bias     colvec  bf16  row_read        one value for each row of a thread, before the accumulator wait, strides (s, 0) along M
     rowvec0  rowvec  f32   register_hoist  the columns of a thread, before the accumulator wait
     exact0   exact   bf16  cp_async        a subtile at a time by cp.async, the first ones ahead of the products
 
@@ -12,6 +12,7 @@ sm_80, tile 128x64_1x1, planes aligned to 16 bytes:
 128 by 64, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
+Strides are 0, 1 or s, any other stride.
 """
 
 from types import SimpleNamespace

@@ -3,7 +3,7 @@
    out0 = bf16(t6)
    out1 = f32(row_max(t6))
 
-    bias     colvec  bf16  row_read        one value for each row of a thread, before the accumulator wait, of M modes (s, 0)
+    bias     colvec  bf16  row_read        one value for each row of a thread, before the accumulator wait, strides (s, 0) along M
     rowvec0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
 
@@ -12,6 +12,7 @@ sm_90a, tile 128x128_1x2_pingpong_by64, planes aligned to 16 bytes:
 128 by 128, ping-pong, clusters of 1 by 2, subtiles of 64 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
+Strides are 0, 1 or s, any other stride.
 """
 
 from types import SimpleNamespace

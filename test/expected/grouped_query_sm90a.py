@@ -2,10 +2,10 @@
    out1 = bf16(acc1 * exact2 + block64_rotate_half(acc1) * exact3)
    out2 = bf16(acc2 + bias0)
 
-    exact0  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, of M modes (0, s), of blocks of 64 columns (0, 1)
-    exact1  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, of M modes (0, s), of blocks of 64 columns (0, 1)
-    exact2  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, of M modes (0, s), of blocks of 64 columns (0, 1)
-    exact3  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, of M modes (0, s), of blocks of 64 columns (0, 1)
+    exact0  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
+    exact1  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
+    exact2  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
+    exact3  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
     bias0   rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
 
 cute_mm_by_3_mul_block_rotate_half_add_bias_256x128_54b3d48b:
@@ -13,6 +13,7 @@ sm_90a, tile 256x128_1x2, planes aligned to 16 bytes:
 256 by 128, clusters of 1 by 2, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
+Strides are 0, 1 or s, any other stride.
 """
 
 from types import SimpleNamespace

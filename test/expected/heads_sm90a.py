@@ -1,15 +1,16 @@
 """out0 = bf16(((acc + bias) * rowvec0 + exact0) * rowvec1)
 
     bias     rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
-    rowvec0  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, of blocks of 128 columns (0, 1)
-    exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, of M modes (0, s), of blocks of 128 columns (0, 1)
-    rowvec1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, of blocks of 128 columns (1, 0)
+    rowvec0  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, strides (0, 1) from block to block of 128 columns and within one
+    exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 128 columns and within one
+    rowvec1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, strides (1, 0) from block to block of 128 columns and within one
 
 cute_mm_bias_scale_residual_128x256_838d9bf1:
 sm_90a, tile 128x256_1x2, planes aligned to 16 bytes:
 128 by 256, clusters of 1 by 2, subtiles of 32 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
+Strides are 0, 1 or s, any other stride.
 """
 
 from types import SimpleNamespace

@@ -1,14 +1,15 @@
 """out0 = bf16(acc0 * exact0 + block64_rotate_half(acc0) * exact1) as (B, H, 2048, 64)
    out1 = bf16(acc1) as (B, H, 2048, 64)
 
-    exact0  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, of M modes (0, s), of blocks of 64 columns (0, 1)
-    exact1  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, of M modes (0, s), of blocks of 64 columns (0, 1)
+    exact0  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
+    exact1  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
 
 cute_mm_by_2_mul_block_rotate_half_add_256x128_a29f48f2:
 sm_90a, tile 256x128_1x2, planes aligned to 16 bytes:
 256 by 128, clusters of 1 by 2, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
+Strides are 0, 1 or s, any other stride.
 """
 
 from types import SimpleNamespace

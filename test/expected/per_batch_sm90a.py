@@ -4,16 +4,17 @@
 
     scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     scale_b  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
-    exact0   exact   bf16  vector          by element when needed, of M modes (0, s)
-    colvec0  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait, of M modes (s, 0)
-    exact1   exact   bf16  vector          by element when needed, of M modes (s, 0)
-    colvec1  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait, of M modes (0, s)
+    exact0   exact   bf16  vector          by element when needed, strides (0, s) along M
+    colvec0  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait, strides (s, 0) along M
+    exact1   exact   bf16  vector          by element when needed, strides (s, 0) along M
+    colvec1  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait, strides (0, s) along M
 
 cute_scaled_mm_residual_scale_amax_64x128_c0e68bfe:
 sm_90a, tile 64x128_2x1_pingpong, planes aligned to 16 bytes:
 64 by 128, ping-pong, clusters of 2 by 1, subtiles of 32 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
+Strides are 0, 1 or s, any other stride.
 """
 
 from types import SimpleNamespace

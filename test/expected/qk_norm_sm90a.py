@@ -1,12 +1,13 @@
 """out0 = bf16(rowvec0 * (acc * rsqrt(block64_mean(acc * acc) + 1e-06)))
 
-    rowvec0  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait, of blocks of 64 columns (0, 1)
+    rowvec0  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait, strides (0, 1) from block to block of 64 columns and within one
 
 cute_mm_square_block_mean_rsqrt_scale_128x192_ca63e3d6:
 sm_90a, tile 128x192_1x2_by64, planes aligned to 16 bytes:
 128 by 192, clusters of 1 by 2, subtiles of 64 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
+Strides are 0, 1 or s, any other stride.
 """
 
 from types import SimpleNamespace

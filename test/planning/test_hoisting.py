@@ -114,10 +114,10 @@ def test_a_spec_without_rowvecs_stays_as_it_is() -> None:
     assert with_rowvecs(TILE, tensorwise, Rowvecs.REGISTER_HOIST) is TILE
 
 
-def test_a_hoist_is_refused_where_visits_are_turns_of_a_loop() -> None:
+def test_a_hoist_is_refused_where_visits_are_iterations_of_a_loop() -> None:
     sampled = sampling_spec("one")
     with pytest.raises(
-        UsageError, match=r"config.rowvec_placement is 'register_hoist', but .* turns of a loop"
+        UsageError, match=r"config.rowvec_placement is 'register_hoist', but .* does not unroll its visits"
     ):
         with_rowvecs(TILE, sampled, Rowvecs.REGISTER_HOIST)
 

@@ -34,9 +34,9 @@ _TILES = Tiles(
         Shape(64, 128, 2, pingpong=True),
         Shape(64, 64),
     ),
-    # Bare, at 4096 rows, torch's time by that of 128 x 256 in two pieces of columns was 1.01, 1.04, 1.09 and
-    # 1.12, by that of 128 x 128 0.99, 1.02, 1.09 and 1.09. 128 rows took 36.6 us by 64 x 128 in clusters of
-    # four, 40.9 in clusters of two (H200).
+    # Bare, at 4096 rows, torch's time divided by that of 128 x 256 in two pieces of columns was 1.01, 1.04,
+    # 1.09 and 1.12; divided by that of 128 x 128 it was 0.99, 1.02, 1.09 and 1.09. 128 rows took 36.6 us by
+    # 64 x 128 in clusters of four, 40.9 in clusters of two (H200).
     sized_by_blocks=(
         Shape(128, 256, 2),
         Shape(64, 128, 2, 2, pingpong=True),

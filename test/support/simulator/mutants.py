@@ -62,10 +62,13 @@ from support.simulator.exact import (
     wrong,
 )
 
+# An fp8 product with scales of rows and columns and a residual, written in bf16.
 SPEC = scaled_residual()
+# Its largest element of each column in place of the plane: a reduction with partials and a second kernel.
 LARGEST = replace(
     SPEC, stores=(Store("out0", "t2", DType.F32, reduce=Reduction(Axis.COLUMN, ReduceKind.MAX)),)
 )
+# A product with DeepSeek's fp32 scales, A in blocks of 1 x 128 and B in blocks of 128 x 128.
 BLOCKWISE = replace(
     SPEC,
     accumulators=(
@@ -74,6 +77,7 @@ BLOCKWISE = replace(
     loads=SPEC.loads[2:],
     ops=(replace(SPEC.ops[2], operands=("acc", "exact0")),),
 )
+# Products whose scales the MMA applies.
 BLACKWELL_SCALED = {
     name: replace(
         BLOCKWISE,
@@ -85,6 +89,7 @@ BLACKWELL_SCALED = {
         ("nvfp4", Scaling.NV, DType.E2M1X2),
     )
 }
+# A kernel that writes E8M0 scales in tiles.
 SCALES = replace(
     BLACKWELL_SCALED["mxfp8"],
     loads=(),
@@ -97,9 +102,13 @@ SCALES = replace(
 )
 """Even if all elements are zeros, the code of the largest one plus 1 differs from the padding of the
 scales."""
+# BLOCKWISE, with a scale for each column and block of K of B.
 COLUMNWISE = replace(BLOCKWISE, accumulators=(replace(BLOCKWISE.accumulators[0], b_scaling=Scaling.LINE),))
+# SPEC without fast accumulation: the sums of k tiles are promoted.
 SLOW = promoted(SPEC)
+# SPEC, with a repeating table in place of the residual.
 REPEATED = replace(SPEC, loads=(*SPEC.loads[:2], TABLE))
+# A product of which each 64 columns are rotated by halves, so that a kernel keeps columns in another order.
 ROTATED = replace(
     SPEC,
     loads=SPEC.loads[:2],
@@ -109,7 +118,9 @@ ROTATED = replace(
         replace(SPEC.ops[0], name="t2", operands=("t1", "scale_a")),
     ),
 )
+# ROTATED, with neighbouring columns as partners.
 NEIGHBOURS = replace(ROTATED, ops=(ROTATED.ops[0], replace(ROTATED.ops[1], block=2), ROTATED.ops[2]))
+# A product whose columns are in two segments, of 72 and 136 columns.
 SEGMENTED = replace(
     SPEC,
     accumulators=tuple(
@@ -122,18 +133,23 @@ SEGMENTED = replace(
     ),
     stores=(*SPEC.stores, Store("out1", "t3", DType.F32)),
 )
+# A product that writes heads, (B, H, 40, 64).
 HEADED = replace(
     ROTATED,
     ops=ROTATED.ops[:1],
     stores=(replace(SPEC.stores[0], value="t0", heads=Heads(40, 64)),),
     loads=SPEC.loads[:2],
 )
+# A product of rows in groups.
 GROUPED = replace(grouped(), stores=grouped().stores[:1])
+# A product of columns in groups, computed transposed.
 GROUPED_COLUMNS = replace(grouped_columns(), stores=grouped_columns().stores[:1])
+# Rows in groups in MXFP8.
 GROUPED_MX = replace(
     BLACKWELL_SCALED["mxfp8"],
     accumulators=(replace(BLACKWELL_SCALED["mxfp8"].product, kind=ProductKind.GROUPED),),
 )
+# Rows in groups in MXFP4 and NVFP4; the latter with a number for each group.
 GROUPED_FP4 = {
     name: replace(each, accumulators=(replace(each.product, kind=ProductKind.GROUPED),))
     for name, each in BLACKWELL_SCALED.items()
@@ -145,7 +161,9 @@ GROUPED_FP4["nvfp4"] = replace(
     ops=(*GROUPED_FP4["nvfp4"].ops, op("scaled", "mul", GROUPED_FP4["nvfp4"].ops[-1].name, "scale_g")),
     stores=tuple(replace(store, value="scaled") for store in GROUPED_FP4["nvfp4"].stores),
 )
+# A product of K in groups, in 16 bits.
 GROUPED_K = replace(grouped_k(), stores=grouped_k().stores[:1])
+# A product of K in groups, in fp8.
 GROUPED_K_FP8 = replace(grouped_k(DType.E4M3), stores=GROUPED_K.stores)
 
 
@@ -188,6 +206,7 @@ class Subject:
                 raise WrongNumbers(wrong(torch.atleast_2d(actual), torch.atleast_2d(expected)))
 
 
+# The kernels that faults are planted in. A new fault takes the smallest one that executes the edited text.
 ONE = Subject(sm100(128, 64), (192, 192, 384))  # M = N: only the strides tell a row from a column
 PAIR = Subject(sm100(256, 64, 2, 1, ctas=2), (520, 104, 256))
 MULTICAST = Subject(sm100(128, 64, 2, 2), (296, 168, 256))
