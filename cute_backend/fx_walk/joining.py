@@ -90,7 +90,7 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concaten
         result = tensor_of(node)
         if result is not None and result.is_complex():
             raise Refused(Reason.UNSUPPORTED_DTYPE, operand=node.name, dtype=result.dtype)
-        raise not_pointwise(node)
+        raise not_pointwise(node, draft.frames.get(first_argument(node)))
     return _join_pointwise(walk, draft, node, anchor.n, (None,))[0]
 
 

@@ -25,12 +25,13 @@ def _how(node: fx.Node, frame: Frame | None) -> str:
     return "isn't proven to keep rows and columns apart"
 
 
-def not_pointwise(node: fx.Node) -> Refused:
-    """The refusal of a call on a value of the plane that is neither pointwise nor a reshape."""
+def not_pointwise(node: fx.Node, frame: Frame | None) -> Refused:
+    """The refusal of a call on a value with `frame` that is neither pointwise nor a reshape."""
     axis = _axis_taken(node) if is_view(node) else None
     if axis is None:
         return Refused(Reason.NOT_POINTWISE, target=target_name(node))
-    is_column = axis == fake(first_argument(node)).dim() - 1
+    columns = (fake(first_argument(node)).dim() - 1,) if frame is None else frame.n_axes
+    is_column = axis in columns and not (frame is not None and axis in frame.m_axes)
     return Refused(Reason.UNPAIRED if is_column else Reason.PART_OF_ROWS, target=target_name(node))
 
 

@@ -469,6 +469,12 @@ CASES: dict[Reason, dict[str, Case]] = {
         ),
     },
     Reason.UNPAIRED: {
+        "packed_by_head": Case(
+            lambda graph: graph.call(
+                aten.select.int, graph.call(aten.reshape.default, relu(graph), [64, 2, 3, 8]), 2, 1
+            ),
+            1,
+        ),
         "one_column": Case(lambda graph: graph.call(aten.select.int, relu(graph), 1, 3), 1),
         "thirds": Case(lambda graph: graph.call(aten.slice.Tensor, relu(graph), 1, 0, 16), 1),
         "one_half": Case(lambda graph: graph.call(aten.slice.Tensor, relu(graph), 1, 0, 24), 1),
