@@ -4,6 +4,11 @@
     python -m cute_backend explain examples/hugging_face.py:llama_fp8
 
 Nothing is downloaded: the models are made of their configurations, with their embeddings and last norm.
+
+In fp8, the experts of Mixtral, Qwen3-MoE and DeepSeek-V3 are quantised as well. Those of GPT-OSS and Llama 4
+stay in bf16: their weights are (expert, in, out), and torchao 0.18 finds scales along the last axis, but a
+product sums along `in`. It raises "unsupported" at GPT-OSS's `grouped_mm`, and "bmm is not supported for
+TORCH" at Llama 4's `bmm`.
 """
 
 from __future__ import annotations
@@ -73,6 +78,9 @@ CONFIGS: dict[str, tuple[Any, Any]] = {
     ),
 }
 
+EXPERTS = r"re:.*\.experts\.(gate_up|down)_proj"
+"""Parameters of experts (expert, out, in), which torchao multiplies by `scaled_grouped_mm`."""
+
 
 class Layer(nn.Module):
     """Token numbers (batch, tokens) to hidden states."""
@@ -91,8 +99,10 @@ llama, llama_fp8 = Layer("llama"), quantized(Layer("llama"), PerRow())
 qwen3, qwen3_fp8 = Layer("qwen3"), quantized(Layer("qwen3"), PerRow())
 gemma3, gemma3_fp8 = Layer("gemma3"), quantized(Layer("gemma3"), PerRow())
 gpt_oss, gpt_oss_fp8 = Layer("gpt_oss"), quantized(Layer("gpt_oss"), PerRow())
-mixtral, mixtral_fp8 = Layer("mixtral"), quantized(Layer("mixtral"), PerRow())
-qwen3_moe, deepseek_v3, llama4 = Layer("qwen3_moe"), Layer("deepseek_v3"), Layer("llama4")
+llama4, llama4_fp8 = Layer("llama4"), quantized(Layer("llama4"), PerRow())
+mixtral, mixtral_fp8 = Layer("mixtral"), quantized(Layer("mixtral"), PerRow(), EXPERTS)
+qwen3_moe, qwen3_moe_fp8 = Layer("qwen3_moe"), quantized(Layer("qwen3_moe"), PerRow(), EXPERTS)
+deepseek_v3, deepseek_v3_fp8 = Layer("deepseek_v3"), quantized(Layer("deepseek_v3"), PerRow(), EXPERTS)
 
 
 def example_inputs() -> tuple[Tensor]:

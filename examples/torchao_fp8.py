@@ -16,7 +16,13 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, PerTensor, quantize_
+from torchao.quantization import (
+    Float8DynamicActivationFloat8WeightConfig,
+    FqnToConfig,
+    PerRow,
+    PerTensor,
+    quantize_,
+)
 from torchao.quantization.quantize_.common import KernelPreference
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 512, 1024, 8, 4
@@ -51,14 +57,17 @@ class Attention(nn.Module):
         return self.o_proj(heads.transpose(1, 2).flatten(-2)) + x
 
 
-def quantized(module: nn.Module, granularity: Any) -> nn.Module:
-    """The module in bf16, its linears in fp8. torchao wants a GPU for this, which explaining does not."""
+def quantized(module: nn.Module, granularity: Any, *parameters: str) -> nn.Module:
+    """The module in bf16, its linears in fp8, and so the parameters of other modules that are named, as `re:`
+    patterns. torchao wants a GPU for this, which explaining does not."""
     config = Float8DynamicActivationFloat8WeightConfig(
         granularity=granularity, kernel_preference=KernelPreference.TORCH
     )
     unchecked = mock.patch("torchao.quantization.quant_api._check_hardware_support")
     with nullcontext() if torch.cuda.is_available() else unchecked:
         quantize_(module.to(torch.bfloat16), config)
+        if parameters:
+            quantize_(module, FqnToConfig(dict.fromkeys(parameters, config)), filter_fn=None)
     return module.requires_grad_(False)
 
 

@@ -47,6 +47,7 @@ from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.fx_walk.working_copy import WorkingCopy
 from cute_backend.planning import Arch
+from cute_backend.tracing.shape_rules import shape_rules
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ def _fresh() -> Iterator[None]:
     """
     theirs = {id(code) for code in _compiled_codes()}
     with (
+        shape_rules(),
         warnings.catch_warnings(),
         dynamo_config.patch(
             recompile_limit=sys.maxsize,

@@ -1,2 +1,2 @@
-"""Tracing of functions that are called eagerly: finds the values that they depend on, and suppresses torch's
-logs of failures."""
+"""Tracing of functions: finds the values that they depend on, suppresses torch's logs of failures, and adds
+shape rules that torch lacks."""

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 import cute_backend
 from cute_backend.spec import LoadKind, ProductKind
+from cute_backend.tracing.shape_rules import shape_rules
 
 pytest.importorskip("torchao.quantization", reason="needs torchao")
 from support.experts import Experts, in_fp8
 
 
-@pytest.fixture
-def traced() -> Iterator[None]:
-    """Registers a shape rule for the op's second version, which torch 2.13 has none for, so that it is traced
-    without a GPU."""
-
-    def shaped(a: Tensor, b: Tensor, *_: Any, **__: Any) -> Tensor:
-        return a.new_empty(a.shape[0], b.shape[-1], dtype=torch.bfloat16)
-
-    with torch.library._scoped_library("aten", "IMPL", "Meta") as library:
-        library.impl("_scaled_grouped_mm_v2", shaped)
-        yield
-
-
-@pytest.mark.usefixtures("traced")
 def test_fp8_experts_are_two_kernels() -> None:
     """The scale of each row is a colvec, that of each column of each expert a groupvec."""
     experts = in_fp8(Experts(4, 512, 256))
@@ -43,3 +26,22 @@ def test_fp8_experts_are_two_kernels() -> None:
         [LoadKind.COLVEC, LoadKind.GROUPVEC, LoadKind.COLVEC],
     ]
     assert len(gated.spec.accumulators) == 2
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "shape"),
+    [
+        ((64, 32), (3, 32, 48), (64, 48)),
+        ((64, 32), (32, 48), (3, 64, 48)),
+        ((3, 64, 32), (32, 48), (64, 48)),
+        ((3, 64, 32), (3, 32, 48), (3, 64, 48)),
+    ],
+)
+def test_the_second_version_has_the_shape_of_each_form(
+    a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    left, right = (torch.empty(sizes, dtype=torch.float8_e4m3fn, device="meta") for sizes in (a, b))
+    scales, ends = [torch.empty(64, device="meta")], torch.empty(3, dtype=torch.int32, device="meta")
+    with shape_rules():
+        result = torch.ops.aten._scaled_grouped_mm_v2(left, right, scales, [1], [0], scales, [1], [0], ends)
+    assert (result.shape, result.dtype) == (shape, torch.bfloat16)
