@@ -226,13 +226,14 @@ def _of_scaled_groups(
 
 def _by_groups_of_k(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype, step: int) -> Tensor:
     """(G, M, N): for each group, its columns of A times its rows of B. The product of an empty group is
-    zeros. Ends are rounded down to multiples of `step`."""
+    zeros. Ends are rounded down to multiples of `step`, except for that of a last group that is not empty."""
     products = a.new_zeros((len(offsets), a.shape[0], b.shape[1]), dtype=accumulate)
-    first = 0
-    for product, end in zip(products, offsets.tolist(), strict=True):
-        k = slice(first // step * step, end // step * step)
-        torch.matmul(a[:, k].to(accumulate), b[k].to(accumulate), out=product)
-        first = end
+    begin = 0
+    for group, end in enumerate(offsets.tolist()):
+        is_whole = group == len(offsets) - 1 and begin < end
+        k = slice(begin // step * step, end if is_whole else end // step * step)
+        torch.matmul(a[:, k].to(accumulate), b[k].to(accumulate), out=products[group])
+        begin = end
     return products
 
 

@@ -30,8 +30,8 @@ class ProductKind(str, Enum):
     K_GROUPED = "k_grouped"
     """A (M, K) times B (K, N), where K lies in groups that follow each other, one product for each group:
     their rows, (G * M, N), are the plane. The offsets (G,) say where each group ends. 16-bit operands are not
-    contiguous along K, and groups end anywhere. fp8 operands are, as the MMA wants them, and groups end at
-    multiples of `FP8_K_STEP`."""
+    contiguous along K, and groups end anywhere. fp8 operands are, as the MMA wants them, and all groups but
+    the last end at multiples of `FP8_K_STEP`."""
 
     @property
     def has_offsets(self) -> bool:
@@ -40,8 +40,8 @@ class ProductKind(str, Enum):
 
 
 FP8_K_STEP = 16
-"""The multiples at which groups of K end in fp8, as torch wants them: TMA moves multiples of 16 bytes. A
-kernel rounds other ends down."""
+"""The multiples at which groups of K begin in fp8, as torch wants them: TMA moves multiples of 16 bytes. A
+kernel rounds other ends down, except for that of the last group."""
 
 
 class Columns(str, Enum):

@@ -4,7 +4,8 @@
   kernels whose accumulators lie in registers.
 - The interface of epilogues: `epilogue`, `tile`, `segments`.
 - Mainloops: `mainloop`, `block_scaled`, `partial_sums`, `mma_scaled`, `warp_mainloop`, `warp_columns`.
-- Operands: `feed`, `tma_feed`, `warp_copies`, `cp_async`, `staged`, `block_scales`, `batch`.
+- Operands: `feed`, `tma_feed`, `warp_copies`, `cp_async`, `staged`, `block_scales`, `batch`,
+  `tails`.
 - The warps of a CTA: `crew`, `rings`, `stages`.
 - Schedules: `scheduler`, `split_k`, `split_sums`, `overlap`.
 - Reductions: `finish`, `workspace`.

@@ -216,11 +216,17 @@ class Crew:
                         f"{role.warps if role in self.roles else 0}"
                     )
             met[meeting.barrier] = meeting
-        needed = sum(ring.barrier_bytes for ring in self.rings)
+        self.check_further(0)
+
+    def check_further(self, barriers: int) -> None:
+        """Raises ValueError if shared memory has no room for so many barriers beside those of the rings."""
+        needed = sum(ring.barrier_bytes for ring in self.rings) + MBARRIER_BYTES * barriers
         if needed > BARRIER_BYTES:
             each = " + ".join(f"{ring.stages} of {ring.name}" for ring in self.rings)
+            further = f" + {MBARRIER_BYTES} x {barriers}" if barriers else ""
             raise ValueError(
-                f"barriers take {2 * MBARRIER_BYTES} bytes x ({each}) = {needed}; {BARRIER_BYTES} are left"
+                f"barriers take {2 * MBARRIER_BYTES} bytes x ({each}){further} = {needed}; "
+                f"{BARRIER_BYTES} are left"
             )
 
     def __str__(self) -> str:

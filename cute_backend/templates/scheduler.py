@@ -28,11 +28,12 @@ class Place:
 @dataclass(frozen=True)
 class KPlace(Place):
     """A place whose product sums over a group of K, which begins at `first_k` and ends before `end_k`, both
-    multiples of `step`."""
+    multiples of `step`. If `tail` is not 0, the group has only so many of its last `step` indices."""
 
     first_k: Int32
     end_k: Int32
     step: int
+    tail: Any
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,14 @@ class KGroupSchedule:
     def place(self, item: Int32) -> KPlace:
         """The place of a work item. An item beyond the last gets an empty range of K."""
         place = self.products.place(item)
-        first, end = (each // self.step * self.step for each in bounds(self.offsets, self.k, place.batch))
-        return KPlace(place.row, place.column, place.batch, place.first, place.end, first, end, self.step)
+        begin, end = bounds(self.offsets, self.k, place.batch)
+        first, whole, tail = begin // self.step * self.step, end // self.step * self.step, 0
+        if self.step > 1:
+            is_last = (place.batch == self.products.batches - 1) & (begin < end)
+            tail = cutlass.select_(is_last, end - whole, Int32(0))
+            whole = cutlass.select_(tail > 0, whole + self.step, whole)
+        of_product = (place.row, place.column, place.batch, place.first, place.end)
+        return KPlace(*of_product, first, whole, self.step, tail)
 
     def is_valid(self, item: Int32) -> Boolean:
         """Whether `item` is a work item of this schedule."""

@@ -86,6 +86,7 @@ from cute_backend.templates.rings import (
 from cute_backend.templates.scheduler import GroupSchedule, Place
 from cute_backend.templates.segments import allocate_buffers, make_exacts
 from cute_backend.templates.split_k import Sums
+from cute_backend.templates.tails import Tails, is_cut
 from cute_backend.templates.tile import Sm100Subtile, Sm100Tile
 
 CTA_M = 128
@@ -391,6 +392,12 @@ class Sm100Gemm(Gemm):
         ab_pipeline = pipeline.PipelineTmaUmma.create(
             **stages_of(smem, self.ab_ring), tx_count=ab_bytes * config.ctas, cta_layout_vmnk=cluster
         )
+        tails = None
+        if cutlass.const_expr(self.is_k_grouped and self.group_step > 1):
+            leads = ab_pipeline.is_leader_cta
+            tails = Tails.allocate(smem, self.crew, ab_pipeline, [s_a, s_b], config.ctas, leads)
+            if warp == self.load.first:
+                tails.init()
         acc_pipeline = pipeline.PipelineUmmaAsync.create(
             **stages_of(smem, self.acc_ring), cta_layout_vmnk=cluster
         )
@@ -457,7 +464,9 @@ class Sm100Gemm(Gemm):
             pieces = [0] * len(b_tmas) if self.segments else range(config.pieces)
             s_bs = [self._piece_stages(s_b, piece_smem, piece) for piece in pieces]
             of_scales = (scale_tmas, s_scales, scales)
-            self._load(shared, tiled_mma, piece_mma, cluster, cta_coord, a_tma, b_tmas, s_a, s_bs, of_scales)
+            self._load(
+                shared, tiled_mma, piece_mma, cluster, cta_coord, a_tma, b_tmas, s_a, s_bs, of_scales, tails
+            )
         if warp == self.multiply.first:
             tmem.wait_for_alloc()
             tmem_start = tmem.retrieve_ptr(Float32)
@@ -543,6 +552,7 @@ class Sm100Gemm(Gemm):
         s_a: cute.Tensor,
         s_bs: list,
         of_scales: tuple[list, list, list],
+        tails: Tails | None,
     ):
         """The load warp: A and B of every k tile, and the scales of their blocks."""
         config, tile_k = self.config, self.tile[2]
@@ -558,7 +568,7 @@ class Sm100Gemm(Gemm):
             b_mask = cpasync.create_tma_multicast_mask(cluster, cta_coord, mcast_mode=1)
         ab_state = producer_state(self.stages.ab)
         scale_state = producer_state(self.scale_ring.stages if self.scale_ring else 0)
-        item, item_step = shared.first_item, shared.item_step
+        item, item_step, tail_phases = shared.first_item, shared.item_step, Int32(0)
         while schedule.is_valid(item):
             place = schedule.place(item)
             row, column = self._cta_tile(place)
@@ -567,7 +577,8 @@ class Sm100Gemm(Gemm):
             tile_a = batches.of_place(t_ga, place)[(None, row // config.ctas, None)]
             scale_tmas, s_scales, scales = of_scales
             t_scales = self.mainloop.boxes(scale_tmas, s_scales, place, (row, column), config)
-            for k_tile in cutlass.range(self._k_tiles(place, tile_k, shared.k_tiles), unroll=1):
+            k_tiles = self._k_tiles(place, tile_k, shared.k_tiles)
+            for k_tile in cutlass.range(k_tiles, unroll=1):
                 k = shared.first_k + k_tile
                 if cutlass.const_expr(self.is_k_grouped):
                     of_k = batches.of_k_tile(a_tma.tma_tensor, place, k)
@@ -575,8 +586,11 @@ class Sm100Gemm(Gemm):
                     box_of_a = t_ga_of_k[(None, row // config.ctas, 0, 0)]
                 else:
                     box_of_a = tile_a[(None, k)]
-                ab_pipeline.producer_acquire(ab_state)
-                barrier = ab_pipeline.producer_get_barrier(ab_state)
+                if cutlass.const_expr(tails is not None):
+                    barrier = cast(Tails, tails).acquire(ab_state, is_cut(place, k_tile, k_tiles))
+                else:
+                    ab_pipeline.producer_acquire(ab_state)
+                    barrier = ab_pipeline.producer_get_barrier(ab_state)
                 stage = (None, ab_state.index)
                 cute.copy(a_tma.atom, box_of_a, t_sa[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
                 to_b = {"tma_bar_ptr": barrier, "mcast_mask": b_mask}
@@ -601,6 +615,9 @@ class Sm100Gemm(Gemm):
                 for i in cutlass.range_constexpr(len(scale_tmas)):
                     t_s, t_g = t_scales[i]
                     cute.copy(scale_tmas[i].atom, t_g[(None, k)], t_s[stage], tma_bar_ptr=barrier)
+                if cutlass.const_expr(tails is not None):
+                    if is_cut(place, k_tile, k_tiles):
+                        tail_phases = cast(Tails, tails).clear(ab_state, place, tail_phases)
                 ab_state.advance()
                 if cutlass.const_expr(self.block_scales is not None):
                     scale_state = self._load_scales(shared, scales, scale_state, row, column, k)

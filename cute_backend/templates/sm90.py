@@ -81,6 +81,7 @@ from cute_backend.templates.rings import (
 from cute_backend.templates.scheduler import GroupSchedule, Place
 from cute_backend.templates.segments import allocate_buffers, make_exacts
 from cute_backend.templates.split_k import Sums
+from cute_backend.templates.tails import Tails, is_cut
 from cute_backend.templates.tile import FragmentTile
 
 WARPGROUP = WARPS * WARP
@@ -401,6 +402,11 @@ class Sm90Gemm(FragmentGemm):
             tx_count=self.box_bytes + b_bytes,
             cta_layout_vmnk=cute.make_layout((1, *cta_layout.shape)),
         )
+        tails = None
+        if cutlass.const_expr(self.is_k_grouped and self.group_step > 1):
+            tails = Tails.allocate(smem, self.crew, ab_pipeline, [s_a, s_b])
+            if warp == self.load.first:
+                tails.init()
         box_elements = BLOCK_M * config.subtile_n * config.sharing
         exacts = make_exacts(smem, self.exact_ring, self._epilogues, box_elements)
         row_pipeline = make_rows(smem, self.row_ring)
@@ -444,7 +450,7 @@ class Sm90Gemm(FragmentGemm):
         if warp < WARPS:
             cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
         if warp == self.load.first:
-            self._load(shared, cta_layout, a_tma, b_tmas, s_a, s_b)
+            self._load(shared, cta_layout, a_tma, b_tmas, s_a, s_b, tails)
         if cutlass.const_expr(stages.exact > 0):
             if warp == self.exact.first:
                 self._load_exact(shared, load_tmas)
@@ -467,6 +473,7 @@ class Sm90Gemm(FragmentGemm):
         b_tmas: list,
         s_a: cute.Tensor,
         s_b: cute.Tensor,
+        tails: Tails | None,
     ):
         """The load warp: loads A and B of every k tile."""
         config, schedule, ab_pipeline = self.config, shared.schedule, shared.ab_pipeline
@@ -488,7 +495,7 @@ class Sm90Gemm(FragmentGemm):
             b_priority = Int64(EVICT_LAST)
         ab_state = producer_state(self.stages.ab)
         # Without scales all parts of K are equally long: TMA fills k tiles beyond the last with zeros.
-        item = Int32(shared.first_item)
+        item, tail_phases = Int32(shared.first_item), Int32(0)
         while schedule.is_valid(item):
             place = schedule.place(item)
             first_box = (place.row * config.cluster_m + cta_m) * self.a_boxes
@@ -501,15 +508,19 @@ class Sm90Gemm(FragmentGemm):
                 place = replace(place, first=0, end=shared.m)
             t_sa, t_ga = self._partition_a(a_tma, s_a, place, cta_n)
             boxes_of_a = batches.of_place(t_ga, place)
-            for k_tile in cutlass.range(self._k_tiles(place, self.tile_k, shared.k_tiles), unroll=1):
+            k_tiles = self._k_tiles(place, self.tile_k, shared.k_tiles)
+            for k_tile in cutlass.range(k_tiles, unroll=1):
                 k = first_k + k_tile
                 if cutlass.const_expr(self.is_k_grouped):
                     _, t_ga_of_k = self._partition_a(a_tma, s_a, place, cta_n, k_tile)
                     box_of_a = t_ga_of_k[(None, first_box, 0, 0)]
                 else:
                     box_of_a = boxes_of_a[(None, first_box, k)]
-                ab_pipeline.producer_acquire(ab_state)
-                barrier = ab_pipeline.producer_get_barrier(ab_state)
+                if cutlass.const_expr(tails is not None):
+                    barrier = cast(Tails, tails).acquire(ab_state, is_cut(place, k_tile, k_tiles))
+                else:
+                    ab_pipeline.producer_acquire(ab_state)
+                    barrier = ab_pipeline.producer_get_barrier(ab_state)
                 to_b = {"tma_bar_ptr": barrier, "mcast_mask": b_mask, "cache_policy": b_priority}
                 if cutlass.const_expr(self.a_boxes > 1):
                     stage_a = t_sa[(None, None, ab_state.index)]
@@ -540,6 +551,9 @@ class Sm90Gemm(FragmentGemm):
                     else:
                         box_of_b = batches.of_place(t_gb, place)[(None, column, k)]
                         cute.copy(b_tmas[i].atom, box_of_b, stage_b, **to_b)
+                if cutlass.const_expr(tails is not None):
+                    if is_cut(place, k_tile, k_tiles):
+                        tail_phases = cast(Tails, tails).clear(ab_state, place, tail_phases)
                 ab_state.advance()
             item += shared.item_step
         ab_pipeline.producer_tail(ab_state)

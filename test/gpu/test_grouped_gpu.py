@@ -105,6 +105,7 @@ def test_a_gradient_in_fp8_is_right_for_every_split(fast: bool, fresh_compiler: 
     compiled = torch.compile(gradient, backend="cute", dynamic=False)
     for split, rows in SPLITS.items():
         ends = [16 * row for row in rows]
+        ends[-1] -= 5 if ends[-1] > ends[-2] else 0  # the end of the last group is free
         left, right = dy.clone(), x.clone()
         left[:, ends[-1] :], right[:, ends[-1] :] = (torch.full((), float("nan")).to(E4M3) for _ in range(2))
         result = compiled(left, right, torch.tensor(ends, dtype=torch.int32, device="cuda"))

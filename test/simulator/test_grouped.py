@@ -322,6 +322,8 @@ FP8_K = 432
 FP8_K_ENDS = {
     "edges": (0, 16, 16, 80, 208, 320, 416),  # 128 are one k tile; 16 belong to no group
     "all_in_one": (0, FP8_K, FP8_K),
+    "free_end": (16, 16, 160, 203),  # the tail of the last group is 11, after 32 whole ones
+    "one_in_the_last": (0, 256, 257),
 }
 
 
@@ -329,24 +331,40 @@ FP8_K_ENDS = {
 @pytest.mark.parametrize("n", [144, 133])
 @pytest.mark.parametrize("ends", FP8_K_ENDS)
 @pytest.mark.parametrize("config", K_CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
-def test_groups_of_k_in_fp8_end_at_multiples_of_16(config, ends, n):
-    """Both operands are contiguous along K, and each group has scales of its own for rows and columns."""
+def test_groups_of_k_in_fp8_begin_at_multiples_of_16(config, ends, n):
+    """Both operands are contiguous along K, and each group has scales of its own for rows and columns. The
+    last group ends anywhere."""
     check_k(config, FP8_K_ENDS[ends], n, grouped_k(DType.E4M3), FP8_K)
 
 
-@pytest.mark.parametrize("ends", [param("edges", marks=pytest.mark.exhaustive), "all_in_one"])
+@pytest.mark.parametrize("ends", [param("edges", marks=pytest.mark.exhaustive), "all_in_one", "free_end"])
 def test_sums_of_groups_of_k_in_fp8_are_promoted(ends):
     check_k(K_CONFIGS[0], FP8_K_ENDS[ends], 144, promoted(grouped_k(DType.E4M3)), FP8_K)
 
 
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("tail", range(1, 16))
+@pytest.mark.parametrize("config", [sm90(64, 64), sm100(256, 64, 2, 1, ctas=2)], ids=lambda c: c.arch.value)
+def test_any_tail_of_the_last_group_of_k_in_fp8(config, tail):
+    """What lies behind it is NaN in A, in B, or in both."""
+    ends = (16, 128 + tail)
+    a, b, loads = groups_of_k(grouped_k(DType.E4M3), ends, 72, 144, 160)
+    exact = epilogue_of_k(by_groups_of_k(a[0], b[0], ends), loads).bfloat16()
+    for behind_a, behind_b in ((torch.nan, 2.0), (2.0, torch.nan), (torch.nan, torch.nan)):
+        for operand, behind in ((a[0].t(), behind_a), (b[0], behind_b)):
+            operand[ends[-1] :].copy_(torch.full((160 - ends[-1], operand.shape[1]), behind))
+        outputs, _ = run_region(grouped_k(DType.E4M3), a, b, loads, machine(config))
+        assert torch.equal(outputs[0], exact), wrong(outputs[0], exact)
+
+
 @pytest.mark.parametrize("config", [sm90(64, 64), sm100(128, 64)], ids=lambda config: config.arch.value)
-def test_other_ends_of_groups_of_k_in_fp8_are_rounded_down(config):
+def test_other_ends_of_groups_of_k_in_fp8_but_the_last_are_rounded_down(config):
     """Nothing else is read, whatever offsets hold."""
     spec, ends = grouped_k(DType.E4M3), (-5, 3, 40, 2**31 - 1, 7, -(2**31), 1)
     a, b, loads = groups_of_k(spec, (FP8_K,) * len(ends), 72, 72, FP8_K)
     a[1] = torch.tensor(ends, dtype=torch.int32)
     outputs, _ = run_region(spec, a, b, loads, machine(config))
-    parts = [(0, 0), (0, 0), (0, 32), (32, FP8_K), (FP8_K, FP8_K), (0, 0), (0, 0)]
+    parts = [(0, 0), (0, 0), (0, 32), (32, FP8_K), (FP8_K, FP8_K), (0, 0), (0, 1)]
     exact = torch.cat([a[0][:, first:end].double() @ b[0][first:end].double() for first, end in parts])
     expected = epilogue_of_k(exact, loads).bfloat16()
     assert torch.equal(outputs[0], expected), wrong(outputs[0], expected)

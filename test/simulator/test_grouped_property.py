@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from cute_backend.planning import TileConfig
 from cute_backend.simulator.simulate import run_region
-from support.simulator.exact import grouped, groups, machine, sm90, sm100
+from cute_backend.spec import DType
+from support.simulator.exact import grouped, grouped_k, groups, groups_of_k, machine, sm90, sm100
 
 pytestmark = pytest.mark.sim
 
@@ -54,3 +55,33 @@ def test_groups_alone_are_written(config: TileConfig, ends: list[int], seed: int
     for product, rows in zip(products, members(ends), strict=True):
         expected[rows.start : rows.stop] = product[rows.start : rows.stop].view(torch.int16)
     assert torch.equal(outputs[0].view(torch.int16), expected), ends
+
+
+ANY_OF_K = st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(-2, K + 2), min_size=3, max_size=3)
+STEPS = {DType.BF16: 1, DType.E4M3: 16}
+"""The multiples at which groups of K begin."""
+
+
+@pytest.mark.parametrize("dtype", STEPS, ids=lambda dtype: dtype.value)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(ends=ANY_OF_K | ANY_OF_K.map(sorted), seed=st.integers(1, 8))
+def test_groups_of_k_alone_are_multiplied(
+    dtype: DType, config: TileConfig, ends: list[int], seed: int
+) -> None:
+    """All ends are rounded down to where groups begin, but for that of a last group that is not empty."""
+    spec, step = grouped_k(dtype), STEPS[dtype]
+    a, b, loads = groups_of_k(spec, (K,) * len(ends), N, N, K)
+    a[1] = torch.tensor(ends, dtype=torch.int32)
+    outputs, _ = run_region(spec, a, b, loads, machine(config, seed=seed))
+    inside = [min(max(end, 0), K) for end in ends]
+    firsts = [first // step * step for first in (0, *inside[:-1])]
+    lasts = [end // step * step for end in inside]
+    if inside[-1] > inside[-2]:
+        lasts[-1] = inside[-1]
+    columns = loads[1].expand(len(ends), N) if loads[1].dim() == 1 else loads[1]
+    for group, (first, end) in enumerate(zip(firsts, lasts, strict=True)):
+        rows = slice(group * N, (group + 1) * N)
+        product = a[0][:, first : max(first, end)].double() @ b[0][first : max(first, end)].double()
+        scaled = product * loads[0][rows, None] * columns[group] + loads[2][rows]
+        assert torch.equal(outputs[0][rows], scaled.float().bfloat16()), (ends, group)

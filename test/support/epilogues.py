@@ -55,8 +55,8 @@ class Problem:
 
     @property
     def fp8_k_ends(self) -> tuple[int, ...]:
-        """The ends of groups of K in fp8, multiples of 16: one, none, and all but the last ones."""
-        return (16, 16, max((self.k - 3) // 16 * 16, 16))
+        """The ends of groups of K in fp8, all but the last multiples of 16: one, none, and all but three."""
+        return (16, 16, max(self.k - 3, 16))
 
     def experts(
         self, columns: int, generator: torch.Generator, dtype: torch.dtype = torch.bfloat16

@@ -267,6 +267,9 @@ K_GROUPS = Subject(sm90(64, 64, pingpong=True), (72, 72, 200), spec=GROUPED_K, e
 BLACKWELL_K_GROUPS = Subject(sm100(128, 64), (72, 72, 200), spec=GROUPED_K, ends=(0, 70, 71, 190))
 K_GROUPS_FP8 = Subject(sm90(64, 64), (72, 72, 240), spec=GROUPED_K_FP8, ends=(16, 16, 160, 208))
 BLACKWELL_K_GROUPS_FP8 = replace(K_GROUPS_FP8, config=sm100(128, 64))
+K_TAILS = replace(K_GROUPS_FP8, config=sm90(64, 64, 2), ends=(16, 16, 160, 203))
+BLACKWELL_K_TAILS = replace(K_TAILS, config=sm100(128, 64))
+PAIRS_OF_K_TAILS = replace(K_TAILS, config=sm100(256, 64, 2, ctas=2))
 
 SUBJECTS = {
     "one": ONE,
@@ -310,6 +313,9 @@ SUBJECTS = {
     "groups of K on Blackwell": BLACKWELL_K_GROUPS,
     "groups of K in fp8": K_GROUPS_FP8,
     "groups of K in fp8 on Blackwell": BLACKWELL_K_GROUPS_FP8,
+    "a tail of K in fp8": K_TAILS,
+    "a tail of K in fp8 on Blackwell": BLACKWELL_K_TAILS,
+    "a tail of K in fp8 by a pair": PAIRS_OF_K_TAILS,
     "warps": WARPS,
     "few k tiles": FEW_K_TILES,
     "many subtiles": MANY_SUBTILES,
@@ -343,6 +349,7 @@ class Text(Enum):
     PARTIAL_SUMS = "partial_sums"
     GEMM = "gemm"
     BATCH = "batch"
+    TAILS = "tails"
     MODULE = "the generated module"
     PTX = "the PTX, where the old text is a regular expression"
 
