@@ -5,10 +5,10 @@
 
 Nothing is downloaded: the models are made of their configurations, with their embeddings and last norm.
 
-In fp8, the experts of Mixtral, Qwen3-MoE and DeepSeek-V3 are quantised as well. Those of GPT-OSS and Llama 4
-stay in bf16: their weights are (expert, in, out), and torchao 0.18 finds scales along the last axis, but a
-product sums along `in`. It raises "unsupported" at GPT-OSS's `grouped_mm`, and "bmm is not supported for
-TORCH" at Llama 4's `bmm`.
+The experts of Mixtral, Qwen3-MoE and DeepSeek-V3 are quantised, too. GPT-OSS's and Llama 4's stay in bf16:
+their weights are (expert, in, out), and torchao 0.18 finds scales along the last axis, but a product sums
+along `in`. It raises "unsupported" at GPT-OSS's `grouped_mm`, and "bmm is not supported for TORCH" at Llama
+4's `bmm`.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class Crew:
         self.check_further(0)
 
     def check_further(self, barriers: int) -> None:
-        """Raises ValueError if shared memory has no room for so many barriers beside those of the rings."""
+        """Raises ValueError if shared memory has no room for `barriers` more beside those of the rings."""
         needed = sum(ring.barrier_bytes for ring in self.rings) + MBARRIER_BYTES * barriers
         if needed > BARRIER_BYTES:
             each = " + ".join(f"{ring.stages} of {ring.name}" for ring in self.rings)

@@ -28,7 +28,8 @@ class Place:
 @dataclass(frozen=True)
 class KPlace(Place):
     """A place whose product sums over a group of K, which begins at `first_k` and ends before `end_k`, both
-    multiples of `step`. If `tail` is not 0, the group has only so many of its last `step` indices."""
+    multiples of `step`. If `tail` is not 0, the group has only the first `tail` of its last `step`
+    indices."""
 
     first_k: Int32
     end_k: Int32

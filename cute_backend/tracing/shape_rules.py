@@ -26,7 +26,7 @@ def shape_rules() -> Iterator[None]:
 
 def _grouped(a: Tensor, b: Tensor, *arguments: Any, **options: Any) -> Tensor:
     """The result for A (M, K) or (G, M, K) and B (K, N) or (G, K, N): a group's axis is first, if it has one.
-    What follows A and B are three lists for each of them, the offsets, the bias and the dtype."""
+    A and B are followed by three lists for each of them, the offsets, the bias and the dtype."""
     offsets: Any = arguments[6] if len(arguments) > 6 else options.get("offs")
     dtype = arguments[8] if len(arguments) > 8 else options.get("out_dtype")
     sizes = [a.shape[-2], b.shape[-1]]
