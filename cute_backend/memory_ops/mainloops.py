@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cute_backend.planning import TileConfig
 from cute_backend.planning.registers import is_promoted, pieces_of_sums, sets_of_sums
-from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import EpilogueSpec
 
 
@@ -29,7 +29,7 @@ def _is_block_scaled(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 def _is_scaled_in_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> bool:
     in_registers = config.target.accumulators.in_registers
-    return _scales(config, spec) and BlockScales.of(spec) is not None and not in_registers
+    return _scales(config, spec) and SumScales.of(spec) is not None and not in_registers
 
 
 def _is_scaled_by_mma(config: TileConfig, spec: EpilogueSpec) -> bool:

@@ -10,7 +10,7 @@ import math
 from functools import cache
 from typing import Any, NamedTuple
 
-from cute_backend.planning.shared_memory import BlockScales, plane_bits
+from cute_backend.planning.shared_memory import SumScales, plane_bits
 from cute_backend.planning.targets import Arch, Cut, TileTime
 from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
 from cute_backend.planning.transposing import multiplied
@@ -94,7 +94,7 @@ def cost(
     timing = config.target.timing
     work = work_of(config, spec, m, n, k, sm_count, groups)
     tile = time_of(config.arch, config.cut)
-    if BlockScales.of(spec) is not None:
+    if SumScales.of(spec) is not None:
         times = timing.by_blocks.get(config.cut, 1.0)
         if spec.loads_of(LoadKind.EXACT):
             times = timing.by_blocks_with_planes.get(config.cut, times)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cute_backend.planning.epilogue_time import epilogue_cycles, mma_cycles
-from cute_backend.planning.shared_memory import BlockScales, ab_stages
+from cute_backend.planning.shared_memory import SumScales, ab_stages
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import Axis, BColumns, EpilogueSpec
 
@@ -30,7 +30,7 @@ def halving(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
     up the sums of k tiles, the MMA never hides it, since they do that while the MMA multiplies. So such
     kernels have a second warpgroup wherever they can.
     """
-    hidden = mma_cycles(config, spec, k) > epilogue_cycles(config, spec) and BlockScales.of(spec) is None
+    hidden = mma_cycles(config, spec, k) > epilogue_cycles(config, spec) and SumScales.of(spec) is None
     return config if hidden or not can_halve(config, spec) else replace(config, column_groups=2)
 
 

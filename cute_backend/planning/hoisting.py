@@ -13,7 +13,7 @@ from cute_backend.planning.epilogue_time import epilogue_instructions, mma_cycle
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import hoist_budget, hoisted_registers, long_ops
 from cute_backend.planning.rules import subtiled
-from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.planning.shared_memory import SumScales
 from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig
 from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import EpilogueSpec, LoadKind
@@ -61,7 +61,7 @@ def can_hoist(config: TileConfig, spec: EpilogueSpec) -> bool:
     Partials of reductions leave no registers: beside a hoisted vector, an argmax spilled 16 bytes in
     256 x 128 on sm_100a. Nor do the scaled sums of k tiles, which a thread adds up beside what it holds.
     """
-    if BlockScales.of(spec) is not None:
+    if SumScales.of(spec) is not None:
         return False
     rowvecs = multiplied(spec, config).loads_of(LoadKind.ROWVEC)
     if config.target.unrolled_subtile_n is not None or not rowvecs or long_ops(spec) or spec.reductions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cute_backend.planning.shared_memory import BlockScales, has_planes
+from cute_backend.planning.shared_memory import SumScales, has_planes
 from cute_backend.planning.targets.target import WARPGROUP
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import Axis, EpilogueSpec, Load, LoadKind, ProductKind, ReduceKind, Scaling
@@ -173,7 +173,7 @@ def leaves_sums_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
         summed = config.products * config.group_n
         pair = config.products > 1 and config.column_groups > 1
         most = MAX_SUMMED_OF_PAIRS if pair else MAX_SUMMED_COLUMNS
-        return BlockScales.of(spec) is None or summed <= most
+        return SumScales.of(spec) is None or summed <= most
     if not is_promoted(config, spec):
         return True
     most = MAX_PROMOTED_ONCE if spec.product.is_block_scaled else MAX_PROMOTED_TWICE

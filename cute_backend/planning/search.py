@@ -15,7 +15,7 @@ from cute_backend.planning.registers import leaves_registers, leaves_sums_regist
 from cute_backend.planning.rules import ABOVE_THE_SMALLEST, MAX_ROTATED, WHOLE_SUBTILES, subtiled, suited
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.shallow import shallowed
-from cute_backend.planning.shared_memory import BlockScales, can_be_shallow, has_planes, holds_planes
+from cute_backend.planning.shared_memory import SumScales, can_be_shallow, has_planes, holds_planes
 from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
@@ -155,7 +155,7 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     if spec.product.kind is ProductKind.BATCHED:
         return shipped
     sized = (*tiles.sized, *tiles.middle) if _shipped(arch, spec) is tiles.shipped else ()
-    if BlockScales.of(spec) is not None:
+    if SumScales.of(spec) is not None:
         sized = tiles.sized_by_blocks
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
     splits = tiles.splits if _can_split(arch, spec) else ()

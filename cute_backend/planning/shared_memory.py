@@ -25,7 +25,7 @@ SCALE_ALIGN = 16
 
 
 @dataclass(frozen=True)
-class BlockScales:
+class SumScales:
     """The blocks of A and B whose fp32 scales multiply the sums of k tiles, as in DeepSeek's fp8. Scales that
     the MMA applies (MXFP8, MXFP4 and NVFP4) are `MmaScales`."""
 
@@ -37,11 +37,11 @@ class BlockScales:
     MMA fills the others with those of the next tile."""
 
     @staticmethod
-    def of(spec: EpilogueSpec) -> BlockScales | None:
+    def of(spec: EpilogueSpec) -> SumScales | None:
         """The scales of a spec's sums, or None if it has no scales of blocks or the MMA applies them."""
         product = spec.product
         by_sums = product.is_block_scaled and not product.a_scaling.by_mma
-        return BlockScales(product.a_scaling, product.b_scaling) if by_sums else None
+        return SumScales(product.a_scaling, product.b_scaling) if by_sums else None
 
     def widths(self, config: TileConfig) -> tuple[int, int]:
         """Returns how many neighbouring rows, and columns of one B, share a scale wherever a tile begins.
@@ -140,13 +140,13 @@ def _left_bytes(config: TileConfig, spec: EpilogueSpec) -> int:
             [[each.dtype for each in operands(segment)] for segment in spec.segments], _bits
         )
     ]
-    ahead = ahead_bytes(config, BlockScales.of(spec) or MmaScales.of(spec))
+    ahead = ahead_bytes(config, SumScales.of(spec) or MmaScales.of(spec))
     return config.smem_bytes - SMEM_RESERVE - config.sum_bytes - sum(rings) - ahead
 
 
 def _stage_bytes(config: TileConfig, spec: EpilogueSpec) -> int:
     """The shared memory of a stage of A and B with their scales."""
-    scaling = BlockScales.of(spec) or MmaScales.of(spec)
+    scaling = SumScales.of(spec) or MmaScales.of(spec)
     return config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
 
 
@@ -154,6 +154,6 @@ def _bits(dtype: DType) -> int:
     return dtype.bits
 
 
-def ahead_bytes(config: TileConfig, scaling: BlockScales | MmaScales | None) -> int:
+def ahead_bytes(config: TileConfig, scaling: SumScales | MmaScales | None) -> int:
     """Returns the bytes of shared memory for stages of scales beyond those of A and B."""
-    return scaling.ahead(config) * scaling.stage_bytes(config) if isinstance(scaling, BlockScales) else 0
+    return scaling.ahead(config) * scaling.stage_bytes(config) if isinstance(scaling, SumScales) else 0

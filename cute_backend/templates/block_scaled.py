@@ -10,7 +10,7 @@ from cutlass import Float32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import Scaling
 from cute_backend.templates.block_scales import ScaleStages
 from cute_backend.templates.mainloop import Partial, Sm90Promoted, State, WarpgroupOperands
@@ -42,7 +42,7 @@ class Sm90BlockScaled(Sm90Promoted):
 
     def __init__(self, a: Scaling, b: Scaling, sets: int, pieces: int = 1) -> None:
         super().__init__(sets, k_tiles_a_step=4 if sets > 1 else 1, pieces=pieces)
-        self.scaling = BlockScales(a, b)
+        self.scaling = SumScales(a, b)
         self.reads_stages_late = b is Scaling.LINE
 
     def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> KTileScales:

@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
-from cute_backend.planning.shared_memory import SCALE_ALIGN, BlockScales
+from cute_backend.planning.shared_memory import SCALE_ALIGN, SumScales
 from cute_backend.templates.crew import WARP
 
 
@@ -34,7 +34,7 @@ class ScaleStages:
     widths: tuple[int, int]
 
     @staticmethod
-    def allocate(smem: SmemAllocator, stages: int, scaling: BlockScales, config: TileConfig) -> ScaleStages:
+    def allocate(smem: SmemAllocator, stages: int, scaling: SumScales, config: TileConfig) -> ScaleStages:
         """Allocates shared memory for the scales of all stages."""
 
         def scales(count: int) -> cute.Tensor:
@@ -76,7 +76,7 @@ def bring_tile(
     stages: ScaleStages,
     stage: Int32,
     scales: Sequence[cute.Tensor],
-    scaling: BlockScales,
+    scaling: SumScales,
     config: TileConfig,
     origin: tuple[Int32, Int32],
     k: Int32,

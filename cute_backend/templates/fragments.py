@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from cute_backend.planning import TileConfig
-from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import BColumns, ProductKind
 from cute_backend.templates.epilogue import Epilogue
 from cute_backend.templates.gemm import Gemm
@@ -31,7 +31,7 @@ class FragmentGemm(Gemm):
         config: TileConfig,
         *,
         kind: ProductKind,
-        scaling: BlockScales | None = None,
+        scaling: SumScales | None = None,
     ):
         if config.rolled and (config.products > 1 or epilogue.shared_loads or epilogue.shared_stores):
             planes = len(epilogue.shared_loads + epilogue.shared_stores)

@@ -17,7 +17,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from cute_backend.planning import TileConfig
 from cute_backend.planning.mma_scales import MmaScales
-from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.planning.shared_memory import SumScales
 from cute_backend.planning.tiles import STAGED_COLUMNS
 from cute_backend.spec import Order, ProductKind
 from cute_backend.templates import batch as batches
@@ -52,7 +52,7 @@ class Gemm(ABC):
         config: TileConfig,
         *,
         kind: ProductKind,
-        scaling: BlockScales | MmaScales | None = None,
+        scaling: SumScales | MmaScales | None = None,
     ):
         self.epilogue = epilogue
         self.config = config

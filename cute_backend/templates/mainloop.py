@@ -29,7 +29,7 @@ from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
 from cute_backend.planning.mma_scales import MmaScales
-from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.planning.shared_memory import SumScales
 from cute_backend.templates.block_scales import ScaleStages
 from cute_backend.templates.scheduler import Place
 
@@ -108,7 +108,7 @@ class Sm90Mainloop(Protocol):
     lead: int
     k_tiles_a_step: int
     pieces: int
-    scaling: BlockScales | None
+    scaling: SumScales | None
 
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
@@ -183,7 +183,7 @@ class Sm90Promoted:
     """
 
     lead = 0
-    scaling: BlockScales | None = None
+    scaling: SumScales | None = None
     reads_stages_late = False
     """Whether `promote` reads the stage of A and B, which then can't be released before."""
 
@@ -269,11 +269,11 @@ class Sm100Mainloop(Protocol):
     `scaling`. `maps` returns the tensor maps that load the scales, `allocate` their shared memory, `boxes`
     the scales of all k tiles of the output `tile` (row, column) of a CTA, `scale_operands` their place in
     tensor memory, from `start` on, and `of_tile` the operands of the output tiles in one column. `begin` and
-    `step` return the instruction to issue next. With a `BlockScales`, each k tile is one that begins and
+    `step` return the instruction to issue next. With a `SumScales`, each k tile is one that begins and
     ends.
     """
 
-    scaling: MmaScales | BlockScales | None
+    scaling: MmaScales | SumScales | None
 
     def values(self, operand: cute.Tensor) -> cute.Tensor: ...
 
@@ -309,7 +309,7 @@ class Sm100Mainloop(Protocol):
 class Sm100Plain:
     """The tensor cores add up all k tiles, in tensor memory. There are no scales of blocks."""
 
-    scaling: MmaScales | BlockScales | None = None
+    scaling: MmaScales | SumScales | None = None
 
     def values(self, operand: cute.Tensor) -> cute.Tensor:
         return operand

@@ -23,7 +23,7 @@ from cutlass.cute.nvgpu import tcgen05
 from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
-from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import Scaling
 from cute_backend.templates.block_scales import ScaleStages
 from cute_backend.templates.crew import Ring
@@ -43,7 +43,7 @@ class Sm100BlockScaled(Sm100Plain):
     """Sums of k tiles that are scaled by the blocks of A and B (`add_up`)."""
 
     def __init__(self, a: Scaling, b: Scaling) -> None:
-        self.scaling = BlockScales(a, b)
+        self.scaling = SumScales(a, b)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ScaleRing:
 
     @staticmethod
     def allocate(
-        smem: SmemAllocator, ring: Ring | None, scaling: BlockScales | None, config: TileConfig
+        smem: SmemAllocator, ring: Ring | None, scaling: SumScales | None, config: TileConfig
     ) -> ScaleRing | None:
         """Allocates shared memory for the stages and their barriers; None if there is no ring."""
         if ring is None or scaling is None:

@@ -59,7 +59,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from cute_backend.planning import TILE_K_BYTES, TileConfig
 from cute_backend.planning.mma_scales import MmaScales, acc_stages, tmem_columns
-from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.planning.shared_memory import SumScales
 from cute_backend.planning.tiles import ROLE_REGISTERS
 from cute_backend.spec import SCALE_TILE, ProductKind
 from cute_backend.templates import batch as batches
@@ -157,7 +157,7 @@ class Sm100Gemm(Gemm):
         check_face(self.mainloop, Sm100Mainloop)
         super().__init__(epilogue, config, kind=kind, scaling=self.mainloop.scaling)
         self.acc_stages = acc_stages(config, self.mainloop.scaling)
-        self.block_scales = scaling if isinstance(scaling := self.mainloop.scaling, BlockScales) else None
+        self.block_scales = scaling if isinstance(scaling := self.mainloop.scaling, SumScales) else None
         self.scale_rows = SCALE_TILE[0] if isinstance(self.mainloop.scaling, MmaScales) else 0
         self.group = tcgen05.CtaGroup.TWO if config.ctas == 2 else tcgen05.CtaGroup.ONE
         self.subtiles = config.tile_n // config.subtile_n
@@ -638,7 +638,7 @@ class Sm100Gemm(Gemm):
         ring, config = cast(ScaleRing, shared.scales), self.config
         origin = (row * CTA_M, column * config.tile_n)
         ring.pipeline.producer_acquire(state)
-        scaling, lane = cast(BlockScales, self.block_scales), cute.arch.lane_idx()
+        scaling, lane = cast(SumScales, self.block_scales), cute.arch.lane_idx()
         bring_tile(ring.stages, state.index, scales, scaling, config, origin, k, lane)
         ring.pipeline.producer_commit(state)
         state.advance()

@@ -50,7 +50,7 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from cute_backend.planning import TILE_K_BYTES, TileConfig
-from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import ScaleStages, bring_tile
@@ -387,7 +387,7 @@ class Sm90Gemm(FragmentGemm):
         buffers = allocate_buffers(smem, self.epilogue, load_planes, store_planes, config.tile_n, stages.row)
         scale_stages = None
         if cutlass.const_expr(self.scaling is not None):
-            scale_stages = ScaleStages.allocate(smem, stages.ab, cast(BlockScales, self.scaling), config)
+            scale_stages = ScaleStages.allocate(smem, stages.ab, cast(SumScales, self.scaling), config)
         sums = None
         if cutlass.const_expr(self.in_cluster):
             sums = Sums.allocate(smem, config.thread_accumulators, WARPGROUP * config.sharing)
@@ -618,7 +618,7 @@ class Sm90Gemm(FragmentGemm):
         """The scale warp: loads the scales of every k tile into the stage of its A and B. The copies of each
         lane count as an arrival at the stage's barrier."""
         stages, schedule, ring = cast(ScaleStages, shared.scales), shared.schedule, shared.ab_pipeline
-        scaling = cast(BlockScales, self.scaling)
+        scaling = cast(SumScales, self.scaling)
         state = producer_state(self.stages.ab)
         item = Int32(shared.first_item)
         while schedule.is_valid(item):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cute_backend.planning import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
 from cute_backend.planning.mma_scales import MmaScales
-from cute_backend.planning.shared_memory import BlockScales, ahead_bytes
+from cute_backend.planning.shared_memory import SumScales, ahead_bytes
 from cute_backend.planning.tiles import MAX_STAGES
 from cute_backend.templates.epilogue import Epilogue, SmemOperand
 
@@ -27,7 +27,7 @@ class Stages:
     store: int
 
     @staticmethod
-    def of(config: TileConfig, epilogue: Epilogue, scaling: BlockScales | MmaScales | None = None) -> Stages:
+    def of(config: TileConfig, epilogue: Epilogue, scaling: SumScales | MmaScales | None = None) -> Stages:
         """Divides the shared memory among the rings. Each ring of the epilogue first gets its fewest stages,
         and A and B get enough of them. The rest of the memory makes further stages of both.
 

@@ -9,7 +9,7 @@ import pytest
 from cute_backend.planning import Alignment, Arch, TileConfig, plan, rules, subtiled, table
 from cute_backend.planning.registers import Registers, hoist_budget, leaves_registers
 from cute_backend.planning.rules import RULES, Rule, suited
-from cute_backend.planning.shared_memory import BlockScales, holds_planes
+from cute_backend.planning.shared_memory import SumScales, holds_planes
 from cute_backend.planning.targets import Shape
 from cute_backend.spec import (
     Axis,
@@ -161,15 +161,15 @@ def test_many_planes_move_by_element_where_shared_memory_has_no_room_for_all() -
 
 def test_scales_of_blocks_take_shared_memory() -> None:
     config = TileConfig(Arch.SM90A, 128, 128)
-    scales = BlockScales.of(BY_BLOCKS)
+    scales = SumScales.of(BY_BLOCKS)
     assert scales is not None and scales.counts(config) == (128, 1)
     assert scales.stage_bytes(config) == 4 * (128 + 4), "that of columns begins at a multiple of 16"
     pair = spec_of(products=2, fast_accum=False, a_scaling=Scaling.SQUARE, b_scaling=Scaling.LINE)
-    scales = BlockScales.of(pair)
+    scales = SumScales.of(pair)
     assert scales is not None and scales.counts(suited(Arch.SM90A, [Shape(64, 128)], pair)[0]) == (1, 128)
     full = (*(exact(f"exact{i}") for i in range(10)), exact("exact10", DType.BF16), rowvec("u"), rowvec("v"))
     small, blockwise = TileConfig(Arch.SM90A, 64, 64), spec_of(*full, fast_accum=False, **SCALED)
-    assert BlockScales.of(spec_of(*full)) is None and holds_planes(small, spec_of(*full))
+    assert SumScales.of(spec_of(*full)) is None and holds_planes(small, spec_of(*full))
     assert not holds_planes(small, blockwise), "512 bytes are left for 3 stages of 68 scales"
 
 
