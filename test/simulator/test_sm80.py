@@ -190,6 +190,20 @@ def test_the_k_loop_has_two_bodies_only_where_ctas_share_a_multiprocessor() -> N
 
 
 @pytest.mark.exhaustive
+@FEEDS
+@pytest.mark.parametrize("shape", [(64, 64), (128, 128)], ids=str)
+def test_nothing_is_loaded_between_the_last_product_and_the_first_store(
+    shape: tuple[int, int], arch: Arch
+) -> None:
+    """From global memory, by a load that a warp waits for. Planes were copied before, and rowvecs read."""
+    spec = scaled_residual(DType.BF16, DType.BF16)
+    _, tail = build(Kernel(spec, TileConfig(arch, *shape), Alignment.TMA)).ptx.rsplit("mma.sync", 1)
+    head, _ = tail.split("st.global", 1)
+    assert "st.shared" in head or "stmatrix" in head
+    assert "ld.global" not in head
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("k", [64, 128, 200])
 def test_batches_where_two_ctas_share_a_multiprocessor(k: int) -> None:
     """Of rows that end within a tile, behind which the next product of the batch begins."""
