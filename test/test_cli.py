@@ -11,6 +11,7 @@ import torch
 from rich.progress import Progress
 
 from cute_backend.__main__ import main
+from cute_backend.aot import Written
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "gelu_residual.py"
 
@@ -267,6 +268,19 @@ def test_aot_shows_a_wait_before_it_compiles(program, capsys, monkeypatch, tmp_p
     assert main(["aot", program(PROGRAM), "-o", str(tmp_path / "x.cutepack")]) == 130
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
     assert re.search(r"tracing program\.py .* 0/1", shown)
+
+
+def test_aot_names_the_architectures_that_a_pack_has_no_kernel_for(capsys, monkeypatch, tmp_path):
+    def make_pack(request, path):
+        path.write_bytes(b"")
+        return Written(1, 1, "0" * 64)
+
+    monkeypatch.setattr("cute_backend.aot.make_pack", make_pack)
+    fp8 = str(EXAMPLE.with_name("small_linear.py"))
+    assert main(["aot", fp8, "--arch", "sm_80", "--arch", "sm_89", "-o", str(tmp_path / "x.cutepack")]) == 0
+    shown = capsys.readouterr().out
+    assert ": for sm_89, epilogues: 1, kernels: 1, " in shown
+    assert shown.endswith("No kernel is for sm_80, because nothing is fused there; explain says why.\n")
 
 
 @pytest.mark.parametrize("quiet", [False, True])

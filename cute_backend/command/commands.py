@@ -135,11 +135,14 @@ def _aot(arguments: argparse.Namespace) -> None:
                     found += find_problems(fn, args, arch, any_m=arguments.m is not None, kwargs=kwargs)
     written = make_pack(Request(problems, arguments.m, arguments.sm_count), arguments.output)
     size = arguments.output.stat().st_size / 2**20
+    served = " and ".join(arch.value for arch, found in problems.items() if found)
+    others = " and ".join(arch.value for arch, found in problems.items() if not found)
     print(
-        f"{arguments.output}: for {' and '.join(each.value for each in archs)}, epilogues: "
-        f"{written.epilogues}, kernels: {written.kernels}, {size:.1f} MiB\n"
-        f"sha256 of its manifest: {written.sha256}"
+        f"{arguments.output}: for {served}, epilogues: {written.epilogues}, kernels: {written.kernels}, "
+        f"{size:.1f} MiB\nsha256 of its manifest: {written.sha256}"
     )
+    if others:
+        print(f"No kernel is for {others}, because nothing is fused there; explain says why.")
 
 
 def _explanation(arguments: argparse.Namespace) -> Explanation:
