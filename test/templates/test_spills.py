@@ -15,7 +15,16 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import PLANES, REDUCTIONS, Alignment, Arch, TileConfig, offered, plane_bits_held
+from cute_backend.planning import (
+    PLANES,
+    REDUCTIONS,
+    Alignment,
+    Arch,
+    TileConfig,
+    offered,
+    plane_bits_held,
+    unserved,
+)
 from cute_backend.planning.hoisting import can_hoist
 from cute_backend.planning.shared_memory import plane_bits
 from cute_backend.runtime.build import build
@@ -164,6 +173,22 @@ def test_no_kernel_spills_or_outgrows_shared_memory(name: str, table: str) -> No
     if name not in names_in(table):
         pytest.skip("only fp8 sums are promoted, and not every architecture has fp8")
     assert_none_spills(distinct(arch, spec_in(table, name)))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_no_epilogue_spills_in_16_bits_where_ctas_share_a_multiprocessor(name: str) -> None:
+    """There the k loop has two bodies. Ampere multiplies no fp8, so few shared epilogues are for it as they
+    are."""
+    spec = epilogue_spec(name, True)
+    products = (replace(acc, a_dtype=DType.BF16, b_dtype=DType.BF16) for acc in spec.accumulators)
+    spec = replace(spec, accumulators=tuple(products))
+    if unserved(spec, Arch.SM80.target) is not None:
+        pytest.skip("it converts to fp8")
+    kernels = [kernel for kernel in distinct(Arch.SM80, spec) if kernel.config.occupancy > 1]
+    if not kernels:
+        pytest.skip("no tile that it is offered has two CTAs on a multiprocessor")
+    assert_none_spills(kernels)
 
 
 @pytest.mark.exhaustive
