@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from cute_backend.ops import OPS, effective_dtype
+from cute_backend.ops import OF_BLOCKS, OPS, effective_dtype
 from cute_backend.spec import PAIRED_DTYPES, REDUCED, Const, DType, EpilogueSpec, Op, Operand, Order, Store
 
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
@@ -103,7 +103,7 @@ class _Formula:
             return f"{op.dtype.value}({operands[0][0]})", _ATOM
         template = OPS[op.op].formula
         if op.block:
-            template = template.replace("block", f"block{op.block}", 1)
+            template = template.replace("block", f"{'block' * (op.op in OF_BLOCKS)}{op.block}", 1)
         if not operands:
             return template, _ATOM
         infix = re.fullmatch(r"\{0\} (\S+) \{1\}", template)

@@ -27,6 +27,7 @@ import torch
 from cute_backend import philox
 from cute_backend.numerics import e8m0_value
 from cute_backend.spec import (
+    BLOCK_PART,
     PAIRED_DTYPES,
     ROTATE_HALF,
     Const,
@@ -403,6 +404,10 @@ ROW_INDEX = PointwiseOp("row_index", (), 0, _P, _SAME, None, "row", _no_referenc
 COLUMN_INDEX = PointwiseOp("column_index", (), 0, _P, _SAME, None, "column", _no_reference)
 """The column of the plane that an element lies in, as int32."""
 
+BLOCK_PART_INDEX = PointwiseOp(BLOCK_PART, (), 1, _P, _SAME, None, "column % block // {0}", _no_reference)
+"""The number of the part of its block that an element lies in, as int32. The operand, a number, is the
+columns of a part; the spec's op has those of the block."""
+
 INDEX_EXPRESSIONS = {ROW_INDEX.name: "sub.row(e)", COLUMN_INDEX.name: "sub.column(e)"}
 """The device expressions of an element's row and column, for element `e` of subtile `sub`. They are clamped
 to the last row and column, as the values of elements beyond are never used."""
@@ -421,7 +426,7 @@ _BLOCK_ROWS = tuple(
     for name in OF_BLOCKS
 )
 
-SPECIAL = (CAST, ROW_INDEX, COLUMN_INDEX, *_BLOCK_ROWS)
+SPECIAL = (CAST, ROW_INDEX, COLUMN_INDEX, BLOCK_PART_INDEX, *_BLOCK_ROWS)
 """Rows that the replay and the emitter know by name, as their results depend on more than their operands."""
 
 OPS: dict[str, PointwiseOp] = {row.name: row for row in (*_ROWS, *SPECIAL)}
@@ -469,7 +474,7 @@ def result_dtype(row: PointwiseOp, dtypes: Sequence[DType]) -> DType:
     Raises OperandError as `promote` does.
     """
     operands = promote(row, dtypes)
-    if row in (ROW_INDEX, COLUMN_INDEX):
+    if row in (ROW_INDEX, COLUMN_INDEX, BLOCK_PART_INDEX):
         return DType.I32
     fixed = {ResultRule.BOOL: DType.BOOL, ResultRule.FLOAT: DType.F32, ResultRule.INT: DType.I32}
     return fixed.get(row.result) or operands[-1]
@@ -480,7 +485,9 @@ def operand_dtypes(spec: EpilogueSpec, op: Op) -> list[DType]:
     return [operand.dtype if isinstance(operand, Const) else spec.dtypes[operand] for operand in op.operands]
 
 
-_BLOCK_SIZES = f"two or more have {', '.join(OF_BLOCKS)}, and 0 all other ops"
+_WITH_BLOCKS = (*OF_BLOCKS, BLOCK_PART)
+
+_BLOCK_SIZES = f"two or more have {', '.join(_WITH_BLOCKS)}, and 0 all other ops"
 
 
 def check(spec: EpilogueSpec) -> None:
@@ -493,11 +500,16 @@ def check(spec: EpilogueSpec) -> None:
             result = result_dtype(row, operand_dtypes(spec, op))
         except OperandError as error:
             raise SpecError(f"{op.name}: {error}") from error
-        if (op.op in OF_BLOCKS) != (op.block > 1):
+        if (op.op in _WITH_BLOCKS) != (op.block > 1):
             raise SpecError(f"{op.name} = {op.op} has blocks of {op.block} columns; {_BLOCK_SIZES}")
         if op.op == ROTATE_HALF and op.block % 2:
             raise SpecError(
                 f"{op.name} = {op.op} has blocks of {op.block} columns; halves make an even number"
+            )
+        if row is BLOCK_PART_INDEX and not _is_part(op):
+            raise SpecError(
+                f"{op.name} = {op.op} of {op.operands[0]} has blocks of {op.block} columns; the operand is a "
+                "number of columns that divides them"
             )
         if row is not CAST and result is not op.dtype:
             raise SpecError(f"{op.name} = {op.op} gives {result.value}, but the spec says {op.dtype.value}")
@@ -512,6 +524,13 @@ def _check_after(spec: EpilogueSpec) -> None:
         if op.block or op.op in INDEX_EXPRESSIONS or op.op == GUMBEL.name:
             raise SpecError(f"{op.name} = {op.op} is after a reduction, whose result is on no plane")
     check(spec)
+
+
+def _is_part(op: Op) -> bool:
+    (part,) = op.operands
+    return (
+        isinstance(part, Const) and type(part.value) is int and part.value > 0 and not op.block % part.value
+    )
 
 
 def effective_dtype(op: Op, precision: Precision) -> DType:

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from cute_backend import numerics
 from cute_backend.ops import (
+    BLOCK_PART_INDEX,
     BLOCK_REDUCTIONS,
     COLUMN_INDEX,
+    OF_BLOCKS,
     OPS,
     ROW_INDEX,
     check,
@@ -94,7 +96,7 @@ def replay(
         values[load.name] = _plane(load, by_row)
     plane = (products[0].shape[0], products[0].shape[1])
     for op in spec.ops:
-        if op.block:
+        if op.op in OF_BLOCKS:
             values[op.name] = _of_blocks(op, _fetched(op, values, plane), accumulate)
         else:
             values[op.name] = _step(spec, op, values, plane)
@@ -268,6 +270,9 @@ def _step(spec: EpilogueSpec, op: Op, values: dict[str, Tensor], plane: tuple[in
         return torch.arange(plane[0], dtype=torch.int32, device=device).unsqueeze(1)
     if row is COLUMN_INDEX:
         return torch.arange(plane[1], dtype=torch.int32, device=device)
+    if row is BLOCK_PART_INDEX:
+        (part,) = (operand.value for operand in op.operands if isinstance(operand, Const))
+        return torch.arange(plane[1], dtype=torch.int32, device=device) % op.block // part
 
     def fetch(operand: Operand, register: DType) -> Tensor:
         if isinstance(operand, Const):

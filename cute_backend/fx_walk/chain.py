@@ -13,6 +13,7 @@ from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.ops import OPS, result_dtype
 from cute_backend.planning import Arch, Target
 from cute_backend.spec import (
+    BLOCK_PART,
     ROTATE_HALF,
     Accumulator,
     Const,
@@ -113,12 +114,18 @@ class Chain:
     @property
     def blocks(self) -> set[int]:
         """The columns of the blocks that are reduced."""
-        return {op.block for op in self._of_blocks if op.op != ROTATE_HALF}
+        return {op.reduced_columns for op in self._of_blocks} - {0}
 
     @property
     def rotated(self) -> set[int]:
         """The columns of the blocks whose halves are rotated."""
         return {op.block for op in self._of_blocks if op.op == ROTATE_HALF}
+
+    @property
+    def parts(self) -> set[int]:
+        """The columns of the parts of blocks that are numbered."""
+        numbered = (op.operands[0] for op in self._of_blocks if op.op == BLOCK_PART)
+        return {int(each.value) for each in numbered if isinstance(each, Const)}
 
     @property
     def archs(self) -> Iterator[Arch]:
@@ -143,6 +150,10 @@ class Chain:
     def rotate_half(self, value: Operand, columns: int) -> Operand:
         """`value` with the halves (x, y) of each block of `columns` columns replaced by (-y, x)."""
         return self._step(ROTATE_HALF, (value,), DType.F32, block=columns)
+
+    def block_part(self, columns: int, part: int) -> Operand:
+        """The number of the part of `part` columns that an element lies in, of a block of `columns`."""
+        return self._step(BLOCK_PART, (Const(part),), DType.I32, block=columns)
 
     def reduce_blocks(self, kind: ReduceKind, value: Operand, columns: int) -> Operand:
         """The reduction of each block of `columns` columns, as the value of all elements of the block."""

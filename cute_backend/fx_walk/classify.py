@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.frame import Frame
+from cute_backend.fx_walk.frame import BlockPart, Frame
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.static import (
     DTYPES,
@@ -274,6 +274,8 @@ class _Operand:
         axes = frame.n_axes
         if all(self._class(axis) is Stride.ZERO for axis in axes):
             return Stride.ZERO, (), ()
+        if frame.part is not None:
+            return self._part_columns(frame, frame.part)
         stride = self._collapsed(axes)
         if stride is not None and frame.block > 1:
             blocks = product(self.shape[axis] for axis in axes)
@@ -302,6 +304,21 @@ class _Operand:
             sizes=describe([self.shape[axis] for axis in axes]),
             strides=describe([self.strides[axis] for axis in axes]),
         )
+
+    def _part_columns(
+        self, frame: Frame, part: BlockPart
+    ) -> tuple[Stride, tuple[tuple[int, ...], ...], tuple[Mode, ...]]:
+        """`columns` for an operand that varies along a part of each block. A kernel reads it for all columns,
+        as if every part of a block were this one."""
+        within = frame.within(self.shape) or 0
+        outer, inner = frame.n_axes[:-within], frame.n_axes[-within:]
+        stride = self._collapsed(inner)
+        shared = all(self._class(axis) is Stride.ZERO for axis in outer)
+        if stride is None or not shared or not part.is_regular:
+            raise Refused(Reason.PART_OPERAND, operand=user_label(self.node), part=part)
+        parts = product(self.shape[axis] for axis in outer) * (part.columns // part.count)
+        modes = Mode.of(Stride.ZERO, parts), Mode.of(_stride_class(self.node, stride), part.count)
+        return Stride.OTHER, ((), self._own(inner, stride)), modes
 
     def _class(self, axis: int) -> Stride:
         return _stride_class(self.node, self.strides[axis])

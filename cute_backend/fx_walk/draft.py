@@ -62,9 +62,10 @@ class Draft:
 
     def layout(self, node: fx.Node) -> Layout | None:
         """The memory layout in which a member could be stored, or None if it can't be stored."""
-        if not parts_of(self.first, self.values[node]):
+        frame = self.frames.get(node)
+        if not parts_of(self.first, self.values[node]) or (frame is not None and frame.part is not None):
             return None
-        layout = store_layout(self.first, node, self.values[node], self.frames.get(node))
+        layout = store_layout(self.first, node, self.values[node], frame)
         target = self.chain.target
         without_tma = target is not None and not target.tma
         return None if layout is not None and layout.heads is not None and without_tma else layout

@@ -20,14 +20,33 @@ _REPEATS = "aten.expand.default"
 
 
 @dataclass(frozen=True)
+class BlockPart:
+    """The columns `start` to `start + count` of each block of `columns` columns."""
+
+    start: int
+    count: int
+    columns: int
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether blocks consist of parts of this size, and this is one of them."""
+        return self.start % self.count == self.columns % self.count == 0
+
+    def __str__(self) -> str:
+        return f"[{self.start}:{self.start + self.count}] of {self.columns}"
+
+
+@dataclass(frozen=True)
 class Frame:
     """The axes that make up M and those that make up N, each outermost first. Axes of one element are in
     neither. If a value has one element for each block of columns, `n_axes` make up the blocks, and `block` is
-    the number of columns in one. An axis that joins rows with blocks of columns is in both."""
+    the number of columns in one. An axis that joins rows with blocks of columns is in both. If a value has
+    only a `part` of each block, the last of `n_axes` make up that part."""
 
     m_axes: tuple[int, ...]
     n_axes: tuple[int, ...]
     block: int = 1
+    part: BlockPart | None = None
 
     @staticmethod
     def of(shape: Sequence[Size], m: Size, n: Size, block: int = 1) -> Frame | None:
@@ -61,6 +80,8 @@ class Frame:
             columns = product(shape[axis] for axis in within) * finest.block
             if replace(finest, n_axes=(*other.n_axes, *within)) != finest or other.m_axes != finest.m_axes:
                 return None
+            if other.part != finest.part:
+                return None
             if not known(columns == other.block):
                 return None
         return finest.repeated(shape)
@@ -76,7 +97,7 @@ class Frame:
     def reduced(self, dims: Sequence[int], keeps: bool, shape: Sequence[Size]) -> Frame | None:
         """The frame of the result when the axes `dims` of a value of this shape are reduced, and are removed
         or kept with one element. None if they are not the last axes of N, with known sizes."""
-        if self.block > 1:
+        if self.block > 1 or self.part is not None:
             return None
         gone = [axis for axis in self.n_axes if axis in dims]
         left, last = self.n_axes[: len(self.n_axes) - len(gone)], self.n_axes[len(self.n_axes) - len(gone) :]
@@ -100,7 +121,24 @@ class Frame:
     @property
     def is_plain(self) -> bool:
         """Whether it is (..., N)."""
-        return len(self.n_axes) < 2 and self.block == 1 and self.is_in_order
+        return len(self.n_axes) < 2 and self.block == 1 and self.part is None and self.is_in_order
+
+    def taken(self, part: BlockPart | None) -> Frame:
+        """The frame of a part of each block, or of whole blocks, with the same axes."""
+        return replace(self, part=part)
+
+    def within(self, shape: Sequence[Size]) -> int | None:
+        """The number of the last axes of N that make up the part of a value of this shape; None if there are
+        no such axes."""
+        assert self.part is not None
+        for axes in range(1, len(self.n_axes) + 1):
+            if known(product(shape[axis] for axis in self.n_axes[-axes:]) == self.part.count):
+                return axes
+        return None
+
+    def _of_part(self, n: Size) -> Size:
+        """The columns of a value with this frame, of the N columns of the plane."""
+        return n if self.part is None else n // self.part.columns * self.part.count
 
     @property
     def joins(self) -> bool:
@@ -135,10 +173,12 @@ class Frame:
     def behind(self, axes: int) -> Frame:
         """The frame of the value when it is broadcast to `axes` more leading axes."""
         rows, columns = ((axis + axes for axis in group) for group in (self.m_axes, self.n_axes))
-        return Frame(tuple(rows), tuple(columns), self.block)
+        return replace(self, m_axes=tuple(rows), n_axes=tuple(columns))
 
     def covers(self, shape: Sequence[Size], m: Size, n: Size) -> bool:
-        """Whether a value of this shape has the plane's elements, or one for each block, and no others."""
+        """Whether a value of this shape has the plane's elements, those of a part of each block, or one for
+        each block, and no others."""
+        n = self._of_part(n)
         if self.joins:
             return known(product(shape) * self.block == product((m, n)))
         return (
@@ -166,19 +206,29 @@ class Frame:
         same = len(long) == len(long_after)
         if same and all(known(before[a] == after[b]) for a, b in zip(long, long_after, strict=True)):
             return self._moved(dict(zip(long, long_after, strict=True)).__getitem__)
+        if self.part is not None:
+            return self._reshaped_part(before, after, m, self._of_part(n))
         if not self.is_in_order:
             return self._regrouped(before, after)
         return Frame.of(after, m, n, self.block) or Frame.joined(after, m, n, self.block)
+
+    def _reshaped_part(self, before: Sequence[Size], after: Sequence[Size], m: Size, n: Size) -> Frame | None:
+        """The frame after axes of a part of each block are split or joined. None if the part is joined with
+        the blocks."""
+        frame = Frame.of(after, m, n) if self.is_in_order else self._regrouped(before, after)
+        frame = None if frame is None else frame.taken(self.part)
+        return None if frame is None or frame.within(after) is None else frame
 
     def _regrouped(self, before: Sequence[Size], after: Sequence[Size]) -> Frame | None:
         """The frame after axes are split or joined. None if axes are joined that were moved."""
         groups = list(_groups(before, after))
         rows, columns = (_replaced(axes, groups) for axes in (self.m_axes, self.n_axes))
-        return None if rows is None or columns is None else Frame(rows, columns, self.block)
+        return None if rows is None or columns is None else replace(self, m_axes=rows, n_axes=columns)
 
     def _moved(self, place: Callable[[int], int]) -> Frame:
         """The frame after each axis is moved to `place` of that axis."""
-        return Frame(tuple(map(place, self.m_axes)), tuple(map(place, self.n_axes)), self.block)
+        rows, columns = (tuple(map(place, axes)) for axes in (self.m_axes, self.n_axes))
+        return replace(self, m_axes=rows, n_axes=columns)
 
 
 _Group = tuple[list[int], list[int]]

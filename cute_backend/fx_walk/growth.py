@@ -10,6 +10,7 @@ from torch import fx
 
 from cute_backend.fx_walk.activation import activated
 from cute_backend.fx_walk.anchor import Anchor
+from cute_backend.fx_walk.block_parts import Taken
 from cute_backend.fx_walk.block_reductions import frame_of_blocks
 from cute_backend.fx_walk.capability import target_of
 from cute_backend.fx_walk.chain import Chain
@@ -22,10 +23,11 @@ from cute_backend.fx_walk.pairs import Concatenated, Slices, named, reach
 from cute_backend.fx_walk.questions import may_join
 from cute_backend.fx_walk.reasons import Refused
 from cute_backend.fx_walk.redo import cheaper_to_redo
-from cute_backend.fx_walk.reductions import Reduced, keeps_reduced
+from cute_backend.fx_walk.reductions import Found, Reduced, keeps_reduced
+from cute_backend.fx_walk.rotations import Rotation
 from cute_backend.fx_walk.rounded import as_in_memory
 from cute_backend.fx_walk.static import DTYPES
-from cute_backend.fx_walk.tiled_scales import Tiled
+from cute_backend.fx_walk.tiled_scales import Tiled, Tiling
 from cute_backend.fx_walk.walk import Walk
 from cute_backend.spec import LoadKind, Operand
 
@@ -141,9 +143,11 @@ def _reads_reduced_alone(walk: Walk, draft: Draft, node: fx.Node) -> bool:
 
 
 def _inner(walk: Walk, draft: Draft, node: fx.Node) -> tuple[fx.Node, ...]:
-    """The nodes on the way to a reduction, a rotation, tiled scales or alternating columns of members. For
-    any other node there are none."""
+    """The nodes on the way to a reduction, a rotation, a part of blocks, tiled scales or alternating columns
+    of members. For any other node there are none."""
+    found: Found | Rotation | Tiling | Taken | None
     found = walk.reductions.get(node) or walk.rotations.get(node) or walk.tilings.get(node)
+    found = found or walk.block_parts.taken.get(node)
     if found is None:
         return walk.scattered[node].inner if node in walk.scattered else ()
     return found.inner if found.source in draft.values else ()

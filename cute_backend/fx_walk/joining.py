@@ -1,7 +1,8 @@
 """One step of a region's growth: a node joins, or is refused.
 
 A member may be a pointwise op on the (M, N) plane, a view that splits the plane's rows or columns or moves
-their axes, a rotation of halves, or a reduction or a concatenation, after which the region ends.
+their axes, a rotation of halves, a part of each block of columns, or a reduction or a concatenation, after
+which the region ends.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import partial
 from torch import fx
 
 from cute_backend import config
+from cute_backend.fx_walk.block_parts import joins_parts, lower_joined, part_frame
 from cute_backend.fx_walk.block_reductions import check_blocks, frame_of_blocks, lower_blocks
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import ColumnSlice
@@ -60,6 +62,16 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concaten
         rotated = lower_rotation(rotation, draft, value)
         check_mutations(walk, draft, node)
         return rotated
+    if node in walk.block_parts.taken and walk.block_parts.taken[node].source in draft.values:
+        taken = walk.block_parts.taken[node]
+        if (part := part_frame(taken, draft.frames.get(taken.source))) is not None:
+            value = resolve(walk, draft, taken.source, Reader(node, node))
+            draft.frames[node] = part
+            return value
+    if node in walk.block_parts.joined and joins_parts(draft, node):
+        selected = lower_joined(draft, node, walk.block_parts.joined[node])
+        check_mutations(walk, draft, node)
+        return selected
     if node in walk.tilings and walk.tilings[node].source in draft.values:
         return _join_tiles(walk, draft, walk.tilings[node])
     if node in walk.scattered:
@@ -165,6 +177,8 @@ def _frame_slice(draft: Draft, node: fx.Node, whole: bool) -> None:
 
 def _join_reduction(walk: Walk, draft: Draft, found: Found) -> Operand | Reduced:
     anchor, source = draft.first, draft.frames[found.source]
+    if source.part is not None:
+        raise Refused(Reason.REDUCED_PART, target=target_name(found.head), part=source.part)
     frame = frame_of_blocks(found, source, draft.chain)
     if frame is None:
         if source.joins:

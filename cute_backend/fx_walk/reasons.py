@@ -147,7 +147,22 @@ class Reason(Enum):
     ROTATION_SIZE = (
         "rotation_size",
         "it rotates the halves of blocks of {columns} columns, and the blocks of the region have {sizes} "
-        "columns; a kernel rotates blocks of one size only; supported sizes: {held}",
+        "columns; a kernel rotates blocks of one size, which divides those of all others; supported sizes: "
+        "{held}",
+    )
+    ROTATED_PART = (
+        "rotated_part",
+        "it rotates the halves of columns {part}; a kernel rotates {columns} columns if they divide the "
+        "block, and it begins with them or a multiple of them",
+    )
+    PART_OPERAND = (
+        "part_operand",
+        "{operand} varies along columns {part} of each block; a kernel can read it if all blocks share it, "
+        "and consist of parts of this size",
+    )
+    REDUCED_PART = (
+        "reduced_part",
+        "{target} reduces columns {part} of each block; a kernel reduces whole blocks",
     )
     ROTATION_COST = (
         "rotation_cost",

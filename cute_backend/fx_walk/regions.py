@@ -152,7 +152,13 @@ def _settled(walk: Walk, anchors: tuple[Anchor, ...], settled: Settled) -> Regio
     draft, members = seed(walk, anchors), settled.members
     found = (
         each[node]
-        for each in (walk.reductions, walk.rotations, walk.tilings, walk.scattered)
+        for each in (
+            walk.reductions,
+            walk.rotations,
+            walk.block_parts.taken,
+            walk.tilings,
+            walk.scattered,
+        )
         for node in members
         if node in each
     )

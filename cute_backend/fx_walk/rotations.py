@@ -107,7 +107,7 @@ def _piece(node: fx.Node) -> _Piece | None:
     """The part of a value's last axis that a tensor of a `cat` has. None if the tensor is not such a part."""
     name = target_name(node) if node.op == "call_function" else ""
     if name not in ("aten.neg.default", "aten.unsqueeze.default"):
-        return _taken(node)
+        return taken_piece(node)
     (of,) = node.all_input_nodes
     piece = _piece(of)
     if piece is None:
@@ -122,7 +122,9 @@ def _piece(node: fx.Node) -> _Piece | None:
     return replace(piece, step=1) if piece.step == 0 else replace(piece, apart=True)
 
 
-def _taken(node: fx.Node) -> _Piece | None:
+def taken_piece(node: fx.Node) -> _Piece | None:
+    """The elements of a value's last axis that a slice, a select, or one result of a `split` or an `unbind`
+    has."""
     if node.op != "call_function":
         return None
     if node.target is getitem:
@@ -130,10 +132,12 @@ def _taken(node: fx.Node) -> _Piece | None:
     if target_name(node) not in ("aten.slice.Tensor", "aten.select.int") or not _is_along_last(node):
         return None
     args = arguments(node)
+    size = fake(args["self"]).shape[-1]
     if target_name(node) == "aten.select.int":
-        start, step = args["index"] % fake(args["self"]).shape[-1], 0
+        start, step = args["index"] % size, 0
     else:
         start, step = args["start"] or 0, args["step"]
+    start = start + size if isinstance(start, int) and start < 0 else start
     if not isinstance(start, int) or start < 0 or step not in (0, 1, 2):
         return None
     return _Piece(args["self"], start, (node,), step)
@@ -178,6 +182,9 @@ def lower_rotation(found: Rotation, draft: Draft, value: Operand) -> Operand:
     """
     frame, chain = draft.frames[found.source], draft.chain
     last = fake(found.source).dim() - 1
+    part = frame.part
+    if part is not None and found.columns > 2 and not part.is_regular:
+        raise Refused(Reason.ROTATED_PART, part=part, columns=found.columns)
     if frame.block > 1 or not frame.n_axes or frame.n_axes[-1] != last:
         raise Refused(
             Reason.REARRANGED, target="aten.cat.default", shape=str(found.columns), how="joins rows"
@@ -203,9 +210,10 @@ def check_rotations(chain: Chain) -> None:
     for columns in chain.rotated - ({2} if apart else set()):
         seen = {view.blocks.columns for view in chain.views if view.blocks is not None}
         sizes = seen | chain.blocks | chain.rotated
+        sizes |= chain.parts if columns > 2 else set()
         reduces = bool(chain.blocks)
         held = set().union(*(rotations_held(arch, chain.accumulators, reduces) for arch in chain.archs))
-        if columns not in held or sizes != {columns}:
+        if columns not in held or any(size % columns for size in sizes):
             names = ", ".join(map(str, sorted(held))) or "none"
             blocks = ", ".join(map(str, sorted(sizes)))
             raise Refused(Reason.ROTATION_SIZE, columns=columns, sizes=blocks, held=names)

@@ -7,9 +7,10 @@ from collections.abc import Container, Sequence
 from torch import fx
 
 from cute_backend import config
-from cute_backend.fx_walk import tiled_scales
+from cute_backend.fx_walk import block_parts, tiled_scales
 from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.anchors import is_anchor, read_anchor
+from cute_backend.fx_walk.block_parts import find_block_parts
 from cute_backend.fx_walk.capability import Capability
 from cute_backend.fx_walk.concatenation import find_scattered
 from cute_backend.fx_walk.consumers import Waves
@@ -38,11 +39,12 @@ class Walk:
         self.order = {node: position for position, node in enumerate(graph.nodes)}
         self.reductions = find_reductions(self.order)
         self.rotations = find_rotations(self.order)
+        self.block_parts = find_block_parts(self.order)
         self.tilings = find_tilings(self.order)
         self.scattered = find_scattered(self.order)
         self.heads = self._heads()
-        """The reductions, rotations, scales in tiles and alternating columns that a node is an inner part
-        of."""
+        """The reductions, rotations, parts of blocks, scales in tiles and alternating columns that a node is
+        an inner part of."""
         self.mutations = Mutations(self.order)
         firsts = first_equals(self.order, self.mutations)
         self.anchors = {node: _read(node, firsts) for node in self.order if is_anchor(node)}
@@ -78,7 +80,11 @@ class Walk:
         for scattered in self.scattered.values():
             for inner in scattered.inner:
                 heads.setdefault(inner, []).append(scattered.head)
-        for inner, head in (*inner_of(self.rotations), *tiled_scales.inner_of(self.tilings)):
+        for inner, head in (
+            *inner_of(self.rotations),
+            *tiled_scales.inner_of(self.tilings),
+            *block_parts.inner_of(self.block_parts),
+        ):
             heads.setdefault(inner, []).append(head)
         return heads
 

@@ -25,8 +25,9 @@ def of_blocks(op: Op) -> str:
     """The statement that reduces the blocks of a subtile, or rotates their halves, which follows the loop
     that computes the values."""
     if op.op == ROTATE_HALF:
-        rotation = "rotate_pairs" if op.block == 2 else "rotate_half"
-        return f"{op.name} = sub.{rotation}({op.name}_of)"
+        if op.block == 2:
+            return f"{op.name} = sub.rotate_pairs({op.name}_of)"
+        return f"{op.name} = sub.rotate_half({op.name}_of, {op.block})"
     kind = f"reduce.{BLOCK_REDUCTIONS[op.op].name}"
     return f"{op.name} = reduce.of_blocks({kind}, {op.name}_of, sub, {op.block})"
 

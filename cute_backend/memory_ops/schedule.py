@@ -6,7 +6,7 @@ columns: an op that reads a block's result needs a further loop, after the one t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -35,15 +35,31 @@ def schedule(spec: EpilogueSpec) -> Schedule:
     for op in reversed(spec.ops):
         if op.name in needed:
             needed.update(values_read(spec, op))
+    ops = [op for op in spec.ops if op.name in needed]
     loops = dict.fromkeys(spec.dtypes, 0)
-    placed: list[tuple[int, bool, int]] = []
-    for index, op in enumerate(spec.ops):
-        if op.name in needed:
-            loop = max((loops[name] for name in values_read(spec, op)), default=0)
-            reduces = op.op in OF_BLOCKS
-            placed.append((loop, reduces, index))
-            loops[op.name] = loop + reduces
-    return Schedule(tuple(spec.ops[index] for *_, index in sorted(placed)), loops)
+    for op in ops:
+        loop = max((loops[name] for name in values_read(spec, op)), default=0)
+        loops[op.name] = loop + _reduces(op)
+    _place_indices(spec, ops, loops)
+    placed = [(loops[op.name] - _reduces(op), _reduces(op), index) for index, op in enumerate(ops)]
+    return Schedule(tuple(ops[index] for *_, index in sorted(placed)), loops)
+
+
+def _reduces(op: Op) -> bool:
+    return op.op in OF_BLOCKS
+
+
+def _place_indices(spec: EpilogueSpec, ops: Sequence[Op], loops: dict[str, int]) -> None:
+    """Moves ops on indices of elements alone to the first loop that reads them, so that none is kept."""
+    indices: set[str] = set()
+    for op in ops:
+        if not _reduces(op) and indices.issuperset(values_read(spec, op)):
+            indices.add(op.name)
+    stored = {stored_value(spec, store)[0] for store in spec.stores}
+    for op in reversed(ops):
+        readers = [loops[each.name] - _reduces(each) for each in ops if op.name in values_read(spec, each)]
+        if op.name in indices - stored:
+            loops[op.name] = min(readers)
 
 
 def stored_value(spec: EpilogueSpec, store: Store) -> tuple[str, Overflow]:

@@ -21,7 +21,7 @@ from cute_backend.ops import (
     effective_dtype,
     promote,
 )
-from cute_backend.spec import Const, DType, EpilogueSpec, Op, Operand, Overflow, Store
+from cute_backend.spec import BLOCK_PART, Const, DType, EpilogueSpec, Op, Operand, Overflow, Store
 
 _PLAIN = 8
 """The most characters of a number that is shown without its expression."""
@@ -114,6 +114,10 @@ class Chain:
             return
         if op.op in INDEX_EXPRESSIONS:
             self._define(op.name, INDEX_EXPRESSIONS[op.op], DType.I32)
+            return
+        if op.op == BLOCK_PART:
+            columns = self._operand(op.operands[0], DType.I32, wrapped=False)
+            self._define(op.name, f"sub.part_of(e, {op.block}, {columns})", DType.I32)
             return
         if shares_noise(self._spec, op):
             operands = operands_read(self._spec, op)

@@ -42,7 +42,7 @@ def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
     shared_stores = []
     for store in spec.planes:
         need = Need(smem_bytes=ring_bytes(config.stage_elements, store.dtype, config.store_stages))
-        if alignment is Alignment.TMA and room.holds(need) and _in_boxes(store, config):
+        if alignment is Alignment.TMA and room.holds(need) and _in_boxes(store, spec, config):
             shared_stores.append(store.name)
             room = room.without(need)
     placements = {}
@@ -53,12 +53,23 @@ def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
     return Plan(placements, tuple(shared_stores))
 
 
-def _in_boxes(store: Store, config: TileConfig) -> bool:
+_TMA_AXES = 5
+"""The most axes of a tensor that TMA copies boxes of."""
+
+
+def _in_boxes(store: Store, spec: EpilogueSpec, config: TileConfig) -> bool:
     """Whether a subtile of a plane is one box in memory: with heads only if its columns are of one head and
-    TMA, which cuts boxes off where the rows of a head end, writes it."""
+    TMA, which cuts boxes off where the rows of a head end, writes it.
+
+    A plane by heads has axes for rows, columns and heads. If `pair_halves` orders the columns, those of a
+    head are up to four axes: of a run, of both halves, of the runs in a half, and of the blocks in a head.
+    """
     if store.heads is None:
         return True
-    return config.target.tma and store.heads.columns % config.subtile_n == 0
+    block, axes = spec.reordered_columns, 3
+    if block > config.subtile_n:
+        axes += 1 + (block // 2 > config.subtile_n // 2) + (store.heads.columns > block)
+    return config.target.tma and store.heads.columns % config.subtile_n == 0 and axes <= _TMA_AXES
 
 
 def _place(load: Load, config: TileConfig, alignment: Alignment, room: Room) -> tuple[Placement, Room]:

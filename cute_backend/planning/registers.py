@@ -312,7 +312,7 @@ def by_element(spec: EpilogueSpec, config: TileConfig) -> int:
     are contiguous.
     """
     split = [load for load in spec.loads_of(LoadKind.EXACT) if load.is_split]
-    runs = [load for load in split if load.in_runs and spec.reordered_columns > 0]
+    runs = [load for load in split if load.in_runs and _is_of_one_block(load, spec, config)]
     return sum(load not in runs and not _by_tma(load, spec, config) for load in split)
 
 
@@ -321,8 +321,16 @@ def _by_tma(load: Load, spec: EpilogueSpec, config: TileConfig) -> bool:
     row from one address, since subtiles are narrow (`rules.narrow_subtiles_by_element`)."""
     if not load.is_table or load.blocks is None or spec.product.kind is not ProductKind.DENSE:
         return False
-    of_one_block = spec.reordered_columns > 0 or load.blocks.columns % NARROW_SUBTILE_N == 0
-    return config.target.tma and of_one_block
+    whole = load.blocks.columns % NARROW_SUBTILE_N == 0
+    return config.target.tma and (whole or _is_of_one_block(load, spec, config))
+
+
+def _is_of_one_block(load: Load, spec: EpilogueSpec, config: TileConfig) -> bool:
+    """Whether the subtiles of a kernel that rotates blocks are within blocks of a load."""
+    if load.blocks is None or not spec.reordered_columns:
+        return False
+    least = config.target.unrolled_subtile_n or config.target.least_subtile_n
+    return load.blocks.columns >= least
 
 
 def long_ops(spec: EpilogueSpec) -> int:

@@ -35,7 +35,16 @@ from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import ENOUGH_AB_STAGES, Alignment, Rowvecs, TileConfig, tile_k
 from cute_backend.planning.transposing import can_transpose, multiplied
 from cute_backend.signature import TMA_ALIGN
-from cute_backend.spec import SCALE_TILE, BColumns, EpilogueSpec, LoadKind, Major, Order, ProductKind
+from cute_backend.spec import (
+    BLOCK_PART,
+    SCALE_TILE,
+    BColumns,
+    EpilogueSpec,
+    LoadKind,
+    Major,
+    Order,
+    ProductKind,
+)
 
 Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
 
@@ -47,6 +56,9 @@ MAX_ROTATED = 256
 
 PAIRING_SUBTILES = (32, 16)
 """Columns of subtiles that hold equally many columns of both halves of a block."""
+
+_PAIRED = 16
+"""Columns of the smallest block whose halves each thread of a row has equally many columns of."""
 
 MAX_ROW_IN_A_THREAD = 64
 """The most columns of a row that one thread keeps until their blocks are reduced: 128 on sm_100a spilled 56
@@ -164,8 +176,9 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
 
     A subtile then holds columns together with their partners, and operands and results are viewed with their
     columns reordered (`pair_halves`). TMA loads the columns of a CTA's tile, or of its share of B, in that
-    order if they consist of whole blocks, or a block consists of whole tiles or shares. Neighbouring columns
-    are in one thread anyway, unless the even and the odd ones belong to two products.
+    order if they consist of whole blocks, or a block consists of whole tiles or shares. If no subtile is as
+    narrow as a block, whole blocks lie in one, in their own order. Neighbouring columns are in one thread
+    anyway, unless the even and the odd ones belong to two products.
     """
     block = spec.reordered_columns
     if not block:
@@ -176,8 +189,9 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
     if spec.whole_columns == 1:
         least = config.target.unrolled_subtile_n or config.target.least_subtile_n
         widths = [each for each in PAIRING_SUBTILES if least <= each <= config.subtile_n]
-        fitting = (each for each in widths if pairs_halves(each, spec))
-        config = replace(config, subtile_n=next(fitting, 0))
+        fitting = [each for each in widths if pairs_halves(each, spec)]
+        fitting.sort(key=lambda each: each > block)
+        config = replace(config, subtile_n=next(iter(fitting), 0))
     return config if config.subtile_n and pairs_halves(config.subtile_n, spec) else None
 
 
@@ -194,11 +208,14 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a kernel may reorder the columns of rotated blocks.
 
     TMA must load B, which must be contiguous along K, in one dense product without block scales. No value may
-    depend on the index of a column, and all blocks must have one size.
+    depend on the index of a column, and the rotated blocks must divide all others, heads and parts of them
+    among these.
     """
     product, block = spec.product, spec.reordered_columns
     blocks = {load.blocks.columns for load in spec.loads if load.blocks is not None}
-    blocks |= {op.block for op in spec.ops} | {store.block for store in spec.stores}
+    blocks |= {op.block for op in spec.ops if op.op != BLOCK_PART} | {store.block for store in spec.stores}
+    blocks |= {store.heads.columns for store in spec.stores if store.heads is not None}
+    blocks |= spec.part_columns
     return (
         config.target.tma
         and config.products == 1
@@ -207,20 +224,20 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
         and not _b_along_n(spec)
         and not spec.reductions
         and not any(op.op == "column_index" for op in spec.ops)
-        and blocks - {0} == {block}
+        and not any(columns % block for columns in blocks)
         and block <= MAX_ROTATED
     )
 
 
 def pairs_halves(columns: int, spec: EpilogueSpec) -> bool:
     """Whether subtiles of `columns` columns can pair halves of rotated blocks, in runs of at least the 16
-    bytes that TMA needs. True if the spec reorders no columns."""
+    bytes that TMA needs, or hold whole blocks. True if the spec rotates no halves."""
     planes = [load.dtype.bits for load in spec.loads if load.order is not None or load.is_table]
     bits = min(planes + [store.dtype.bits for store in spec.planes], default=8)
     block = spec.reordered_columns
-    return not block or (
-        columns <= block and block // 2 % (columns // 2) == 0 and columns // 2 * bits >= TMA_ALIGN * 8
-    )
+    if not block or columns >= block:
+        return not block or (columns % block == 0 and block % _PAIRED == 0)
+    return block // 2 % (columns // 2) == 0 and columns // 2 * bits >= TMA_ALIGN * 8
 
 
 def registers_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:

@@ -19,7 +19,7 @@ The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a s
 """
 
 from cute_backend.spec.canonical import SPEC_VERSION
-from cute_backend.spec.chain_ops import ROTATE_HALF, Const, Op, Operand, Overflow, Precision
+from cute_backend.spec.chain_ops import BLOCK_PART, ROTATE_HALF, Const, Op, Operand, Overflow, Precision
 from cute_backend.spec.consistency import SpecError
 from cute_backend.spec.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES, DType
 from cute_backend.spec.epilogue_spec import EpilogueSpec
@@ -51,6 +51,7 @@ from cute_backend.spec.stores import (
 
 __all__ = [
     "BATCH_ROWS",
+    "BLOCK_PART",
     "FP8_K_STEP",
     "HEAD_COLUMNS",
     "PAIRED_DTYPES",

@@ -46,6 +46,10 @@ ROTATE_HALF = "block_rotate_half"
 """The op that maps each block of columns (x, y), where x and y are its halves, to (-y, x), as rotary
 embeddings do."""
 
+BLOCK_PART = "block_part"
+"""The op that numbers the parts of blocks: for an element in column n, it is n % block // its operand, a
+number that divides the block. So a program may work on the first columns of each head alone."""
+
 
 @dataclass(frozen=True)
 class Op:
@@ -53,7 +57,7 @@ class Op:
 
     An op that reduces blocks of columns has their size in `block`, which divides N. In every row of its
     result, all elements of a block have one value: the reduction of the operand's elements of that block.
-    ROTATE_HALF has a `block` too, which is even.
+    ROTATE_HALF has a `block` too, which is even, and so has BLOCK_PART.
     """
 
     name: str
@@ -67,3 +71,8 @@ class Op:
     def values(self) -> tuple[str, ...]:
         """The names of the values that it reads."""
         return tuple(operand for operand in self.operands if isinstance(operand, str))
+
+    @property
+    def reduced_columns(self) -> int:
+        """The columns of the blocks that the op reduces; 0 if it reduces none."""
+        return 0 if self.op in (ROTATE_HALF, BLOCK_PART) else self.block

@@ -10,7 +10,7 @@ from math import lcm
 from typing import Any, Union
 
 from cute_backend.spec.canonical import SPEC_VERSION, decode, encode
-from cute_backend.spec.chain_ops import ROTATE_HALF, Op, Precision
+from cute_backend.spec.chain_ops import BLOCK_PART, ROTATE_HALF, Const, Op, Precision
 from cute_backend.spec.consistency import SpecError, validate
 from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Load, LoadKind
@@ -138,19 +138,26 @@ class EpilogueSpec:
         if self.b_columns is BColumns.SEGMENTS:
             return 1
         heads = (store.heads.columns for store in self.stores if store.heads is not None)
-        return lcm(self.whole_columns, self.rotated_columns or 1, *heads)
+        parted = (op.block for op in self.ops if op.op == BLOCK_PART)
+        return lcm(self.whole_columns, self.rotated_columns or 1, *heads, *parted)
 
     @cached_property
     def whole_columns(self) -> int:
         """The number of columns that a visit needs whole: the least common multiple of the blocks that an op
         reduces or that a store has one element for; 1 without such blocks."""
-        blocks = {op.block for op in self.ops if op.op != ROTATE_HALF}
+        blocks = {op.reduced_columns for op in self.ops}
         return lcm(*((blocks | {store.block for store in self.stores}) - {0}))
 
     @cached_property
     def rotated_columns(self) -> int:
         """Columns of the largest blocks whose halves are rotated; 0 where none are."""
         return max((op.block for op in self.ops if op.op == ROTATE_HALF), default=0)
+
+    @cached_property
+    def part_columns(self) -> set[int]:
+        """The columns of the parts of blocks that ops number."""
+        numbered = (op.operands[0] for op in self.ops if op.op == BLOCK_PART)
+        return {int(each.value) for each in numbered if isinstance(each, Const)}
 
     @property
     def reordered_columns(self) -> int:

@@ -153,18 +153,22 @@ def pair_halves(tensor: cute.Tensor, block: int, width: int) -> cute.Tensor:
     of a block's first half, then those half a block behind them, and so on.
 
     Every tensor of a kernel that has columns is viewed in this way, also B, so every result has its right
-    place.
+    place. If N is two modes already, as (D, H) by heads, `block` divides D.
     """
     last, half = cute.rank(tensor) - 1, block // 2
-    within, shape = tensor.layout[last], (width, 2, half // width)
+    within = tensor.layout[last]
     if cute.rank(within) == 1:
-        step, count, outer = within.stride, within.shape // block, within.stride * block
+        step, size, count, outer = within.stride, block, within.shape // block, within.stride * block
     else:
-        step, count, outer = within.stride[0], within.shape[1], within.stride[1]
-    columns = cute.make_layout((shape, count), stride=((step, step * half, step * width), outer))
+        (step, outer), (size, count) = within.stride, within.shape
+    shape: tuple = (width, 2, half // width)
+    strides: tuple = (step, step * half, step * width)
+    if cutlass.const_expr(size > block):
+        shape, strides = (*shape, size // block), (*strides, step * block)
+    columns = cute.make_layout((shape, count), stride=(strides, outer))
     shapes = (*(tensor.shape[axis] for axis in range(last)), columns.shape)
-    strides = (*(tensor.stride[axis] for axis in range(last)), columns.stride)
-    return cute.make_tensor(tensor.iterator, cute.make_layout(shapes, stride=strides))
+    every = (*(tensor.stride[axis] for axis in range(last)), columns.stride)
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shapes, stride=every))
 
 
 def by_heads(tensor: cute.Tensor, rows: int, columns: int) -> cute.Tensor:

@@ -124,6 +124,19 @@ class Subtile(ABC):
         row. The answer is the same in all of them."""
         return self.column_of(e) * self._row_threads % columns == 0
 
+    def part_of(self, e: int, block: int, part: int) -> int | Int32:
+        """The number of the part that element e lies in, where blocks of `block` columns consist of parts of
+        `part` columns. If `pair_halves` has ordered the columns, that leaves each in its part.
+
+        The elements of a subtile differ by constants if its columns are whole parts of one block, or one part
+        has all of them.
+        """
+        width = self._columns
+        whole = block % width == 0 and min(part % width, width % part) == 0
+        if whole and part % 8 == 0:
+            return (self.tile.n0 + self._offset) % block // part + self.block_of(e, part)
+        return self.raw_column(self.column_of(e)) % block // part
+
     def noise_word(self, e: int) -> tuple[int, int] | None:
         """The place of element e among the four elements of its row that share one block of noise
         (`philox.gumbel`): the thread's column, in this subtile, of the first of the four, and the index of
@@ -135,12 +148,15 @@ class Subtile(ABC):
     def _word_of(self, c: int) -> tuple[int, int] | None:
         """`noise_word` of a column, if subtiles begin at multiples of 16 columns."""
 
-    def rotate_half(self, values: cute.Tensor) -> cute.Tensor:
-        """Rotates the thread's elements of a subtile with halves (x, y) to (-y, x). `pair_halves` has ordered
-        the columns so that the halves of a subtile come from the two halves of a block."""
-        rotated, half = cute.make_rmem_tensor_like(values), self.elements // 2
-        for e in range(half):
-            rotated[e], rotated[e + half] = -values[e + half], values[e]
+    def rotate_half(self, values: cute.Tensor, block: int) -> cute.Tensor:
+        """Rotates the thread's elements of blocks with halves (x, y) to (-y, x). A subtile has whole blocks,
+        or `pair_halves` has ordered the columns so that its halves come from the two halves of one block. The
+        halves have a multiple of eight columns, of which each thread has equally many."""
+        rotated = cute.make_rmem_tensor_like(values)
+        half = self.elements * min(block, self._columns) // self._columns // 2
+        for first in range(0, self.elements, 2 * half):
+            for e in range(first, first + half):
+                rotated[e], rotated[e + half] = -values[e + half], values[e]
         return rotated
 
     def rotate_pairs(self, values: cute.Tensor) -> cute.Tensor:

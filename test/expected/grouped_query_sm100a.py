@@ -62,7 +62,7 @@ class Epilogue0:
             t0 = acc0[e] * exact0[e]
             t0_kept[e] = t0
             t1_of[e] = acc0[e]
-        t1 = sub.rotate_half(t1_of)
+        t1 = sub.rotate_half(t1_of, 64)
         for e in cutlass.range_constexpr(sub.elements):
             t2 = t1[e] * exact1[e]
             t3 = t0_kept[e] + t2
@@ -102,7 +102,7 @@ class Epilogue1:
             t4 = acc1[e] * exact2[e]
             t4_kept[e] = t4
             t5_of[e] = acc1[e]
-        t5 = sub.rotate_half(t5_of)
+        t5 = sub.rotate_half(t5_of, 64)
         for e in cutlass.range_constexpr(sub.elements):
             t6 = t5[e] * exact3[e]
             t7 = t4_kept[e] + t6

@@ -58,7 +58,7 @@ class Epilogue0:
             t0 = acc0[e] * exact0[e]
             t0_kept[e] = t0
             t1_of[e] = acc0[e]
-        t1 = sub.rotate_half(t1_of)
+        t1 = sub.rotate_half(t1_of, 64)
         for e in cutlass.range_constexpr(sub.elements):
             t2 = t1[e] * exact1[e]
             t3 = t0_kept[e] + t2

@@ -231,7 +231,7 @@ def half_is_read_elsewhere(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
             of_width(48),
             "sm_90a",
             Reason.ROTATION_SIZE,
-            "of 48 columns.*supported sizes: 32, 64, 96, 128, 192, 256",
+            "of 48 columns.*supported sizes: 16, 32, 64, 96, 128, 192, 256",
         ),
         (
             of_width(24),

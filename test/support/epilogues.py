@@ -584,11 +584,12 @@ def rotary(a_bf16, b_bf16, cos, sin):
 
 @epilogue({"exact0": "exact", "exact1": "exact"}, "bf16", table=BLOCKS)
 def rotary_neighbours(a_bf16, b_bf16, cos, sin):
-    # As in diffusers, which rotates each column of Flux's heads with the adjacent one.
-    heads = torch.mm(a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)
-    real, imag = heads.reshape(*heads.shape[:-1], -1, 2).unbind(-1)
-    rotated = torch.stack((-imag, real), dim=-1).flatten(3)
-    return (heads.float() * cos.unsqueeze(1) + rotated.float() * sin.unsqueeze(1)).to(torch.bfloat16)
+    # As in GLM, which rotates each column of the first half of a head with the adjacent one.
+    count = cos.shape[-1]
+    heads = torch.mm(a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, 2 * count)).transpose(1, 2)
+    turned, passed = heads[..., :count], heads[..., count:]
+    rotated = torch.stack((-turned[..., 1::2], turned[..., ::2]), dim=-1).flatten(-2)
+    return torch.cat((turned * cos.unsqueeze(1) + rotated * sin.unsqueeze(1), passed), dim=-1)
 
 
 @epilogue(

@@ -1,0 +1,218 @@
+"""Work on a part of each head's columns, such as rotary embeddings of the first columns of a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from cute_backend.backend import cute
+from cute_backend.fx_walk.collect import collect
+from cute_backend.fx_walk.reasons import Reason
+from cute_backend.spec import BLOCK_PART, ROTATE_HALF, Blocks, Stride
+from support.fx_walk.exact import integers, product_inputs
+from support.model_files import load_architecture
+
+BATCHES, PLACES, HEADS, WIDTH, TURNED = 2, 4, 3, 64, 32
+M, N = BATCHES * PLACES, HEADS * WIDTH
+COS, SIN = integers(1, PLACES, TURNED), integers(1, PLACES, TURNED) - 1
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    first, second = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return torch.cat((-second, first), dim=-1)
+
+
+def rotate_every_two(x: Tensor) -> Tensor:
+    return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+
+
+def heads(y: Tensor, width: int = WIDTH) -> Tensor:
+    return y.view(BATCHES, PLACES, -1, width).transpose(1, 2)
+
+
+def turned(x: Tensor, rotate: Callable[[Tensor], Tensor] = rotate_half) -> Tensor:
+    cos, sin = (each.unsqueeze(1)[..., : x.shape[-1]] for each in (COS, SIN))
+    return x * cos + rotate(x) * sin
+
+
+def as_gpt_neox(y: Tensor) -> Tensor:
+    q = heads(y)
+    rot, passed = q[..., :TURNED], q[..., TURNED:]
+    return torch.cat([turned(rot), passed], dim=-1)
+
+
+def as_glm(y: Tensor) -> Tensor:
+    q = heads(y)
+    return torch.cat([turned(q[..., :TURNED], rotate_every_two), q[..., TURNED:]], dim=-1)
+
+
+def as_deepseek(y: Tensor) -> Tensor:
+    """The last columns of each head are rotated."""
+    passed, rot = heads(y).split([WIDTH - TURNED, TURNED], dim=-1)
+    return torch.cat((passed, turned(rot)), dim=-1)
+
+
+def as_gptj(y: Tensor) -> Tensor:
+    """Heads stay behind places."""
+    q = y.view(BATCHES, PLACES, HEADS, WIDTH)
+    cos, sin = (each.unsqueeze(2) for each in (COS, SIN))
+    rot = q[:, :, :, :TURNED]
+    return torch.cat([rot * cos + rotate_every_two(rot) * sin, q[:, :, :, TURNED:]], dim=-1)
+
+
+def of_a_head_norm(y: Tensor) -> Tensor:
+    q = heads(y).float()
+    q = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6) * integers(WIDTH)
+    return torch.cat((turned(q[..., :TURNED]), q[..., TURNED:]), -1).to(y.dtype)
+
+
+def by_chunk_both(y: Tensor) -> Tensor:
+    first, second = heads(y).chunk(2, -1)
+    return torch.cat((turned(first), second.relu() * 2), -1)
+
+
+def three_parts(y: Tensor) -> Tensor:
+    first, second, third = heads(y).split([16, 16, 32], -1)
+    return torch.cat((first + 1, turned(second), third.neg()), -1)
+
+
+def from_the_end(y: Tensor) -> Tensor:
+    q = heads(y)
+    return torch.cat((q[..., :-TURNED], turned(q[..., -TURNED:])), -1)
+
+
+def without_rotation(y: Tensor) -> Tensor:
+    q = heads(y)
+    return torch.cat((q[..., :24] * integers(1, 1, 1, 24)[..., :1], q[..., 24:] + 1), -1)
+
+
+def of_the_whole_row(y: Tensor) -> Tensor:
+    """One head, as the keys of multi-query attention."""
+    q = heads(y, N)
+    return torch.cat((turned(q[..., :TURNED]), q[..., TURNED:]), -1)
+
+
+SPELLINGS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "GPT-NeoX": (as_gpt_neox, TURNED),
+    "GLM": (as_glm, 2),
+    "DeepSeek": (as_deepseek, TURNED),
+    "GPT-J": (as_gptj, 2),
+    "norm": (of_a_head_norm, TURNED),
+    "chunk": (by_chunk_both, TURNED),
+    "three parts": (three_parts, 16),
+    "from the end": (from_the_end, TURNED),
+    "no rotation": (without_rotation, 0),
+    "the whole row": (of_the_whole_row, TURNED),
+}
+
+
+def test_every_spelling_through_torch_compile(fresh_compiler: None) -> None:
+    """One product each, in one graph: each is one kernel, and gives what eager does."""
+    products = [product_inputs(M, N) for _ in SPELLINGS]
+
+    def program(products: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        spellings = [spelling for spelling, _ in SPELLINGS.values()]
+        return [spelling(a @ b) for (a, b), spelling in zip(products, spellings, strict=True)]
+
+    results, expected = torch.compile(program, backend=cute)(products), program(products)
+    for name, result, wanted in zip(SPELLINGS, results, expected, strict=True):
+        assert result.dtype is wanted.dtype and result.stride() == wanted.stride(), name
+        torch.testing.assert_close(result.float(), wanted.float(), rtol=1e-2, atol=1e-2, msg=name)
+    assert counters["cute_backend"] == {"anchors": len(SPELLINGS), "regions": len(SPELLINGS)}
+    (report,) = collect(program, (products,))
+    columns = [region.spec.rotated_columns for region in report.regions]
+    assert sorted(columns) == sorted(each for _, each in SPELLINGS.values())
+    parts = [{op.block for op in region.spec.ops if op.op == BLOCK_PART} for region in report.regions]
+    assert sorted(parts, key=max) == [{WIDTH}] * (len(SPELLINGS) - 1) + [{N}]
+
+
+def test_the_cosines_are_those_of_a_part() -> None:
+    """They are read for all columns, as if each part of a head were the rotated one."""
+    (report,) = collect(lambda a, b: as_gpt_neox(a @ b), product_inputs(M, N))
+    (region,) = report.regions
+    assert [load.blocks for load in region.spec.loads] == [Blocks(TURNED, Stride.ZERO, Stride.ONE)] * 2
+
+
+def of_the_first(columns: int, width: int = WIDTH) -> Callable[[Tensor, Tensor], Tensor]:
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        q = (a @ b).unflatten(-1, (-1, width))
+        return torch.cat((rotate_half(q[..., :columns]), q[..., columns:]), -1) * 2
+
+    return program
+
+
+def with_weights_of_heads(a: Tensor, b: Tensor) -> Tensor:
+    q = (a @ b).unflatten(-1, (-1, WIDTH))
+    return torch.cat((q[..., :16] * integers(HEADS, 16), q[..., 16:]), -1)
+
+
+def with_an_irregular_weight(a: Tensor, b: Tensor) -> Tensor:
+    q = (a @ b).unflatten(-1, (-1, WIDTH))
+    return torch.cat((q[..., :16], q[..., 16:] * integers(48)), -1)
+
+
+def with_a_norm_of_a_part(a: Tensor, b: Tensor) -> Tensor:
+    q = (a @ b).unflatten(-1, (-1, WIDTH))
+    first = q[..., :16]
+    return torch.cat((first - first.amax(-1, keepdim=True), q[..., 16:]), -1)
+
+
+def in_another_order(a: Tensor, b: Tensor) -> Tensor:
+    q = (a @ b).unflatten(-1, (-1, WIDTH))
+    return torch.cat((q[..., 16:] * 2, q[..., :16]), -1)
+
+
+def a_part_of_another_product(a: Tensor, b: Tensor) -> Tensor:
+    q, k = ((a @ each).unflatten(-1, (-1, WIDTH)) for each in (b, b + 1))
+    return torch.cat((q[..., :16] * 2, k[..., 16:]), -1)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason", "said"),
+    [
+        (of_the_first(24, 96), Reason.ROTATION_SIZE, "of 24 columns"),
+        (of_the_first(32, 48), Reason.ROTATED_PART, "halves of columns [0:32] of 48"),
+        (with_weights_of_heads, Reason.PART_OPERAND, "along columns [0:16] of 64"),
+        (with_an_irregular_weight, Reason.PART_OPERAND, "along columns [16:64] of 64"),
+        (with_a_norm_of_a_part, Reason.REDUCED_PART, "reduces columns [0:16] of 64"),
+        (in_another_order, Reason.UNPAIRED, "takes a part"),
+        (a_part_of_another_product, Reason.UNPAIRED, "takes a part"),
+    ],
+)
+def test_other_parts_are_refused(program: Callable[..., object], reason: Reason, said: str) -> None:
+    """By what contradicts, and nothing selects columns then."""
+    (report,) = collect(program, product_inputs(M, N), arch="sm_90a")
+    messages = [each.message for each in report.rejections if each.reason is reason]
+    assert any(said in each for each in messages), report.rejections
+    assert not any(op.op == BLOCK_PART for region in report.regions for op in region.spec.ops)
+
+
+def test_a_part_that_is_read_elsewhere_is_taken_from_the_product(fresh_compiler: None) -> None:
+    """No kernel stores a part: the region writes the product, of which it is a view."""
+
+    def program(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        q = heads(a @ b)
+        rot, passed = q.split([TURNED, WIDTH - TURNED], dim=-1)
+        return torch.cat((turned(rot), passed), -1), rot.cumsum(1)
+
+    inputs = product_inputs(M, N)
+    for result, right in zip(torch.compile(program, backend=cute)(*inputs), program(*inputs), strict=True):
+        assert torch.equal(result, right)
+
+
+MODELS = ("phi", "stablelm", "nemotron", "glm4", "gptj")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS])
+def test_models_rotate_a_part_of_their_heads_in_the_kernel(name: str) -> None:
+    """Queries and keys of one layer, in one launch with the values."""
+    module, args = load_architecture(name)
+    (report,) = collect(module, args)
+    rotated = [op for region in report.regions for op in region.spec.ops if op.op == ROTATE_HALF]
+    parts = [op for region in report.regions for op in region.spec.ops if op.op == BLOCK_PART]
+    assert len(rotated) == len(parts) == 2
+    assert not {each.reason for each in report.rejections} & {Reason.UNPAIRED, Reason.ROTATION_SIZE}
