@@ -145,7 +145,8 @@ def _products(
         return [_of_groups(left, offsets, right, accumulate) for right in b]
     if not spec.product.is_block_scaled:
         (left,) = a
-        return [torch.matmul(left.to(accumulate), right.to(accumulate)) for right in b]
+        joined = [right.flatten(1) if spec.product.b_block else right for right in b]
+        return [torch.matmul(left.to(accumulate), right.to(accumulate)) for right in joined]
     if spec.product.a_scaling.by_mma:
         left = dequantised(a[0], a[1], spec.product.a_scaling).to(accumulate)
         return [

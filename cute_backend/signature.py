@@ -267,6 +267,9 @@ def signature(spec: EpilogueSpec, sums: bool = False) -> tuple[Argument, ...]:
     names = {("b" if spec.b_count == 1 else f"b{i}"): acc.name for i, acc in enumerate(spec.first_of_each_b)}
     for (name, acc), product in zip(names.items(), spec.first_of_each_b, strict=True):
         b = _plane((*groups, Extent.K, columns), first.b_major is not Major.K, product.width)
+        if product.b_block:
+            blocks = Dim(Extent.BLOCKS, Stride.OTHER, product.b_block, product.width)
+            b = (b[0], blocks, Dim(Extent.BLOCK, Stride.OTHER, product.b_block))
         arguments.append(Argument(name, f"B of {acc}", Role.B, first.b_dtype, b, ArgumentAlignment.TMA))
     if tiled:
         scaled = (replace(first, name=acc) for acc in names.values())

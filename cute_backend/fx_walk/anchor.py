@@ -129,6 +129,8 @@ class Anchor:
     @property
     def b_columns(self) -> Size:
         """The number of B's columns, which is more than N for a slice."""
+        if self.accumulator.b_block:
+            return product(fake(self.b).shape[1:])
         return self._multiplied(self.b)[-1]
 
     def _multiplied(self, operand: fx.Node) -> list[Size]:

@@ -23,6 +23,7 @@ from cute_backend.fx_walk.grouped_products import (
     read_scaled_grouped_mm_v2,
 )
 from cute_backend.fx_walk.opaque_products import opaque_product
+from cute_backend.fx_walk.packed_heads import with_blocks
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.scaled_products import read_scaled_mm, read_scaled_mm_v2
 from cute_backend.fx_walk.static import arguments, first_argument, target_name, tensor_of
@@ -42,7 +43,7 @@ def read_anchor(node: fx.Node) -> Anchor:
         raise Refused(Reason.OPAQUE_PRODUCT, target=name)
     if reader is None:
         raise Refused(Reason.MATRIX_VECTOR)
-    return reader(node)
+    return with_blocks(reader(node))
 
 
 def _read_integers(node: fx.Node) -> Anchor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import fx
@@ -121,7 +121,7 @@ def _room(draft: Draft, loads: _Loads) -> Room:
     taken = [bits for view, bits in zip(loads.views, loads.bits, strict=True) if view.node in own]
     read, results, held = config.max_exact_loads, config.max_stores, 0
     if read is None:
-        accumulators = draft.chain.accumulators
+        accumulators = tuple(replace(acc, b_block=0) for acc in draft.chain.accumulators)
         held = max(plane_bits_held(arch, accumulators) for arch in draft.chain.archs) - sum(taken)
     few = (PLANES if read is None else read) - len(taken)
     if results is None:

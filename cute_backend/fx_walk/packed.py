@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from sys import maxsize
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from cute_backend import config
 from cute_backend.fx_walk.classify import ColumnSlice
 from cute_backend.fx_walk.lower import is_pointwise
 from cute_backend.fx_walk.mutation import is_view, root
+from cute_backend.fx_walk.packed_heads import COLUMNS_OF_HEADS
 from cute_backend.fx_walk.pairs import meet
 from cute_backend.fx_walk.reasons import LABEL, user_label
 from cute_backend.fx_walk.region import Region
@@ -35,6 +37,8 @@ from cute_backend.fx_walk.static import (
     tensor_of,
 )
 from cute_backend.fx_walk.working_copy import WorkingCopy
+from cute_backend.signature import TMA_ALIGN
+from cute_backend.spec import HEAD_COLUMNS
 
 aten = torch.ops.aten
 
@@ -48,13 +52,14 @@ _OPERANDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class _Part:
-    """A view of `count` columns from `start` on of all rows of a product. Its axes in the order of memory are
-    `axes`, the first `rows` of which are rows."""
+    """A view of `count` columns from `start` on of all rows of a product, or of every `period` columns of it.
+    Its axes in the order of memory are `axes`."""
 
     node: fx.Node
     start: int
     count: int
     axes: tuple[int, ...]
+    period: int
 
 
 _TRIALS = 3
@@ -97,11 +102,28 @@ def _packed(graph: fx.Graph) -> Iterator[tuple[fx.Node, list[_Part]]]:
     for node in graph.nodes:
         if node.op == "call_function" and target_name(node) in _OPERANDS:
             parts = _parts(node)
-            if parts is not None and _is_division(parts, fake(node).shape[-1]):
+            if parts is not None and _is_division(parts) and _can_divide(node, parts):
                 yield node, parts
 
 
-def _is_division(parts: Sequence[_Part], n: Any) -> bool:
+def _can_divide(node: fx.Node, parts: Sequence[_Part]) -> bool:
+    """Whether a product can be divided. If heads are packed side by side, B has to be contiguous along K, and
+    operands that vary along columns have one element for each."""
+    n = fake(node).shape[-1]
+    if parts[0].period == n:
+        return True
+    given, (b, vectors) = arguments(node), _OPERANDS[target_name(node)]
+    tensors = [tensor for name in vectors if (tensor := tensor_of(given[name])) is not None]
+    whole = all(known(each.numel() == 1) or known(each.shape[-1] == n) for each in tensors)
+    whole = whole and all(part.count % HEAD_COLUMNS == 0 for part in parts)
+    stride, step = fake(given[b]).stride(), TMA_ALIGN // fake(given[b]).element_size()
+    return whole and known(stride[0] == 1) and known(stride[1] % step == 0)
+
+
+def _is_division(parts: Sequence[_Part]) -> bool:
+    if not parts or len({part.period for part in parts}) > 1:
+        return False
+    n = parts[0].period
     places = sorted({(part.start, part.count) for part in parts})
     ends = [0, *(start + count for start, count in places)]
     if not 2 <= len(places) <= MAX_SEGMENTS or [start for start, _ in places] != ends[:-1] or ends[-1] != n:
@@ -118,7 +140,7 @@ def _parts(node: fx.Node) -> list[_Part] | None:
             if not is_view(user):
                 return None
             part = _part(user, node)
-            if part is not None and part.count < fake(node).shape[-1]:
+            if part is not None and part.count < part.period:
                 found.append(part)
             else:
                 stack.append(user)
@@ -135,14 +157,21 @@ def _part(view: fx.Node, of: fx.Node) -> _Part | None:
     symbolic = [size for size in tensor.shape if not isinstance(size, int)]
     if not (isinstance(start, int) and isinstance(n, int)) or len(symbolic) > 1:
         return None
-    axes = list(range(tensor.dim()))
-    if not symbolic:
-        axes.sort(key=tensor.stride().__getitem__, reverse=True)
+    strides = [stride if isinstance(stride, int) else maxsize for stride in tensor.stride()]
+    axes = sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True)
     for rows in range(len(axes) + 1):
         lead, last = _Mode.of(tensor, axes[:rows]), _Mode.of(tensor, axes[rows:])
-        if known(lead.size == m) and (known(lead.stride == n) or known(m == 1)) and known(last.stride == 1):
-            count = last.size
-            return _Part(view, start, count, tuple(axes)) if isinstance(count, int) else None
+        if not (known(lead.size == m) and (known(lead.stride == n) or known(m == 1))):
+            continue
+        if known(last.stride == 1):
+            return _Part(view, start, last.size, tuple(axes), n) if isinstance(last.size, int) else None
+        for heads in range(rows + 1, len(axes)):
+            outer, inner = _Mode.of(tensor, axes[rows:heads]), _Mode.of(tensor, axes[heads:])
+            period, count = outer.stride, inner.size
+            if not (isinstance(period, int) and isinstance(count, int) and known(inner.stride == 1)):
+                continue
+            if known(outer.size * period == n) and start + count <= period:
+                return _Part(view, start, count, tuple(axes), period)
     return None
 
 
@@ -179,14 +208,47 @@ def _product(graph: fx.Graph, node: fx.Node, part: _Part) -> fx.Node:
     changed = {}
     for name in (b, *vectors):
         tensor = tensor_of(given[name])
-        if tensor is not None and tensor.dim() and known(tensor.shape[-1] == n):
-            bounds = (tensor.dim() - 1, part.start, part.start + part.count)
-            changed[name] = _call(graph, node, aten.slice.Tensor, given[name], *bounds)
-            columns = ColumnSlice(part.start, 1, part.count)
-            changed[name].meta[LABEL] = f"{user_label(given[name])} {columns}"
+        if tensor is None or not tensor.dim() or not known(tensor.shape[-1] == n):
+            continue
+        if part.period < n:
+            changed[name] = _of_heads(graph, node, given[name], part, name == b)
+            continue
+        bounds = (tensor.dim() - 1, part.start, part.start + part.count)
+        changed[name] = _call(graph, node, aten.slice.Tensor, given[name], *bounds)
+        changed[name].meta[LABEL] = _label(given[name], part)
     args = [changed.get(name, node.args[i]) for i, name in enumerate(list(given)[: len(node.args)])]
     kwargs = {name: changed.get(name, value) for name, value in node.kwargs.items()}
     return _call(graph, node, node.target, *args, **kwargs)
+
+
+def _label(node: fx.Node, part: _Part) -> str:
+    return f"{user_label(node)} {ColumnSlice(part.start, 1, part.count)}"
+
+
+def _of_heads(graph: fx.Graph, node: fx.Node, given: fx.Node, part: _Part, is_b: bool) -> fx.Node:
+    """The columns of a part in every head, copied side by side, as `packed_heads` recognises them. Those of B
+    stay contiguous along K."""
+    tensor = fake(given)
+    heads = tensor.shape[-1] // part.period
+    other = [tensor.shape[0]] if is_b else list(tensor.shape[:-1])
+    axis = 0 if is_b else len(other)
+    columns = _call(graph, node, aten.permute.default, given, [1, 0]) if is_b else given
+    shape = [heads, part.period, *other] if is_b else [*other, heads, part.period]
+    columns = _call(graph, node, aten.reshape.default, columns, shape)
+    bounds = (axis + 1, part.start, part.start + part.count)
+    blocks = _call(graph, node, aten.slice.Tensor, columns, *bounds)
+    if is_b:
+        blocks = _call(graph, node, aten.permute.default, blocks, [2, 0, 1])
+    blocks.meta[LABEL] = f"{_label(given, part)} of every {part.period}"
+    if not is_b:
+        copied = _call(graph, node, aten.reshape.default, blocks, [*other, heads * part.count])
+        copied.meta[COLUMNS_OF_HEADS] = 1
+        return copied
+    copied = _call(graph, node, aten.permute.default, blocks, [1, 2, 0])
+    copied = _call(graph, node, aten.reshape.default, copied, [heads * part.count, *other])
+    copied = _call(graph, node, aten.permute.default, copied, [1, 0])
+    copied.meta[COLUMNS_OF_HEADS] = 3
+    return copied
 
 
 def _viewed(graph: fx.Graph, made: fx.Node, part: _Part) -> fx.Node:

@@ -79,7 +79,7 @@ def slices_of(anchor: Anchor, owned: Container[fx.Node]) -> tuple[ColumnSlice, C
     contiguous along N form a pair only if TMA can read the second half.
     """
     half = anchor.n // 2
-    if anchor.transposed or not known(2 * half == anchor.n):
+    if anchor.transposed or anchor.accumulator.b_block or not known(2 * half == anchor.n):
         return None
     taken = [
         columns
@@ -155,6 +155,8 @@ def reach(node: fx.Node, owned: Container[fx.Node]) -> Iterator[fx.Node]:
 
 def unlike(first: Anchor, second: Anchor) -> str | None:
     """The reason why one MMA can't compute two products; None if it can."""
+    if first.accumulator.b_block or second.accumulator.b_block:
+        return "columns are packed head by head"
     if first.a is not second.a:
         return f"that one multiplies {second.a.name} and this one {first.a.name}"
     if first.a_blocks != second.a_blocks:

@@ -83,7 +83,8 @@ class _Sharing:
                 continue
             alone = [each for each in map(bare, products) if each is not None]
             for region in self._shared([*found, *(each for each in alone if _is_segment(each, walk))]):
-                if len(region.anchors) > 1 or region.products[0] not in products:
+                is_copied = len(region.anchors) == 1 and region.spec.product.b_block > 0
+                if not is_copied and (len(region.anchors) > 1 or region.products[0] not in products):
                     kept.append(region)
                 elif region.unshared:
                     (node,) = region.products
@@ -125,7 +126,8 @@ class _Sharing:
         walk, every = self.walk, [*group, other]
         if len(group) == MAX_SEGMENTS:
             return f"at most {MAX_SEGMENTS} products can"
-        if other.spec.product != group[0].spec.product or other.spec.precision is not group[0].spec.precision:
+        alike = replace(other.spec.product, b_block=group[0].spec.product.b_block) == group[0].spec.product
+        if not alike or other.spec.precision is not group[0].spec.precision:
             return "the products differ in dtypes, layouts or mode of accumulation"
         positions = [walk.order[node] for region in every for node in region.nodes]
         mutation = walk.mutations.first(min(positions) - 1, max(positions) + 1)

@@ -152,7 +152,8 @@ class _Module:
         tables = [load.name for each in epilogues for load in each.spec.loads if each.comes_in_boxes(load)]
         whole = [load for load in self.spec.loads if load.name not in tables]
         helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in whole) else [])]
-        helpers += ["collapse_n"] if any(load.blocks for load in whole) else []
+        of_b = any(acc.b_block for acc in self.spec.accumulators)
+        helpers += ["collapse_n"] if of_b or any(load.blocks for load in whole) else []
         helpers += ["table"] if tables else []
         helpers += ["by_heads"] if any(store.heads for store in self.spec.stores) else []
         helpers += ["pair_halves"] if any(each.pairs() for each in epilogues) else []

@@ -12,7 +12,7 @@ from cute_backend.memory_ops.statements import Chain, Loop, register_type
 from cute_backend.ops import GUMBEL
 from cute_backend.planning import Alignment, Ring, TileConfig, plan
 from cute_backend.planning.transposing import multiplied
-from cute_backend.signature import Argument, Extent
+from cute_backend.signature import Argument, Extent, Role, of_role
 from cute_backend.spec import ROTATE_HALF, DType, EpilogueSpec, Load, Order, Overflow, Store
 
 
@@ -92,11 +92,14 @@ class EpilogueText:
     def views(self) -> dict[str, tuple[str, str]]:
         """The arguments of `launch` that the kernel takes as views: each view's name and its expression.
 
-        Several modes of M, and blocks of columns, become one axis. A plane with heads is viewed by them. If
-        halves of blocks are rotated, each half provides half of a subtile's columns, unless subtiles are
-        whole blocks. If D^T = B^T A^T is computed, all arguments of two axes are transposed.
+        Several modes of M, and blocks of columns of loads and of B, become one axis. A plane with heads is
+        viewed by them. If halves of blocks are rotated, each half provides half of a subtile's columns,
+        unless subtiles are whole blocks. If D^T = B^T A^T is computed, all arguments of two axes are
+        transposed.
         """
         views = {}
+        for argument in of_role(self._arguments, Role.B) if self.spec.product.b_block else ():
+            views[argument.name] = (f"{argument.name}_columns", f"collapse_n({argument.name})")
         for load in self.spec.loads:
             text = f"collapse_m({load.name}, {len(load.m_modes)})" if load.m_modes else load.name
             if load.blocks:

@@ -103,6 +103,14 @@ def equal_shares_of_b(config: TileConfig, spec: EpilogueSpec) -> TileConfig | No
     return None if shared % config.cluster_m else config
 
 
+def whole_blocks_of_b(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """Requires that the columns of a CTA's tile, or of its share of B, are whole blocks of B's columns or
+    parts of one, which TMA copies as one box."""
+    block = spec.product.b_block
+    shares = (config.tile_n, config.tile_n // config.cluster_m) if block else ()
+    return None if any(min(each % block, block % each) for each in shares) else config
+
+
 def few_draws_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """Gives specs that draw noise subtiles of few columns, and two warpgroups on a tile of 128 rows.
 
@@ -215,7 +223,7 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
     blocks = {load.blocks.columns for load in spec.loads if load.blocks is not None}
     blocks |= {op.block for op in spec.ops if op.op != BLOCK_PART} | {store.block for store in spec.stores}
     blocks |= {store.heads.columns for store in spec.stores if store.heads is not None}
-    blocks |= spec.part_columns
+    blocks |= spec.part_columns | {product.b_block}
     return (
         config.target.tma
         and config.products == 1
@@ -237,7 +245,9 @@ def pairs_halves(columns: int, spec: EpilogueSpec) -> bool:
     block = spec.reordered_columns
     if not block or columns >= block:
         return not block or (columns % block == 0 and block % _PAIRED == 0)
-    return block // 2 % (columns // 2) == 0 and columns // 2 * bits >= TMA_ALIGN * 8
+    # With larger blocks, B would have six axes, of which TMA takes five.
+    fits = spec.product.b_block in (0, block)
+    return fits and block // 2 % (columns // 2) == 0 and columns // 2 * bits >= TMA_ALIGN * 8
 
 
 def registers_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
@@ -280,6 +290,7 @@ RULES: tuple[Rule, ...] = (
     one_mma_for_all_products,
     room_in_tensor_memory,
     equal_shares_of_b,
+    whole_blocks_of_b,
     whole_subtiles,
     whole_rows_of_the_swizzle,
     few_draws_in_a_visit,

@@ -52,6 +52,11 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
             f"no tile of {arch.value} rotates blocks of {spec.rotated_columns} columns of products of even "
             "and of odd columns; columns of whole products are rotated"
         )
+    if not found and (block := spec.product.b_block):
+        raise ValueError(
+            f"no tile of {arch.value} has blocks of {block} columns of B; supported are blocks that divide "
+            "the columns of a tile, and multiples of these"
+        )
     if not found:
         held = (
             rotations_held(arch, spec.accumulators, spec.whole_columns > 1)

@@ -19,6 +19,8 @@ def unserved(spec: EpilogueSpec, target: Target) -> str | None:
         if acc.kind.has_offsets and not target.groups:
             what = "rows" if acc.kind is ProductKind.GROUPED else "K"
             return f"{target.name} has no kernel for {what} in groups, which {acc.name} is of"
+        if acc.b_block and not target.tma:
+            return f"{target.name} has no TMA, which reads blocks of columns of B, as {acc.name} has"
     tiled = next((store for store in spec.stores if store.order is Order.TILED), None)
     if tiled is not None and Scaling.MX not in target.scalings:
         return f"{tiled.name} has scales in tiles, which no MMA of {target.name} reads"

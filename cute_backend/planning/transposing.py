@@ -24,15 +24,16 @@ _INDICES = ("row_index", "column_index")
 def can_transpose(spec: EpilogueSpec) -> bool:
     """Whether a spec can be transposed.
 
-    It must have one dense product, and no block scales, no indices as results of reductions, no reductions
-    of batches of rows, no ops on indices or on blocks of columns, no draws of noise, and no loads whose M or
-    N is several modes.
+    It must have one dense product, and no block scales, no blocks of columns of B, no indices as results of
+    reductions, no reductions of batches of rows, no ops on indices or on blocks of columns, no draws of
+    noise, and no loads whose M or N is several modes.
     """
     product = spec.product
     return (
         len(spec.accumulators) == 1
         and product.kind is ProductKind.DENSE
         and not product.is_block_scaled
+        and not product.b_block
         and not any(each.kind.is_index or each.rows for store in spec.stores if (each := store.reduce))
         and not any(load.is_split for load in spec.loads)
         and spec.block_columns == 1

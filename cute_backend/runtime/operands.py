@@ -73,9 +73,17 @@ def covers(load: Load, tensor: Tensor, m: Size, n: Size) -> bool:
     return load.blocks is None or tensor.shape[-2] * load.blocks.columns == n
 
 
+def b_shape(acc: Accumulator, b: Tensor) -> Sequence[Size]:
+    """The shape of a B as it is multiplied, with its columns as one axis."""
+    if not acc.b_block or b.dim() != 3:
+        return b.shape
+    k, blocks, columns = b.shape
+    return (k, blocks * columns)
+
+
 def plane_of(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[Any, Any]:
     """M and N of the plane, B * M rows for A (B, M, K), and G * M where K lies in groups."""
-    m, n = prod(a[0].shape[:-1]), spec.plane_n(b[0].shape[-1])
+    m, n = prod(a[0].shape[:-1]), spec.plane_n(b_shape(spec.product, b[0])[-1])
     return (m * a[1].shape[0] if spec.product.kind is ProductKind.K_GROUPED else m), n
 
 
@@ -156,24 +164,26 @@ def check_operands(
     left, offsets = a[0], a[1:2] if grouped else ()
     wanted, rank_a, rank_b = _SHAPES[spec.product.kind]
     leading = offsets[0].shape if spec.product.kind is ProductKind.GROUPED else left.shape[:-2]
+    first = b_shape(spec.product, b[0])
     for acc, right in zip(spec.first_of_each_b, b):  # noqa: B905, as scales follow
+        shape = b_shape(acc, right)
         if (
             left.dim() != rank_a
-            or right.dim() != rank_b
-            or left.shape[-1] != right.shape[-2]
-            or right.shape[:-2] != leading
+            or len(shape) != rank_b
+            or left.shape[-1] != shape[-2]
+            or tuple(shape[:-2]) != tuple(leading)
+            or (acc.b_block and right.shape[-1] != acc.b_block)
             or any(each.dim() != 1 for each in offsets)
         ):
             given = " and ".join(_shape(tensor.shape) for tensor in (left, *offsets, right))
-            raise ValueError(f"{acc.name} wants {wanted}, not {given}")
-        if acc.width and right.shape[-1] != acc.width:
+            blocks = f", with columns in blocks of {acc.b_block}" if acc.b_block else ""
+            raise ValueError(f"{acc.name} wants {wanted}{blocks}, not {given}")
+        if acc.width and shape[-1] != acc.width:
+            raise ValueError(f"{acc.name} has a segment of {acc.width} columns, and its B is {_shape(shape)}")
+        if not acc.width and shape[-1] != first[-1]:
             raise ValueError(
-                f"{acc.name} has a segment of {acc.width} columns, and its B is {_shape(right.shape)}"
-            )
-        if not acc.width and right.shape[-1] != b[0].shape[-1]:
-            raise ValueError(
-                f"{acc.name} is {_shape(left.shape)} times {_shape(right.shape)}; the first B has "
-                f"{b[0].shape[-1]} columns"
+                f"{acc.name} is {_shape(left.shape)} times {_shape(shape)}; the first B has {first[-1]} "
+                "columns"
             )
     if spec.b_columns is BColumns.INTERLEAVED and b[0].shape[-1] % 2 != 0:
         raise ValueError(f"B is {_shape(b[0].shape)}, which has not as many even columns as odd ones")

@@ -15,7 +15,7 @@ from cute_backend.spec.stores import Axis, Heads, Part, ReduceKind, Reduction, S
 SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
 
-_IF_SET = ("after", "heads", "rows")
+_IF_SET = ("after", "b_block", "heads", "rows")
 """Fields that the form has only where they are not None, 0 or empty."""
 
 
@@ -78,6 +78,7 @@ def _decode_accumulator(item: Any) -> Accumulator:
         a_scaling=Scaling(item["a_scaling"]),
         b_scaling=Scaling(item["b_scaling"]),
         width=int(item["width"]),
+        b_block=int(item.get("b_block", 0)),
     )
 
 

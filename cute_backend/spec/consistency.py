@@ -223,7 +223,8 @@ def _validate_several(store: Store, kind: ProductKind) -> None:
 def _validate_together(accumulators: tuple[Accumulator, ...]) -> None:
     first = accumulators[0]
     for acc in accumulators[1:]:
-        if replace(acc, name=first.name, columns=first.columns, width=first.width) != first:
+        alike = replace(acc, name=first.name, columns=first.columns, width=first.width)
+        if replace(alike, b_block=first.b_block) != first:
             raise SpecError(
                 f"{first.name} and {acc.name} differ in dtypes, majors, mode of accumulation or scaling, and "
                 "one MMA computes both"
@@ -290,8 +291,20 @@ def _validate_accumulator(acc: Accumulator) -> None:
         raise SpecError(
             f"{acc.name} has K in groups, and a 16-bit operand that is contiguous along K; neither may be"
         )
+    if acc.b_block:
+        _validate_b_block(acc)
     if {acc.a_scaling, acc.b_scaling} != {Scaling.NONE}:
         _validate_scaling(acc)
+
+
+def _validate_b_block(acc: Accumulator) -> None:
+    plain = acc.kind is ProductKind.DENSE and not acc.is_block_scaled and acc.columns is Columns.ALL
+    whole = type(acc.b_block) is int and acc.b_block > 0 and acc.width % acc.b_block == 0
+    if not (plain and whole and acc.b_major is Major.K):
+        raise SpecError(
+            f"{acc.name} has columns of B in blocks of {acc.b_block}; accepted are blocks that divide all "
+            "columns of a dense product without block scales, whose B is contiguous along K"
+        )
 
 
 def _validate_scaling(acc: Accumulator) -> None:

@@ -160,6 +160,9 @@ class Accumulator:
     If `width` is not 0, the accumulator's columns are a segment of `width` columns of the plane, which begins
     with a new tile.
 
+    With a `b_block`, the columns of B are blocks of that many, at any distance from one another, as those of
+    queries in a weight that has queries, keys and values head by head: B is (K, N / b_block, b_block).
+
     `fast_accum` is `_scaled_mm`'s `use_fast_accum`: without it, Hopper's fp8 MMA promotes its partial sums to
     fp32 registers at intervals. It has no meaning for 16-bit operands, where it is True.
 
@@ -179,6 +182,7 @@ class Accumulator:
     a_scaling: Scaling = Scaling.NONE
     b_scaling: Scaling = Scaling.NONE
     width: int = 0
+    b_block: int = 0
 
     @property
     def is_block_scaled(self) -> bool:

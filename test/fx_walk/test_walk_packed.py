@@ -16,6 +16,8 @@ import cute_backend
 from cute_backend import config
 from cute_backend.api import Explanation
 from cute_backend.fx_walk import packed
+from cute_backend.fx_walk.collect import collect
+from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.spec import Heads
 
 BF16 = torch.bfloat16
@@ -153,6 +155,97 @@ def test_a_symbolic_length_is_divided_too(fresh_compiler: None) -> None:
     check(sliced, [x, w])
 
 
+def by_chunk_of_heads(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    # As in GPT-NeoX.
+    packed = F.linear(x, w).view(*x.shape[:2], -1, 3 * COLUMNS).transpose(1, 2)
+    return worked(*packed.chunk(3, dim=-1))
+
+
+def by_axis_of_three(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    # As in BLOOM.
+    packed = F.linear(x, w).view(*x.shape[:2], HEADS, 3, COLUMNS)
+    return worked(packed[..., 0, :], packed[..., 1, :], packed[..., 2, :])
+
+
+def by_groups_of_queries(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    # As Falcon has it, with slices: four queries, a key and a value in each of two groups.
+    packed = F.linear(x, w).view(*x.shape[:2], 2, 6, COLUMNS)
+    q, k, v = packed[:, :, :, :4], packed[:, :, :, 4:5], packed[:, :, :, 5:]
+    return worked(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("fn", "blocks"),
+    [
+        (by_chunk_of_heads, [COLUMNS] * 3),
+        (by_axis_of_three, [COLUMNS] * 3),
+        (by_groups_of_queries, [4 * COLUMNS, COLUMNS, COLUMNS]),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_parts_may_alternate_by_head(fn: Callable[..., Any], blocks: list[int], fresh_compiler: None) -> None:
+    """Each part is blocks of the weight's columns, and nothing is copied."""
+    shapes = (2, 32, WIDTH), (2 * 6 * COLUMNS, WIDTH)
+    (region,) = explained(fn, *shapes).regions
+    assert [acc.b_block for acc in region.spec.accumulators] == blocks
+    check(fn, operands(*shapes))
+    check_views_alone(fn, operands(*shapes))
+    torch._dynamo.reset()
+    counters.clear()
+    x, w = operands(*shapes)
+    torch._dynamo.mark_dynamic(x, 1)
+    check(fn, [x, w])
+
+
+def check_views_alone(fn: Callable[..., Any], args: list[Tensor]) -> None:
+    """Expects that the graph has no op but the kernel and views."""
+    (report,) = collect(fn, tuple(args), arch="sm_90a")
+    rewrite(report.graph, report.regions)
+    calls = {node.target for node in report.graph.nodes if node.op == "call_function"}
+    assert torch.ops.cute_backend.gemm_epilogue.default in calls
+    copies = {torch.ops.aten.clone.default, torch.ops.aten.mm.default, torch.ops.aten.slice_scatter.default}
+    assert not calls & copies
+
+
+def test_biases_and_scales_alternate_by_head(fresh_compiler: None) -> None:
+    def scaled(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        packed = torch._scaled_mm(x, w.t(), of_x, of_w, bias=bias, out_dtype=BF16)
+        return worked(*packed.view(2, 32, HEADS, 3 * COLUMNS).transpose(1, 2).chunk(3, dim=-1))
+
+    x, w, bias = operands((64, WIDTH), (3 * WIDTH, WIDTH), (3 * WIDTH,))
+    of_x, of_w = torch.full((64, 1), 0.5), torch.arange(3 * WIDTH).view(1, -1) % 7 + 1.0
+    args = [x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn), of_x, of_w, bias]
+    (region,) = cute_backend.explain(scaled, *args, arch="sm_90a").regions
+    assert [load.kind for load in region.loads] == ["colvec", *["rowvec"] * 6]
+    assert region.loads[1].label.endswith("[0:64] of every 192")
+    check(scaled, args)
+    torch._dynamo.reset()
+    counters.clear()
+
+    def biased(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        packed = F.linear(x, w, bias)
+        return worked(*packed.view(1, -1, HEADS, 3 * COLUMNS).transpose(1, 2).chunk(3, dim=-1))
+
+    check(biased, operands((1, WIDTH), (3 * WIDTH, WIDTH), (3 * WIDTH,)))
+
+
+def of_odd_heads(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """Heads of 48 columns, of which no tile consists."""
+    packed = F.linear(x, w[:720]).view(*x.shape[:2], -1, 3 * 48).transpose(1, 2)
+    return worked(*packed.chunk(3, dim=-1))
+
+
+def of_the_transposed_weight(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """B is contiguous along N, where blocks of columns lie within rows of the swizzle."""
+    packed = (x @ w.view(WIDTH, 3 * WIDTH)).view(*x.shape[:2], -1, 3 * COLUMNS).transpose(1, 2)
+    return worked(*packed.chunk(3, dim=-1))
+
+
+def heads_that_meet(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    q, k, v = F.linear(x, w).view(*x.shape[:2], -1, 3 * COLUMNS).chunk(3, dim=-1)
+    return q * k, v.relu()
+
+
 def gains_nothing(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return tuple(map(heads, F.linear(x, w).chunk(3, dim=-1)))
 
@@ -177,7 +270,19 @@ def meets(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return q * k, v.relu()
 
 
-@pytest.mark.parametrize("fn", [gains_nothing, reads_all, leaves_some, overlaps, meets])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        gains_nothing,
+        reads_all,
+        leaves_some,
+        overlaps,
+        meets,
+        of_odd_heads,
+        of_the_transposed_weight,
+        heads_that_meet,
+    ],
+)
 def test_other_products_stay_whole(fn: Callable[..., Any]) -> None:
     found = explained(fn, *SHAPES)
     assert all(len(region.spec.accumulators) == 1 for region in found.regions)

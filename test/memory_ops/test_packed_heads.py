@@ -1,0 +1,144 @@
+"""Segments whose B is blocks of columns, as queries, keys and values packed head by head: to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, table
+from cute_backend.planning.served import unserved
+from cute_backend.replay import replay
+from cute_backend.runtime.build import build
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.operands import check_operands
+from cute_backend.simulator.simulate import Machine, run_region
+from cute_backend.spec import (
+    ROTATE_HALF,
+    Accumulator,
+    Blocks,
+    DType,
+    EpilogueSpec,
+    Heads,
+    Load,
+    LoadKind,
+    Major,
+    Op,
+    SpecError,
+    Store,
+    Stride,
+)
+
+
+def packed(
+    columns: int, heads: int, groups: tuple[int, ...] = (1, 1, 1), rows: int = 0, rotates: bool = False
+) -> EpilogueSpec:
+    """Of `heads` heads, segments of `groups` of `columns` columns each, with biases: Falcon has several
+    queries in a head, and GPT-NeoX one. With `rotates`, all but the last one are rotated instead."""
+    accumulators, loads, ops, stores = [], [], [], []
+    for i, count in enumerate(groups):
+        width = count * columns
+        acc = Accumulator(f"acc{i}", DType.BF16, DType.BF16, width=heads * width, b_block=width)
+        accumulators.append(acc)
+        if rotates and i < len(groups) - 1:
+            ops.append(Op(f"t{i}", ROTATE_HALF, (acc.name,), DType.F32, block=columns))
+        else:
+            blocks = Blocks(width, Stride.OTHER, Stride.ONE)
+            bias = Load(f"bias{i}", LoadKind.ROWVEC, DType.BF16, Stride.ZERO, Stride.OTHER, (), blocks)
+            loads.append(bias)
+            ops.append(Op(f"t{i}", "add", (acc.name, bias.name), DType.F32))
+        stores.append(Store(f"out{i}", f"t{i}", DType.BF16, heads=Heads(rows, columns) if rows else None))
+    return EpilogueSpec(tuple(accumulators), tuple(loads), tuple(ops), tuple(stores))
+
+
+def operands(spec: EpilogueSpec, m: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Small integers, of which every sum is exact. The blocks of all B and of all biases are views of one
+    weight and of one vector."""
+    generator = torch.Generator().manual_seed(m)
+
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(-3, 4, shape, generator=generator).bfloat16()
+
+    widths = [acc.b_block for acc in spec.accumulators]
+    heads = spec.product.width // spec.product.b_block
+    weight, vector = integers(heads, sum(widths), 64), integers(heads, sum(widths))
+    b = [each.permute(2, 0, 1) for each in weight.split(widths, 1)]
+    biases = dict(zip((f"bias{i}" for i in range(len(widths))), vector.split(widths, 1), strict=True))
+    return [integers(m, 64)], b, [biases[load.name] for load in spec.loads]
+
+
+def test_the_replay_multiplies_by_blocks() -> None:
+    spec = packed(32, 3, (2, 1, 1), rows=4)
+    (a,), b, biases = operands(spec, 8)
+    for result, right, bias in zip(replay(spec, [a], b, biases), b, biases, strict=True):
+        y = torch.einsum("mk,khd->mhd", a.double(), right.double()) + bias.double()
+        heads = y.unflatten(-1, (-1, 32)).flatten(1, 2).unflatten(0, (2, 4)).transpose(1, 2)
+        assert torch.equal(result.flatten().double(), heads.flatten())
+
+
+CASES = [
+    (TileConfig(Arch.SM90A, 128, 128, 1, 2, pingpong=True), packed(64, 3), 137),
+    (TileConfig(Arch.SM100A, 128, 128), packed(64, 3, rows=100), 200),
+    (TileConfig(Arch.SM90A, 64, 128), packed(64, 3, rows=127, rotates=True), 254),
+    (TileConfig(Arch.SM90A, 128, 128, 2), packed(128, 2, (3, 1, 1), rotates=True), 100),
+    (TileConfig(Arch.SM100A, 256, 128, 2, ctas=2), packed(128, 2, (3, 1, 1), rows=50), 300),
+    (TileConfig(Arch.SM100A, 128, 64), packed(128, 3), 1),
+    (TileConfig(Arch.SM90A, 64, 64), packed(192, 2, (1, 1)), 70),
+]
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize(("config", "spec", "m"), CASES, ids=lambda each: getattr(each, "name", ""))
+def test_kernels_read_blocks_of_columns(config: TileConfig, spec: EpilogueSpec, m: int) -> None:
+    """Several heads in a tile, and several tiles in a head; the last tiles of rows and columns cut off."""
+    a, b, biases = operands(spec, m)
+    results, launch = run_region(spec, a, b, biases, Machine(config.arch, 1, config, 1))
+    assert launch.kernel.alignment is Alignment.TMA
+    for result, right in zip(results, replay(spec, a, b, biases), strict=True):
+        assert torch.equal(result, right)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
+@pytest.mark.parametrize("rotates", [False, True])
+@pytest.mark.parametrize("columns", [64, 128])
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A], ids=lambda arch: arch.value)
+def test_no_kernel_of_blocks_spills(arch: Arch, columns: int, rotates: bool, alignment: Alignment) -> None:
+    spec = packed(columns, 8, rows=100, rotates=rotates)
+    for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
+        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+
+
+@pytest.mark.parametrize(("columns", "held"), [(32, True), (64, True), (192, True), (80, False)])
+def test_tiles_consist_of_blocks_or_lie_within_one(columns: int, held: bool) -> None:
+    for arch in (Arch.SM90A, Arch.SM100A):
+        if not held:
+            with pytest.raises(ValueError, match=f"no tile of {arch.value} .*{columns}"):
+                table(arch, packed(columns, 4).segments[0])
+            continue
+        for config in table(arch, packed(columns, 4)):
+            share = config.tile_n // config.cluster_m
+            assert min(share % columns, columns % share) == 0
+
+
+def test_a_spec_says_what_is_wrong_with_its_blocks() -> None:
+    acc = packed(64, 3).product
+    wrong = (replace(acc, b_block=80), replace(acc, b_major=Major.MN), replace(acc, b_block=-1))
+    for each in wrong:
+        with pytest.raises(SpecError, match="acc0 has columns of B in blocks of"):
+            EpilogueSpec((each,), (), (), (Store("out0", "acc0", DType.BF16),))
+    assert EpilogueSpec.from_json(packed(64, 3).to_json()) == packed(64, 3)
+    assert "reads blocks of columns of B" in str(unserved(packed(64, 3).segments[0], Arch.SM80.target))
+
+
+def test_other_operands_are_refused() -> None:
+    spec = packed(64, 3)
+    a, b, biases = operands(spec, 8)
+    flat = b[0].flatten(1)
+    for wrong in (flat, b[0].reshape(64, 6, 32)):
+        with pytest.raises(ValueError, match=r"acc0 wants .* with columns in blocks of 64, not"):
+            check_operands(spec, a, [wrong, *b[1:]], biases)
+    with pytest.raises(ValueError, match="acc1 has a segment of 192 columns, and its B is"):
+        check_operands(spec, a, [b[0], b[1][:, :2], b[2]], biases)
