@@ -167,7 +167,7 @@ def test_rotated_blocks_lie_within_parts() -> None:
     """Kernels order the columns of rotated blocks anew, which would put them into another part."""
     spec = partial(32, 64)
     narrow = replace(spec.ops[4], operands=(Const(16),))
-    with pytest.raises(ValueError, match="no tile of sm_90a holds blocks of 32 columns"):
+    with pytest.raises(ValueError, match="no tile of sm_90a holds blocks of 64 columns"):
         table(Arch.SM90A, replace(spec, ops=(*spec.ops[:4], narrow, *spec.ops[5:])))
 
 
