@@ -9,11 +9,11 @@
   `collect`.
 - Products: `anchors`, `anchor`, `dense_products`, `scaled_products`, `grouped_products`, `product_operands`,
   `activation`, `scaling_recipes`, `broadcast`, `group_rows`, `opaque_products`, `padding`,
-  `row_slices`, `packed`.
+  `row_slices`, `packed`, `packed_heads`.
 - Losses: `log_softmax`.
 - Growing a region: `regions`, `walk`, `visits`, `growth`, `joining`, `resolve`, `dependences`, `draft`,
-  `chain`, `lower`, `bits`, `quotient`, `reductions`, `finishing`, `block_reductions`, `rotations`,
-  `tiled_scales`, `concatenation`, `pairs`, `shared_launch`, `region`.
+  `chain`, `lower`, `bits`, `quotient`, `reductions`, `finishing`, `block_reductions`, `block_parts`,
+  `rotations`, `tiled_scales`, `concatenation`, `pairs`, `shared_launch`, `region`.
 - Operands and shapes: `classify`, `frame`, `free_strides`, `views`, `static`, `labels`, `capability`,
   `rounded`.
 - Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `redo`.

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from cute_backend import config
+from cute_backend.fx_walk.block_parts import find_block_parts
 from cute_backend.fx_walk.classify import ColumnSlice
 from cute_backend.fx_walk.lower import is_pointwise
 from cute_backend.fx_walk.mutation import is_view, root
@@ -99,10 +100,12 @@ def _gains(products: Sequence[fx.Node], regions: Sequence[Region]) -> bool:
 
 def _packed(graph: fx.Graph) -> Iterator[tuple[fx.Node, list[_Part]]]:
     """The products of which only parts of the columns are read, which are disjoint, with these parts."""
+    joined = find_block_parts(graph.nodes).taken
     for node in graph.nodes:
         if node.op == "call_function" and target_name(node) in _OPERANDS:
-            parts = _parts(node)
-            if parts is not None and _is_division(parts) and _can_divide(node, parts):
+            parts = _parts(node) or []
+            meet_again = any(part.node in joined for part in parts)  # in a cat
+            if not meet_again and _is_division(parts) and _can_divide(node, parts):
                 yield node, parts
 
 
@@ -226,8 +229,8 @@ def _label(node: fx.Node, part: _Part) -> str:
 
 
 def _of_heads(graph: fx.Graph, node: fx.Node, given: fx.Node, part: _Part, is_b: bool) -> fx.Node:
-    """The columns of a part in every head, copied side by side, as `packed_heads` recognises them. Those of B
-    stay contiguous along K."""
+    """Copies the columns of a part in every head side by side, by nodes that `packed_heads` recognises. The
+    columns of B stay contiguous along K."""
     tensor = fake(given)
     heads = tensor.shape[-1] // part.period
     other = [tensor.shape[0]] if is_b else list(tensor.shape[:-1])

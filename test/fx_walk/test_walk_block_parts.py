@@ -204,7 +204,7 @@ def test_a_part_that_is_read_elsewhere_is_taken_from_the_product(fresh_compiler:
         assert torch.equal(result, right)
 
 
-MODELS = ("phi", "stablelm", "nemotron", "glm4", "gptj")
+MODELS = ("phi", "stablelm", "nemotron", "glm4", "gptj", "gpt_neox")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS])

@@ -19,6 +19,7 @@ from cute_backend.fx_walk import packed
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.spec import Heads
+from support.model_files import load_architecture
 
 BF16 = torch.bfloat16
 WIDTH, HEADS, COLUMNS = 256, 4, 64
@@ -227,6 +228,15 @@ def test_biases_and_scales_alternate_by_head(fresh_compiler: None) -> None:
         return worked(*packed.view(1, -1, HEADS, 3 * COLUMNS).transpose(1, 2).chunk(3, dim=-1))
 
     check(biased, operands((1, WIDTH), (3 * WIDTH, WIDTH), (3 * WIDTH,)))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["gpt_neox", "bloom"])
+def test_models_that_pack_by_head_are_one_launch(name: str) -> None:
+    module, args = load_architecture(name)
+    region = cute_backend.explain(module, *args, arch="sm_90a").regions[0]
+    assert [acc.b_block for acc in region.spec.accumulators] == [COLUMNS] * 3
+    assert all(store.heads is not None for store in region.spec.stores[:2])
 
 
 def of_odd_heads(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
