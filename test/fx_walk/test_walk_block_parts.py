@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
@@ -211,7 +212,8 @@ MODELS = ("phi", "stablelm", "nemotron", "glm4", "gptj", "gpt_neox")
 def test_models_rotate_a_part_of_their_heads_in_the_kernel(name: str) -> None:
     """Queries and keys of one layer, in one launch with the values."""
     module, args = load_architecture(name)
-    (report,) = collect(module, args)
+    with config.patch(shared_launches=True):  # type: ignore[attr-defined]
+        (report,) = collect(module, args)
     rotated = [op for region in report.regions for op in region.spec.ops if op.op == ROTATE_HALF]
     parts = [op for region in report.regions for op in region.spec.ops if op.op == BLOCK_PART]
     assert len(rotated) == len(parts) == 2
