@@ -140,7 +140,7 @@ class Region:
         if store.reduce is not None:
             reduce = f"{store.reduce.axis.value}_{store.reduce.kind.value}"
             return Store(name, dtype, order, "two_stage", reduce)
-        shared = "tma" if self.kernel().arch.target.tma else "smem"
+        shared = "tma" if self.kernel().arch.target.planes_by_tma else "smem"
         placement = shared if name in self._plan.shared_stores else "vector"
         part = f"{store.part.index + 1} of {store.part.count}" if store.part else ""
         heads = str(store.heads) if store.heads else ""

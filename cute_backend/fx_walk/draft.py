@@ -67,7 +67,7 @@ class Draft:
             return None
         layout = store_layout(self.first, node, self.values[node], frame)
         target = self.chain.target
-        without_tma = target is not None and not target.tma
+        without_tma = target is not None and not target.planes_by_tma
         return None if layout is not None and layout.heads is not None and without_tma else layout
 
     def block(self, node: fx.Node) -> int:

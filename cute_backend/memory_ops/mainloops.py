@@ -42,11 +42,11 @@ def _scales(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def _by_warpgroups(config: TileConfig, spec: EpilogueSpec) -> bool:
-    return is_promoted(config, spec) and config.target.tma
+    return is_promoted(config, spec) and config.target.planes_by_tma
 
 
 def _by_warps(config: TileConfig, spec: EpilogueSpec) -> bool:
-    return is_promoted(config, spec) and not config.target.tma and not spec.product.is_block_scaled
+    return is_promoted(config, spec) and not config.target.planes_by_tma and not spec.product.is_block_scaled
 
 
 def _blocks(config: TileConfig, spec: EpilogueSpec) -> str:

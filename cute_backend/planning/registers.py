@@ -123,7 +123,7 @@ def _fragments(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> 
             load.order is None and not _by_tma(load, spec, config)
         )
         # Where warps copy operands, a plane of several modes spilled 48 bytes beside two hoisted rowvecs.
-        fragments += 2 + by_element + (load.is_split and not config.target.tma)
+        fragments += 2 + by_element + (load.is_split and not config.target.planes_by_tma)
     return fragments * config.block_m * config.subtile_n // WARPGROUP
 
 
@@ -203,7 +203,7 @@ def hoist_budget(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -
     taken = kept.accumulators + kept.promoted + kept.fragments + kept.rows
     if not config.target.accumulators.in_registers:
         taken += config.products * config.subtile_n  # the sums that a visit reads from tensor memory
-    if not config.target.tma:
+    if not config.target.planes_by_tma:
         if alignment is Alignment.PLAIN and kept.accumulators >= UNHOISTED_BY_ELEMENT:
             return 0
         taken += COPYING
@@ -286,7 +286,7 @@ def leaves_registers_without_tma(config: TileConfig, spec: EpilogueSpec) -> bool
     many = many or (spec.rotated_columns > 0 and by_element(spec, config) > 1)
     blocks = any(load.blocks is not None for load in spec.loads)
     pairs = any(store.dtype.values > 1 for store in spec.stores)
-    if config.target.tma or not (spec.reductions or many or blocks or pairs):
+    if config.target.planes_by_tma or not (spec.reductions or many or blocks or pairs):
         return True
     return config.thread_accumulators <= MAX_BESIDE_ROWS
 
@@ -322,7 +322,7 @@ def _by_tma(load: Load, spec: EpilogueSpec, config: TileConfig) -> bool:
     if not load.is_table or load.blocks is None or spec.product.kind is not ProductKind.DENSE:
         return False
     whole = load.blocks.columns % NARROW_SUBTILE_N == 0
-    return config.target.tma and (whole or _is_of_one_block(load, spec, config))
+    return config.target.planes_by_tma and (whole or _is_of_one_block(load, spec, config))
 
 
 def _is_of_one_block(load: Load, spec: EpilogueSpec, config: TileConfig) -> bool:

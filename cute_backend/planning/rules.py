@@ -225,7 +225,7 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
     blocks |= {store.heads.columns for store in spec.stores if store.heads is not None}
     blocks |= spec.part_columns | {product.b_block}
     return (
-        config.target.tma
+        config.target.planes_by_tma
         and config.products == 1
         and product.kind is ProductKind.DENSE
         and not product.is_block_scaled
@@ -426,7 +426,7 @@ def moved(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Align
     others spilled 16 bytes (64 x 64 on sm_86).
     """
     planes = len(spec.loads_of(LoadKind.EXACT)) + len(spec.planes)
-    if config.target.tma or planes <= MAX_PLANES_WITHOUT_TMA:
+    if config.target.planes_by_tma or planes <= MAX_PLANES_WITHOUT_TMA:
         return alignment
     return alignment if holds_planes(replace(config, subtile_n=NARROW_SUBTILE_N), spec) else Alignment.PLAIN
 

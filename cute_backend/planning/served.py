@@ -19,7 +19,7 @@ def unserved(spec: EpilogueSpec, target: Target) -> str | None:
         if acc.kind.has_offsets and not target.groups:
             what = "rows" if acc.kind is ProductKind.GROUPED else "K"
             return f"{target.name} has no kernel for {what} in groups, which {acc.name} is of"
-        if acc.b_block and not target.tma:
+        if acc.b_block and not target.planes_by_tma:
             return f"{target.name} has no TMA, which reads blocks of columns of B, as {acc.name} has"
     tiled = next((store for store in spec.stores if store.order is Order.TILED), None)
     if tiled is not None and Scaling.MX not in target.scalings:

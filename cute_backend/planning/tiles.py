@@ -174,7 +174,7 @@ class TileConfig:
                 f"tile {self.name} of {self.arch.value} has its columns in {self.column_groups} groups, but "
                 "warpgroups share a tile by its rows there, since each multiplies its own"
             )
-        if self.occupancy > 1 and self.target.tma:
+        if self.occupancy > 1 and self.target.planes_by_tma:
             raise ValueError(
                 f"tile {self.name} of {self.arch.value} has {self.occupancy} CTAs on a multiprocessor; with "
                 "TMA one CTA has enough loads in flight"
@@ -410,7 +410,7 @@ class TileConfig:
     def store_stages(self) -> int:
         """The fewest stages of an output: two if TMA empties them; one if the warp that fills the stage also
         empties it before it goes on."""
-        return EPILOGUE_STAGES if self.target.tma else 1
+        return EPILOGUE_STAGES if self.target.planes_by_tma else 1
 
     @property
     def epilogue_smem_bytes(self) -> int:

@@ -59,7 +59,7 @@ class Stages:
             return min((free - enough - others) // stage_bytes, MAX_STAGES) if stages else 0
 
         exact = grown(exact, exact_bytes, store * store_bytes)
-        if config.target.tma:
+        if config.target.planes_by_tma:
             store = grown(store, store_bytes, exact * exact_bytes)
         ab = (free - exact * exact_bytes - store * store_bytes) // stage_bytes
         if ahead_bytes(config, scaling):

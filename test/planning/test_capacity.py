@@ -24,7 +24,7 @@ def of_bytes(count: int) -> EpilogueSpec:
     return EpilogueSpec((product,), loads, tuple(ops), (Store("out0", value, DType.U8),))
 
 
-@pytest.mark.parametrize("arch", [arch for arch in Arch if arch.target.tma])
+@pytest.mark.parametrize("arch", [arch for arch in Arch if arch.target.planes_by_tma])
 def test_a_large_tile_holds_as_many_planes_as_it_is_said_to(arch: Arch) -> None:
     held = plane_bits_held(arch, of_bytes(1).accumulators) // 8
 

@@ -35,7 +35,7 @@ SIXTEEN_BITS = frozenset((DType.BF16, DType.F16))
         (BLACKWELL, {"promotes": True}, "promotes is True, fp8 is True and 0 tiles"),
         (
             BLACKWELL,
-            {"tma": False},
+            {"planes_by_tma": False},
             r"clusters \(\(2, 1\), .* need TMA",
         ),
     ],
@@ -114,7 +114,7 @@ def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.Mon
         clusters=((1, 1),),
         splits=(),
     )
-    bare = replace(arch.target, tma=False, promotes=False, tiles=tables)
+    bare = replace(arch.target, planes_by_tma=False, promotes=False, tiles=tables)
     spec = spec_of(exact("exact0"), rowvec("rowvec0"))
     aligned = plan(spec, offered(arch, spec)[-1], Alignment.TMA)
     assert aligned.placements["exact0"].name == "tma" and aligned.shared_stores == ("out0",)

@@ -11,7 +11,7 @@ from cute_backend.spec import BColumns, Load, LoadKind, Stride
 
 
 def _stages_of_a_plane(load: Load, config: TileConfig, alignment: Alignment, tma: bool) -> Need | None:
-    if alignment is not Alignment.TMA or config.target.tma is not tma:
+    if alignment is not Alignment.TMA or config.target.planes_by_tma is not tma:
         return None
     if load.order is None and not (tma and _in_whole_boxes(load, config)):
         return None

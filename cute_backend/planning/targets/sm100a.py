@@ -67,7 +67,7 @@ TARGET = Target(
     least_ab_stages=3,
     template="cute_backend.templates.sm100:Sm100Gemm",
     operands=frozenset((DType.E4M3, DType.E5M2, DType.E2M1X2, DType.BF16, DType.F16)),
-    tma=True,
+    planes_by_tma=True,
     promotes=False,
     # The data sheet's 4.5 PFLOP/s in fp8, without sparsity, of 148 multiprocessors at 1.86 GHz.
     products_per_cycle=8192,

@@ -43,7 +43,7 @@ TARGET = Target(
     least_ab_stages=3,
     template="cute_backend.templates.sm80:Sm80Gemm",
     operands=frozenset((DType.BF16, DType.F16)),
-    tma=False,
+    planes_by_tma=False,
     promotes=False,
     products_per_cycle=2 * _A100.products,
     # Threads have the elements that wgmma gives them (PTX ISA, mma.m16n8k16, matrix D). A warp with 32 rows

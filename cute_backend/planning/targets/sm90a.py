@@ -149,7 +149,7 @@ TARGET = Target(
     # of 45.2, and 2357 x 8000 x 896 in bf16 61.6 in place of 59.7 (H200). Nothing between was timed.
     shallow_k_bytes=6 * 128,
     scalings=frozenset((Scaling.LINE, Scaling.SQUARE)),
-    tma=True,
+    planes_by_tma=True,
     promotes=True,
     # The data sheet's 1979 TFLOP/s in fp8, without sparsity, of 132 multiprocessors at 1.83 GHz.
     products_per_cycle=4096,

@@ -188,7 +188,7 @@ class Target:
     """The class of its kernels, as "module:Class"; a string, so that planning imports no CUTLASS."""
     operands: frozenset[DType]
     """The dtypes that its MMA multiplies."""
-    tma: bool
+    planes_by_tma: bool
     """Whether its kernels move planes by TMA, and run in the clusters that came with it. It is False for RTX
     Blackwell, whose kernels load only A and B by TMA."""
     promotes: bool
@@ -236,7 +236,7 @@ class Target:
     @property
     def groups(self) -> bool:
         """Whether its template schedules groups of rows, whose sizes only the device knows."""
-        return self.tma
+        return self.planes_by_tma
 
     @property
     def pdl(self) -> bool:
@@ -295,7 +295,7 @@ class Target:
             areas = [shape.tile_m * shape.tile_n for shape in table]
             if len(table) > MAX_TILES or areas != sorted(areas, reverse=True):
                 return f"{name} has tiles of {areas} elements; it takes up to {MAX_TILES}, the largest first"
-        if not self.tma and self.clusters:
+        if not self.planes_by_tma and self.clusters:
             return f"clusters {tiles.clusters} need TMA, which it does not have"
         return next(filter(None, map(self._shape, tiles.all)), None)
 
@@ -311,10 +311,10 @@ class Target:
             )
         if shape.cluster_m % shape.ctas:
             return f"tile {tile} has {shape.ctas} CTAs in clusters {shape.cluster_m} high"
-        if not self.tma and shape.cluster_m * shape.cluster_n > 1:
+        if not self.planes_by_tma and shape.cluster_m * shape.cluster_n > 1:
             return f"tile {tile} is in clusters of {shape.cluster_m} x {shape.cluster_n}, which need TMA"
         if shape.pingpong and not self.accumulators.in_registers:
             return f"tile {tile} is ping-pong, but tensor memory has the accumulators of two tiles anyway"
-        if shape.pingpong and not self.tma:
+        if shape.pingpong and not self.planes_by_tma:
             return f"tile {tile} is ping-pong, and ping-pong needs a target that moves planes by TMA"
         return None
