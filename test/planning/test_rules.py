@@ -50,6 +50,7 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(dtype=DType.BF16, b_major=Major.MN),
         None,
     ),
+    rules.whole_blocks_of_b: (Shape(64, 128), spec_of(dtype=DType.BF16, b_block=80), None),
     rules.whole_subtiles: (Shape(128, 128, subtile_n=128), PAIR, None),
     rules.whole_rows_of_the_swizzle: (
         Shape(64, 64),
