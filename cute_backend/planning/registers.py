@@ -82,9 +82,6 @@ MAX_LOADS_WITHOUT_TMA = 3
 MAX_PLANES_WITHOUT_TMA = 7
 """The most planes for which, without TMA, some may be in shared memory while others are not."""
 
-MAX_PROMOTED_LOADS = 3
-"""The most exact loads beside promoted sums of 128 rows. With four loads, 8 bytes were spilled."""
-
 
 @dataclass(frozen=True)
 class Registers:
@@ -161,6 +158,14 @@ def pieces_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
     one_block = config.cta_rows == config.block_m * config.sharing
     many = config.thread_accumulators > MAX_PROMOTED_ONCE
     return 2 if is_promoted(config, spec) and spec.product.is_block_scaled and many and one_block else 1
+
+
+def most_promoted_loads(spec: EpilogueSpec) -> int:
+    """Returns the most exact loads that leave promoted sums of 128 rows registers.
+
+    With four loads, 8 bytes were spilled; with one load beside row maxima of groups of K, 24 bytes.
+    """
+    return 0 if spec.product.kind is ProductKind.K_GROUPED and spec.reductions else 3
 
 
 def leaves_sums_registers(config: TileConfig, spec: EpilogueSpec) -> bool:

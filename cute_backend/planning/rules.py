@@ -15,7 +15,6 @@ from cute_backend.planning.mma_scales import ACC_STAGES, MmaScales, acc_stages
 from cute_backend.planning.registers import (
     MAX_CROWDED,
     MAX_PLANES_WITHOUT_TMA,
-    MAX_PROMOTED_LOADS,
     NARROW_SUBTILE_N,
     hoist_budget,
     hoisted_registers,
@@ -24,6 +23,7 @@ from cute_backend.planning.registers import (
     leaves_registers_without_tma,
     leaves_sums_registers,
     long_ops,
+    most_promoted_loads,
 )
 from cute_backend.planning.shared_memory import (
     ab_stages,
@@ -330,8 +330,8 @@ def _ruled(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
 
 def rows_for_promoted_sums(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
     """Beside many exact loads, promoted sums have registers only in tiles with as few rows as the smallest
-    tile (`registers.MAX_PROMOTED_LOADS`)."""
-    many = is_promoted(config, spec) and len(spec.loads_of(LoadKind.EXACT)) > MAX_PROMOTED_LOADS
+    tile (`registers.most_promoted_loads`)."""
+    many = is_promoted(config, spec) and len(spec.loads_of(LoadKind.EXACT)) > most_promoted_loads(spec)
     return not many or config.tile_m == smallest.tile_m
 
 

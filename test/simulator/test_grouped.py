@@ -342,6 +342,21 @@ def test_sums_of_groups_of_k_in_fp8_are_promoted(ends):
     check_k(K_CONFIGS[0], FP8_K_ENDS[ends], 144, promoted(grouped_k(DType.E4M3)), FP8_K)
 
 
+FP8_K_TILES = [
+    pytest.param(config, spec, id=f"{config.arch.value}-{config.name}-{name}")
+    for name, spec in {"fast": grouped_k(DType.E4M3), "promoted": promoted(grouped_k(DType.E4M3))}.items()
+    for arch in (SM90, SM100)
+    if (arch, name) != (SM100, "promoted")  # the tensor cores of Blackwell add in fp32
+    for config in table(arch, spec)
+]
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(("config", "spec"), FP8_K_TILES)
+def test_every_tile_of_groups_of_k_in_fp8_ends_anywhere(config, spec):
+    check_k(config, FP8_K_ENDS["free_end"], 144, spec, FP8_K)
+
+
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("tail", range(1, 16))
 @pytest.mark.parametrize("config", [sm90(64, 64), sm100(256, 64, 2, 1, ctas=2)], ids=lambda c: c.arch.value)
