@@ -73,11 +73,16 @@ def _read(head: fx.Node, found: BlockParts) -> None:
     ends = tuple(accumulate(sizes))
     of_each = []
     for node, (start, end) in zip(args["tensors"], pairwise((0, *ends)), strict=True):
-        part = BlockPart(start, end - start, ends[-1])
-        taken = [each for each in _slices_behind(node) if each.part == part]
-        of_each.append({each.source: each for each in taken if _has_shape(each.source, tensor.shape)})
+        part, of_source = BlockPart(start, end - start, ends[-1]), dict[fx.Node, set[Taken]]()
+        for each in _slices_behind(node):
+            if _has_shape(each.source, tensor.shape):
+                of_source.setdefault(each.source, set()).add(each)
+        own = {
+            source: taken for source, taken in of_source.items() if {each.part for each in taken} == {part}
+        }
+        of_each.append(own)
     for source in set.intersection(*map(set, of_each)):
-        found.taken.update((taken[source].head, taken[source]) for taken in of_each)
+        found.taken.update((each.head, each) for own in of_each for each in own[source])
         found.joined[head] = ends
 
 
