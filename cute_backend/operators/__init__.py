@@ -21,15 +21,33 @@ except ImportError as error:
     ) from error
 
 from cute_backend.operators.epilogue_function import EpilogueArguments
-from cute_backend.operators.kernels import Sm90FusedGemm, Sm100FusedGemm, check, is_ours
-from cute_backend.operators.metadata import BlackwellDesign, HopperDesign
+from cute_backend.operators.kernels import (
+    Sm80FusedGemm,
+    Sm86FusedGemm,
+    Sm89FusedGemm,
+    Sm90FusedGemm,
+    Sm100FusedGemm,
+    Sm103FusedGemm,
+    Sm120FusedGemm,
+    Sm121FusedGemm,
+    check,
+    is_ours,
+)
+from cute_backend.operators.metadata import AmpereDesign, BlackwellDesign, HopperDesign
 
 __all__ = [
+    "AmpereDesign",
     "BlackwellDesign",
     "EpilogueArguments",
     "HopperDesign",
+    "Sm80FusedGemm",
+    "Sm86FusedGemm",
+    "Sm89FusedGemm",
     "Sm90FusedGemm",
     "Sm100FusedGemm",
+    "Sm103FusedGemm",
+    "Sm120FusedGemm",
+    "Sm121FusedGemm",
     "check",
     "is_ours",
 ]

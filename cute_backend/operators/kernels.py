@@ -32,12 +32,13 @@ from cute_backend.operators.metadata import (
     Design,
     FusedEpilogue,
     FusedMetadata,
+    ampere_design,
     blackwell_design,
     hopper_design,
     metadata_of,
 )
 from cute_backend.operators.tensor_arguments import Layout, TensorArgument, bytes_at, values_of
-from cute_backend.planning import Alignment, Arch, clustered, ranked
+from cute_backend.planning import Alignment, Arch, clustered, ranked, unserved
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.source import text_of
@@ -157,13 +158,16 @@ def is_ours(metadata: OperatorMetadata) -> bool:
 
 
 class _FusedGemm:
-    """The base of the operators of both architectures."""
+    """The base of the operators of all architectures."""
 
     arch: Arch
     design: Design
     metadata: FusedMetadata
 
     def _supports(self, args: GemmArguments | None, target_sm: TargetSm | None = None) -> Status:
+        # Older targets are portable by name, but a kernel is machine code for one target.
+        if target_sm is not None and target_sm != TARGETS[self.arch]:
+            return Status.fail(f"the operator is for {TARGETS[self.arch]}, not for {target_sm}")
         if args is None:  # the request is for a target only, which the metadata has
             return Status.success()
         try:
@@ -257,6 +261,9 @@ def _for_arguments(operator: type[_FusedGemm], args: GemmArguments) -> Iterator[
     arch = operator.arch
     for product in _modes(arch, request.product):
         spec = request.epilogue.of(product)
+        if (reason := unserved(spec, arch.target)) is not None:
+            _log.debug("No operator of cute_backend for %s: %s", arch.value, reason)
+            return
         for config in ranked(arch, spec, *request.sizes, _sm_count(arch)):
             kernel = Kernel.found(spec, config, request.alignment)
             fused = None if args.epilogue is None else FusedEpilogue(args.epilogue, request.epilogue)
@@ -268,6 +275,8 @@ def _for_anyone(operator: type[_FusedGemm]) -> Iterator[FusedMetadata]:
     for known, out, order in itertools.product(PRODUCTS, OUT_DTYPES, (Order.ROW, Order.COLUMN)):
         for product in _modes(operator.arch, known):
             spec = plain(out, order).of(product)
+            if unserved(spec, operator.arch.target) is not None:
+                continue
             for config, alignment in itertools.product(clustered(operator.arch, spec), Alignment):
                 kernel = Kernel.found(spec, config, alignment)
                 yield metadata_of(operator, operator.design, kernel, out, order, None)
@@ -331,3 +340,61 @@ class Sm100FusedGemm(_FusedGemm, CuteDslOperator):
     designed_for_min_cc = 100
     arch = Arch.SM100A
     design = staticmethod(blackwell_design)
+
+
+@CuTeDSLProvider.register
+class Sm103FusedGemm(Sm100FusedGemm):
+    """The kernels of `Sm100FusedGemm`, compiled for the B300."""
+
+    supported_args_type = GemmArguments
+    designed_for_min_cc = 103
+    arch = Arch.SM103A
+
+
+@CuTeDSLProvider.register
+class Sm80FusedGemm(_FusedGemm, CuteDslOperator):
+    """mma.sync for Ampere's A100, with any epilogue of `EpilogueArguments`.
+
+    It takes the arguments of `Sm90FusedGemm` whose operands, planes and results are not of fp8.
+    """
+
+    supported_args_type = GemmArguments
+    designed_for_min_cc = 80
+    arch = Arch.SM80
+    design = staticmethod(ampere_design)
+
+
+@CuTeDSLProvider.register
+class Sm86FusedGemm(Sm80FusedGemm):
+    """mma.sync for Ampere's other GPUs. It takes the arguments of `Sm80FusedGemm`."""
+
+    supported_args_type = GemmArguments
+    designed_for_min_cc = 86
+    arch = Arch.SM86
+
+
+@CuTeDSLProvider.register
+class Sm89FusedGemm(Sm80FusedGemm):
+    """mma.sync for Ada. It takes the arguments of `Sm90FusedGemm`, but no product of e4m3 and e5m2."""
+
+    supported_args_type = GemmArguments
+    designed_for_min_cc = 89
+    arch = Arch.SM89
+
+
+@CuTeDSLProvider.register
+class Sm120FusedGemm(Sm80FusedGemm):
+    """mma.sync for RTX Blackwell, where TMA loads operands. It takes the arguments of `Sm89FusedGemm`."""
+
+    supported_args_type = GemmArguments
+    designed_for_min_cc = 120
+    arch = Arch.SM120A
+
+
+@CuTeDSLProvider.register
+class Sm121FusedGemm(Sm120FusedGemm):
+    """The kernels of `Sm120FusedGemm`, compiled for the GB10."""
+
+    supported_args_type = GemmArguments
+    designed_for_min_cc = 121
+    arch = Arch.SM121A

@@ -15,7 +15,7 @@ from cutlass.operators.metadata import (
     GemmOperandsMetadata,
     Sm100DesignMetadata,
 )
-from cutlass.operators.mma import BlackwellTcgen05Mma, HopperWgmma
+from cutlass.operators.mma import AmpereMma, BlackwellTcgen05Mma, HopperWgmma
 from cutlass.operators.utils.dtype import cutlass_type_from_torch_type
 
 from cute_backend.errors import UsageError
@@ -50,6 +50,15 @@ class HopperDesign(BLASDesignMetadata):
 
 
 @dataclass(kw_only=True)
+class AmpereDesign(BLASDesignMetadata):
+    """The tiles and the schedule of a kernel on mma.sync. Its fields are those of `HopperDesign`."""
+
+    config: TileConfig
+    fast_accum: bool
+    aligned: bool
+
+
+@dataclass(kw_only=True)
 class BlackwellDesign(Sm100DesignMetadata):
     """The tiles and the schedule of a tcgen05 kernel. Its fields are those of `HopperDesign`."""
 
@@ -58,7 +67,7 @@ class BlackwellDesign(Sm100DesignMetadata):
     aligned: bool
 
 
-Design = Callable[[Kernel], "HopperDesign | BlackwellDesign"]
+Design = Callable[[Kernel], "AmpereDesign | HopperDesign | BlackwellDesign"]
 
 
 @dataclass(kw_only=True)
@@ -106,6 +115,7 @@ def _name(kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | No
     words += ["pingpong"] if config.pingpong else []
     words += [f"split{config.split_k}"] if config.split_k > 1 else []
     words += ["transposed"] if config.transposed else []
+    words += [f"occupancy{config.occupancy}"] if config.occupancy > 1 else []
     words += ["halves"] if config.column_groups > 1 else []
     words += ["shallow"] if config.shallow else []
     words += [f"by{config.subtile_n}"] if config.subtile_n != TileConfig.subtile_n else []
@@ -132,6 +142,11 @@ def _dense(dtype: DType, row_major: bool, *, aligned: bool) -> DenseTensorConstr
         stride=(0, 0, 1) if row_major else (0, 1, 0),
         divisibility=TMA_ALIGN * 8 // dtype.bits if aligned else 1,
     )
+
+
+def ampere_design(kernel: Kernel) -> AmpereDesign:
+    """The design of a kernel on mma.sync."""
+    return AmpereDesign(mma_instruction_type=AmpereMma, **_common(kernel))
 
 
 def hopper_design(kernel: Kernel) -> HopperDesign:

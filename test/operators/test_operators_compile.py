@@ -31,6 +31,8 @@ ops = pytest.importorskip("cutlass.operators", reason="needs the extra `operator
 from cute_backend.operators import EpilogueArguments, is_ours  # noqa: E402
 from cute_backend.runtime.build import spills  # noqa: E402
 
+SIM = pytest.mark.sim
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -81,7 +83,7 @@ def _tensors_of(named):
     return {name: each if isinstance(each, torch.Tensor) else None for name, each in named.items()}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*TARGETS, *(pytest.param(each, marks=SIM) for each in ("89", "120a"))])
 def test_a_simulated_operator_gives_what_its_epilogue_says(target, monkeypatch):
     without_a_gpu(monkeypatch, simulated)
     a, b, out = gemm_operands(E4M3)

@@ -23,7 +23,14 @@ from support.operator_cases import (
 
 ops = pytest.importorskip("cutlass.operators", reason="needs the extra `operators`: nvidia-cutlass-operators")
 
-from cute_backend.operators import EpilogueArguments, Sm90FusedGemm, Sm100FusedGemm, check, is_ours  # noqa: E402
+from cute_backend.operators import (  # noqa: E402
+    EpilogueArguments,
+    Sm80FusedGemm,
+    Sm90FusedGemm,
+    Sm100FusedGemm,
+    check,
+    is_ours,
+)
 from cute_backend.operators import epilogue_function as converting  # noqa: E402
 from cute_backend.planning import Arch, choose, clustered  # noqa: E402
 from cute_backend.spec import Accumulator, DType, Major  # noqa: E402
@@ -35,8 +42,8 @@ def found(args, target, keep=lambda metadata: True):
     return ops.get_operators(args, lambda each: is_ours(each) and keep(each), target_sm=target)
 
 
-COUNTS = {"90a": 159, "100a": 28}
-"""Operators of a bf16 product, by the suffix of their target."""
+COUNTS = {"90a": 159, "100a": 28, "103a": 28, "80": 36, "86": 16, "89": 16, "120a": 16, "121a": 16}
+"""Operators of a bf16 product, by the suffix of their target, in the order of the default."""
 
 
 def gemm(*tensors, accumulator=F32, epilogue=None):
@@ -71,7 +78,7 @@ def test_every_tile_and_cluster_is_found_whatever_holds_the_operands(dtypes, lay
 
 
 def test_the_counts_of_tiles_are_those_offered():
-    counts = {target: len(found(gemm(*gemm_operands()), target)) for target in TARGETS}
+    counts = {target: len(found(gemm(*gemm_operands()), target)) for target in COUNTS}
     assert counts == COUNTS
 
 
@@ -112,7 +119,7 @@ def test_filters_narrow_what_is_found():
     assert len(ops.get_operators(args, is_ours, target_sm="90a", limit=3)) == 3
 
 
-@pytest.mark.parametrize("target", ["80", "90", "100", "100f", "103a", "120a"])
+@pytest.mark.parametrize("target", ["75", "90", "100", "100f", "110a", "120", "120f"])
 def test_other_targets_find_none(target):
     assert found(gemm(*gemm_operands()), target) == []
 
@@ -120,8 +127,36 @@ def test_other_targets_find_none(target):
 def test_each_target_finds_its_own():
     by_default = ops.get_operators(gemm(*gemm_operands()), is_ours)
     assert [each.metadata.supported_targets for each in by_default] == [
-        [ops.TargetSm(target)] for target in TARGETS for _ in found(gemm(*gemm_operands()), target)
+        [ops.TargetSm(target)] for target, count in COUNTS.items() for _ in range(count)
     ]
+
+
+def test_an_operator_supports_no_target_but_its_own() -> None:
+    """Although sm_80 is a portable target by its name."""
+    args = gemm(*gemm_operands())
+    operator = found(args, "80")[0]
+    assert operator.supports(args, "80")
+    assert "the operator is for 80, not for 86" in str(operator.supports(args, "86").error)
+
+
+def test_products_that_an_architecture_does_not_multiply_find_none() -> None:
+    """fp8 on Ampere; e4m3 by e5m2 on Ada and RTX Blackwell; results of fp8 on Ampere."""
+    fp8, mixed = gemm(*gemm_operands(E4M3)), gemm(*gemm_operands(E4M3, E5M2))
+    assert [target for target in COUNTS if not found(fp8, target)] == ["80", "86"]
+    assert [target for target in COUNTS if not found(mixed, target)] == ["80", "86", "89", "120a", "121a"]
+    assert [target for target in COUNTS if not found(gemm(*gemm_operands(out=E4M3)), target)] == ["80", "86"]
+    assert any(not each.metadata.design.fast_accum for each in found(fp8, "89"))
+
+
+def test_a_product_on_ampere_is_named_by_its_tile_and_its_ctas() -> None:
+    """It has no cluster, and compiled for sm_80 it is what torch.compile chooses there."""
+    operators = found(gemm(*gemm_operands()), "80")
+    assert {type(each) for each in operators} == {Sm80FusedGemm}
+    assert {each.metadata.design.cluster_shape for each in operators} == {(1, 1, 1)}
+    name = "cute_backend.sm80_tnt_Abf16_Bbf16_outbf16_accf32_tile128x128_cluster1x1_occupancy2"
+    assert name in {each.metadata.operator_name for each in operators}
+    spec = operators[0].metadata.kernel.spec
+    assert operators[0].metadata.design.config == choose(Arch.SM80, spec, M, N, K, Arch.SM80.target.sm_count)
 
 
 def test_without_arguments_every_product_is_told_once():
