@@ -27,6 +27,12 @@ _WHERE_TO_READ_ON = (
 )
 
 
+_GROUPED_ROWS = (
+    "Rows lie in groups. If the columns of a program's product do, this kernel computes the transposed one:",
+    "its rows are the columns of the program's result.",
+)
+
+
 def emit(
     spec: EpilogueSpec,
     config: TileConfig,
@@ -137,6 +143,7 @@ class _Module:
             f"{self.config.words}.",
             *_WHERE_TO_READ_ON,
             *(["Strides are 0, 1 or s, any other stride."] if any(map(_modes, self.spec.loads)) else []),
+            *(_GROUPED_ROWS if product.kind is ProductKind.GROUPED else []),
             '"""',
             "",
         ]

@@ -10,6 +10,8 @@ sm_100a, tile 128x128_1x1, planes aligned to 16 bytes:
 128 by 128, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
+Rows lie in groups. If the columns of a program's product do, this kernel computes the transposed one:
+its rows are the columns of the program's result.
 """
 
 from types import SimpleNamespace

@@ -9,6 +9,8 @@ sm_90a, tile 128x64x2_1x2_pingpong, planes aligned to 16 bytes:
 2 accumulators of 128 by 64, ping-pong, clusters of 1 by 2, subtiles of 32 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
+Rows lie in groups. If the columns of a program's product do, this kernel computes the transposed one:
+its rows are the columns of the program's result.
 """
 
 from types import SimpleNamespace
