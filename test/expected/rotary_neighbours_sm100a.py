@@ -1,9 +1,9 @@
-"""out0 = bf16(where(column % 128 // 64 < 1, acc * exact0 + block2_rotate_half(acc) * exact1, acc)) as (B, H, 2048, 128)
+"""out0 = bf16(where(column % 64 // 32 < 1, acc * exact0 + block2_rotate_half(acc) * exact1, acc)) as (B, H, 2048, 64)
 
-    exact0  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
-    exact1  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
+    exact0  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 32 columns and within one
+    exact1  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 32 columns and within one
 
-cute_mm_mul_block_rotate_half_add_where_256x128_c58cb952:
+cute_mm_mul_block_rotate_half_add_where_256x128_0fe6b10a:
 sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
@@ -60,7 +60,7 @@ class Epilogue:
         for e in cutlass.range_constexpr(sub.elements):
             t2 = t1[e] * exact1[e]
             t3 = t0_kept[e] + t2
-            t4 = sub.part_of(e, 128, 64)
+            t4 = sub.part_of(e, 64, 32)
             t5 = t4 < 1
             t6 = math.where(t5, t3, acc[e])
             out0[e] = t6
@@ -82,5 +82,5 @@ def launch(
 ):
     exact0_plane = table(exact0)
     exact1_plane = table(exact1)
-    out0_heads = by_heads(out0, 2048, 128)
+    out0_heads = by_heads(out0, 2048, 64)
     gemm(a, [b], [exact0_plane, exact1_plane], [out0_heads], max_active_clusters, stream)

@@ -585,11 +585,11 @@ def rotary(a_bf16, b_bf16, cos, sin):
 @epilogue({"exact0": "exact", "exact1": "exact"}, "bf16", table=BLOCKS)
 def rotary_neighbours(a_bf16, b_bf16, cos, sin):
     # As in GLM, which rotates each column of the first half of a head with the adjacent one.
-    count = cos.shape[-1]
-    heads = torch.mm(a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, 2 * count)).transpose(1, 2)
-    turned, passed = heads[..., :count], heads[..., count:]
+    heads = torch.mm(a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)
+    turned, passed = heads.chunk(2, dim=-1)
+    cos, sin = (each[..., : turned.shape[-1]].unsqueeze(1) for each in (cos, sin))
     rotated = torch.stack((-turned[..., 1::2], turned[..., ::2]), dim=-1).flatten(-2)
-    return torch.cat((turned * cos.unsqueeze(1) + rotated * sin.unsqueeze(1), passed), dim=-1)
+    return torch.cat((turned * cos + rotated * sin, passed), dim=-1)
 
 
 @epilogue(
