@@ -2,6 +2,9 @@
 
 Examples are the scale of a quantisation, `max(amax, eps) / 448`, and the inverse deviation of a norm,
 `rsqrt(mean + eps)`. Otherwise it would take one more kernel, unless a reader of the plane computes it.
+
+A result of 16 bits is rounded first, as it would be in memory: so a scale is that of the largest element that
+memory has.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.lower import constant, is_pointwise, lower, lower_cast, number
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.reductions import Reduced
-from cute_backend.fx_walk.rounded import as_in_memory
+from cute_backend.fx_walk.rounded import as_in_memory, in_memory
 from cute_backend.fx_walk.static import DTYPES, fake, known, target_name, tensor_of
 from cute_backend.spec import REDUCED, Operand
 
@@ -57,6 +60,7 @@ def finished(draft: Draft, node: fx.Node) -> Reduced:
             result: Operand = REDUCED
             for op in value.after:
                 result = names[op.name] = chain.repeat(op, names)
+            result = result if value.after else in_memory(argument, chain, result)
             return lower_cast(chain, result, DTYPES[fake(argument).dtype])
         filled = constant(argument)
         assert filled is not None

@@ -25,6 +25,11 @@ def as_in_memory(node: fx.Node, chain: Chain, value: Operand) -> Operand:
 
     Under EAGER every value is rounded already.
     """
-    if not node.meta.get(_MARK) or chain.precision is Precision.EAGER or fake(node).dtype not in _OPS:
+    return in_memory(node, chain, value) if node.meta.get(_MARK) else value
+
+
+def in_memory(node: fx.Node, chain: Chain, value: Operand) -> Operand:
+    """The value of a node, rounded to 16 bits if it has such a dtype."""
+    if chain.precision is Precision.EAGER or fake(node).dtype not in _OPS:
         return value
     return chain.emit(_OPS[fake(node).dtype], value)

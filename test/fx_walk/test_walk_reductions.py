@@ -157,7 +157,7 @@ PROGRAMS = {
     # What comes after
     "a_scale": Program(
         lambda a, b: ((y := (a @ b).relu()), y.amax(-1, keepdim=True).float() / 448),
-        ("t0 = relu(acc)", "out0 = bf16(t0)", "out1 = f32(row_max(t0) / 448)"),
+        ("t0 = relu(acc)", "out0 = bf16(t0)", "out1 = f32(bf16(row_max(t0)) / 448)"),
         tolerance=1e-6,
     ),
 }
@@ -242,7 +242,7 @@ def test_under_eagers_rounding_the_elements_are_rounded_first() -> None:
 QUANTISED = (
     "t0 = relu(acc)",
     "out0 = bf16(t0)",
-    "out1 = f32(maximum(row_max(abs(t0)), 1e-12) / 448)",
+    "out1 = f32(maximum(bf16(row_max(abs(t0))), 1e-12) / 448)",
 )
 
 
