@@ -106,7 +106,7 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
             return  # an op on several planes together is not on the plane, nor is one on padded scales
         reduces = isinstance(draft.values[node], Reduced)
         for reader in node.users:
-            if reduces and not (keeps_reduced(reader) or is_pointwise(reader)):
+            if reduces and not (keeps_reduced(reader) or _may_finish(walk, reader)):
                 continue
             for user in _heads(walk, draft, reader):
                 if user not in seen and user not in walk.owner and may_join(user):
@@ -131,6 +131,11 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
         draft.values[node] = value
         push_users(node)
     return draft
+
+
+def _may_finish(walk: Walk, reader: fx.Node) -> bool:
+    """Whether a reader of a reduction's result may be work on it, and is no step of another reduction."""
+    return is_pointwise(reader) and reader not in walk.heads
 
 
 def _reads_reduced_alone(walk: Walk, draft: Draft, node: fx.Node) -> bool:

@@ -232,6 +232,20 @@ def test_a_number_may_be_reduced_over_an_axis_that_it_lacks(dim: int) -> None:
     assert len(report.regions) == 1 and Reason.INTERNAL_ERROR not in {r.reason for r in report.rejections}
 
 
+def test_a_reduction_of_results_is_left_to_another_kernel() -> None:
+    """Its steps begin with work on results of rows, which are on no plane."""
+
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b).float().norm(dim=-1).logsumexp(-1)
+
+    report, inputs = report_of(fn)
+    (region,) = report.regions
+    assert kernel_formula(region.spec) == "out0 = f32(sqrt(row_sum(acc * acc)))"
+    assert Reason.INTERNAL_ERROR not in {each.reason for each in report.rejections}
+    rewrite(report.graph, report.regions)
+    torch.testing.assert_close(leaves(run(report.graph, *inputs)), eager(fn), rtol=1e-6, atol=0)
+
+
 def test_under_eagers_rounding_the_elements_are_rounded_first() -> None:
     with inductor_config.patch(emulate_precision_casts=True):
         report, _ = report_of(lambda a, b: (a @ b).relu().sum(-1))
