@@ -139,8 +139,8 @@ on an H100, they took 1.06 and 0.95 times as long at 2,048 tokens, and 1.00 and 
 shared_launches: bool = bool(_switch("CUTE_BACKEND_SHARED_LAUNCHES", True))
 """Whether products of one A that never meet, such as those of queries, keys and values, share a launch with
 the work after each of them, where the model of time predicts that it is faster. The projections of a Llama 8B
-layer then took, on an H200, 0.54 to 0.61 of the time of separate launches at 64 tokens in bf16, 0.50 in fp8,
-and 0.94 to 1.00 at 2,048 tokens (benchmarks/qkv.py)."""
+layer then took, on an H200, 0.56 to 0.61 of the time of separate launches at 64 tokens in bf16, 0.50 to 0.52
+in fp8, and 0.94 to 1.00 at 2,048 tokens (benchmarks/qkv.py)."""
 
 batch_invariant: bool = bool(_switch("CUTE_BACKEND_BATCH_INVARIANT", False))
 """Whether a row of a result has the same bits whatever M is: one configuration, chosen by N and K alone,

@@ -31,9 +31,10 @@ class WarpCopies(Feed):
     The exact loads of a tile's first subtiles are in one group with the k tile that is copied after them.
 
     If several CTAs share a multiprocessor, the k loop has two bodies: one for k tiles that lie wholly within
-    A and B, whose vectors need no count of their bytes, and one for all others. 128 x 128 took 0.92 to 0.94
-    of the time. With one CTA on a multiprocessor, 256 x 128 took 1.01 times as long, and 128 x 64 1.15 (H200,
-    docs/ampere.md).
+    A and B, whose vectors need no count of their bytes, and one for all others. With two bodies, 128 x 128
+    took 0.92 to 0.94 of the time that it took with one. Tiles with one CTA on a multiprocessor were slower
+    with two bodies: 256 x 128 took 1.01 times as long, and 128 x 64 1.15 times (H200,
+    benchmarks/findings/warp-mma.md).
     """
 
     leaves_a_stage = True
