@@ -184,7 +184,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
             print(error, file=sys.stderr)
             return 1
         update("computing the reference")
-        differences = simulate.compare(simulation.outputs, simulate.reference(fn, args, kwargs))
+        differences = simulate.compare(simulation.outputs, simulate.reference(fn, args, kwargs, machine.arch))
     for launch in simulation.launches:
         terminal.show(terminal.launch_table(launch))
     terminal.show(terminal.comparison_table(differences))

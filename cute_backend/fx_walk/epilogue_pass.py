@@ -22,7 +22,7 @@ import cute_backend
 from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.broadcast import join_batches
-from cute_backend.fx_walk.capability import device_capability
+from cute_backend.fx_walk.capability import Capability, device_capability
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.free_strides import lay_in_rows
 from cute_backend.fx_walk.log_softmax import separate_logsumexps
@@ -137,13 +137,15 @@ class EpiloguePass(CustomGraphPass):
         tally.update(Counter(rejection.reason.value for rejection in rejections))
         return regions
 
-    def analyse(self, graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
+    def analyse(
+        self, graph: fx.Graph, capability: Capability = device_capability
+    ) -> tuple[list[Region], list[Rejection]]:
         """Returns the regions and rejections that the pass finds in a graph, without changing it."""
         unreachable = _unreachable()
         if unreachable is not None:
             refused = Refused(unreachable)
             return [], [refused.rejection(node) for node in graph.nodes if is_anchor(node)]
-        return find_regions(graph, current_precision(), device_capability)
+        return find_regions(graph, current_precision(), capability)
 
     def uuid(self) -> Any:
         """A key of everything that a cached graph depends on: sources, versions, and every setting that

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from cute_backend import config as settings
 from cute_backend.api.described import parse_arch
 from cute_backend.errors import UsageError, check_function
+from cute_backend.fx_walk.capability import Capability, Named, device_capability
 from cute_backend.fx_walk.collect import as_the_pass_meets_it
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from cute_backend.fx_walk.reasons import Rejection
@@ -139,12 +140,18 @@ def run(
         launches.append(launch)
         return outputs
 
-    return Simulation(run_with(fn, args, execute, kwargs), launches)
+    return Simulation(run_with(fn, args, execute, kwargs, Named(machine.arch)), launches)
 
 
-def reference(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
-    """Calls `fn(*args, **kwargs)` with its fused regions replayed by aten: the reference for `simulate`."""
-    return run_with(fn, args, gemm_epilogue, kwargs)
+def reference(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    arch: Arch | None = None,
+) -> Any:
+    """Calls `fn(*args, **kwargs)` with its fused regions replayed by aten: the reference for `simulate`. The
+    regions are those of an architecture if one is given."""
+    return run_with(fn, args, gemm_epilogue, kwargs, device_capability if arch is None else Named(arch))
 
 
 @dataclass(frozen=True)
@@ -196,6 +203,7 @@ def run_with(
     args: Sequence[Any],
     execute: Execute,
     kwargs: Mapping[str, Any] | None = None,
+    capability: Capability = device_capability,
 ) -> Any:
     """Calls `fn(*args, **kwargs)` with each of its fused regions computed by `execute`."""
     check_function(fn)
@@ -205,7 +213,7 @@ def run_with(
 
     # Dynamo keeps compiled code with the code object: this copy is thrown away, so the original stays clean.
     call.__code__ = call.__code__.replace()
-    backend = _Backend(execute)
+    backend = _Backend(execute, capability)
     with torch.no_grad():
         outputs = torch.compile(call, backend=backend, dynamic=False)(*args, **(kwargs or {}))
     if not backend.regions:
@@ -217,8 +225,8 @@ def run_with(
 class _Backend:
     """A Dynamo backend: graphs as the pass rewrites them, run node by node."""
 
-    def __init__(self, execute: Execute) -> None:
-        self.execute = execute
+    def __init__(self, execute: Execute, capability: Capability) -> None:
+        self.execute, self.capability = execute, capability
         self.regions = 0
         self.rejections: list[Rejection] = []
 
@@ -230,7 +238,7 @@ class _Backend:
 
         as_the_pass_meets_it(gm, inputs, how, graphs.append)
         graph = graphs[-1]  # graphs that this one calls come before it, and run unchanged
-        regions, rejections = EpiloguePass().analyse(graph)
+        regions, rejections = EpiloguePass().analyse(graph, self.capability)
         self.regions += len(regions)
         self.rejections += rejections
         rewrite(graph, regions)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import cute_backend
+from cute_backend import config
 from cute_backend.__main__ import main
 from cute_backend.errors import UsageError
 from cute_backend.planning import Arch
@@ -229,3 +230,19 @@ def test_the_command_line_fails_where_numbers_do(program, capsys, monkeypatch):
     monkeypatch.setattr(simulate, "run_region", run_region)
     assert main(["simulate", program]) == 1
     assert "WRONG" in capsys.readouterr().out
+
+
+def test_the_regions_are_those_of_the_architecture():
+    """Two products of one A share a launch on Hopper, but warps that multiply by themselves have no tile for
+    both."""
+
+    def program(x: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x @ left).relu(), (x @ right).relu()
+
+    inputs = [torch.ones(shape, dtype=torch.bfloat16) for shape in ((64, 64), (64, 64), (64, 128))]
+    with config.patch(shared_launches=True):  # type: ignore[attr-defined]
+        launches = {
+            arch: len(simulate.run(program, inputs, simulate.Machine(arch)).launches)
+            for arch in (Arch.SM90A, Arch.SM80)
+        }
+    assert launches == {Arch.SM90A: 1, Arch.SM80: 2}
