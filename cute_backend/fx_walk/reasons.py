@@ -19,7 +19,10 @@ from cute_backend.fx_walk.mutation import root
 LABEL = "cute_backend_label"
 """The entry of a placeholder's meta with the user's name for it."""
 
-NO_PRODUCT = "there is no matrix product in it"
+NO_PRODUCT = (
+    "there is no matrix product in it: no mm, addmm, bmm, baddbmm, _scaled_mm, grouped_mm or "
+    "_scaled_grouped_mm"
+)
 """The reason for a program in which nothing is fused and nothing is refused."""
 
 
@@ -107,8 +110,8 @@ class Reason(Enum):
         "unpaired",
         "{target} takes a part of the product's columns; a kernel divides them into two halves, or into the "
         "even and the odd columns, if one op combines both, and writes even and odd columns together only in "
-        "bf16 or fp16; it divides them into two to four parts that share a launch if ops that the whole "
-        "product could not have follow one of the parts",
+        "bf16 or fp16; it divides them into two to four parts that share a launch if together these are all "
+        "columns, and ops that could not follow the whole product follow one of them",
     )
     HALVES_TOGETHER = (
         "halves_together",
@@ -152,13 +155,13 @@ class Reason(Enum):
     )
     ROTATED_PART = (
         "rotated_part",
-        "it rotates the halves of columns {part}; a kernel rotates {columns} columns if they divide the "
-        "block, and it begins with them or a multiple of them",
+        "it rotates the halves of columns {part}; a kernel rotates {columns} columns if their number divides "
+        "that of the block, and they begin at a multiple of it",
     )
     PART_OPERAND = (
         "part_operand",
         "{operand} varies along columns {part} of each block; a kernel can read it if all blocks share it, "
-        "and consist of parts of this size",
+        "the size of this part divides that of the block, and the part begins at a multiple of its size",
     )
     REDUCED_PART = (
         "reduced_part",
