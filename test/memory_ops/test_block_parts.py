@@ -111,7 +111,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("config", "spec", "start", "batches"), CASES, ids=lambda each: getattr(each, "name", "")
 )
@@ -127,7 +127,7 @@ def test_kernels_select_a_part(config: TileConfig, spec: EpilogueSpec, start: in
 SPILLS = [(Arch.SM90A, 64, 128), (Arch.SM90A, 16, 64), (Arch.SM100A, 64, 128), (Arch.SM100A, 16, 64)]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize(("arch", "count", "columns"), SPILLS)

@@ -89,7 +89,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("config", "spec", "m"), CASES, ids=lambda each: getattr(each, "name", ""))
 def test_kernels_read_blocks_of_columns(config: TileConfig, spec: EpilogueSpec, m: int) -> None:
     """Several heads in a tile, and several tiles in a head; the last tiles of rows and columns cut off."""
@@ -100,7 +100,7 @@ def test_kernels_read_blocks_of_columns(config: TileConfig, spec: EpilogueSpec, 
         assert torch.equal(result, right)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("rotates", [False, True])
 @pytest.mark.parametrize("columns", [64, 128])
