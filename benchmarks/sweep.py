@@ -125,7 +125,7 @@ def _is_slower(epilogue: Epilogue, cells: Mapping[str, Cell], timings: Mapping[C
 def show(rows: Iterable[dict[str, str]]) -> None:
     """Prints geometric means and the worst problems, of fused programs against Inductor and of bare ones.
 
-    The limit is the speed of a kernel that takes as long as torch's bare product, whose epilogue costs
+    The ceiling is the speed of a kernel that takes as long as torch's bare product, whose epilogue costs
     nothing.
     """
     rows = [row for row in rows if row["cute"]]
@@ -151,8 +151,8 @@ def _print_means(of: str, other: str, rows: Sequence[dict[str, str]]) -> None:
     mean = statistics.geometric_mean(ratios)
     line = f"{of}: {len(rows)} problems, {other} / ours {mean:.3f}, least {min(ratios):.3f}"
     if other == "inductor":
-        limit = statistics.geometric_mean(_ratio(row, other, "torch") for row in rows)
-        line += f", below 0.97: {sum(ratio < 0.97 for ratio in ratios)}, limit {limit:.3f}"
+        ceiling = statistics.geometric_mean(_ratio(row, other, "torch") for row in rows)
+        line += f", below 0.97: {sum(ratio < 0.97 for ratio in ratios)}, ceiling {ceiling:.3f}"
     print(line)
 
 

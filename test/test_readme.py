@@ -57,7 +57,7 @@ def test_what_was_measured_is_that_of_the_newest_results():
     found = [Results.load(path) for path in RESULTS]
     host = max((each for each in found if each.host is not None), key=attrgetter("date"))
     runs = show.newest(found, order)
-    picture = "![Speed relative to torch's bare product](speed.png)"
+    picture = "### Speed as a picture\n\n![Speed relative to torch's bare product](speed.png)"
     models = max((each for each in found if each.models), key=attrgetter("date"))
     of_models, of_host = show.models_markdown(models), show.host_markdown(host)
     shown = "\n\n".join([of_models, *map(show.markdown, runs), of_host, picture])

@@ -102,7 +102,7 @@ def models(found: Results) -> Group:
         "us, inductor to cute",
         *(part.value for part in KernelKind),
         "other's bytes",
-        "predicted limit",
+        "predicted ceiling",
         right=5,
     )
     notes = []
@@ -177,7 +177,7 @@ def circumstances(found: Results) -> Iterator[str]:
     if found.ceilings is not None:
         rates = ", ".join(f"{name.value} {rate / 1e12:.0f}" for name, rate in found.ceilings.rates.items())
         products = f"; torch's best product, {rates} TFLOP/s" if rates else ""
-        yield f"limits: a copy's {found.ceilings.bandwidth / 1e12:.2f} TB/s, read and written{products}"
+        yield f"rates: a copy's {found.ceilings.bandwidth / 1e12:.2f} TB/s, read and written{products}"
     yield found.command
 
 
@@ -198,11 +198,17 @@ def newest(runs: Sequence[Results], order: Sequence[str]) -> list[Results]:
 
 
 def markdown(found: Results) -> str:
-    """A run's tables in docs/benchmarks.md: the ratios of each table, and the run that they come from.
+    """A run's tables in docs/benchmarks.md. Each has a heading, the run that it comes from, and its ratios.
 
-    In brackets is the share of its limit that a ratio's first kernel reaches, once for each kernel.
+    The heading is the first sentence of a table's title, and the rest of the title follows it. In brackets is
+    the share of its limit that a ratio's first kernel reaches, once for each kernel.
     """
     assert found.ceilings is not None
+    machine, rates, command = circumstances(found)
+    run = (
+        f"Ratios of speed, of medians within one run of `{command}`; in brackets, the share of its limit\n"
+        f"that a kernel reaches. {machine}; {rates}."
+    )
     blocks = []
     for table in found.tables:
         columns = _measured(table)
@@ -218,20 +224,16 @@ def markdown(found: Results) -> str:
                     + (f" ({share:.0%})" if share is not None and problem.ratio(ratio) is not None else "")
                 )
             lines.append(" | ".join([problem.name, *cells]))
-        blocks += [table.title + ".", "\n".join(f"| {line} |" for line in lines)]
-    machine, limits, command = circumstances(found)
-    blocks.append(
-        f"Ratios of speed, of medians within one run of `{command}`; in brackets, the share of its limit\n"
-        f"that a kernel reaches. {machine}; {limits}."
-    )
+        heading, _, names = table.title.partition(". ")
+        blocks += [f"### {heading}", *([f"{names}."] if names else []), run, _table(lines)]
     return "\n\n".join(blocks)
 
 
 def models_markdown(found: Results) -> str:
     """The table in docs/benchmarks.md of a run that timed whole models."""
     assert found.ceilings is not None
-    header = ["model", "eager us", "inductor us", "cute us", "cute / inductor", "predicted limit", "kernels"]
-    header += [*(f"{part.value} us" for part in KernelKind), "other's bytes us"]
+    header = ["model", "eager us", "inductor us", "cute us", "cute / inductor", "predicted ceiling"]
+    header += ["kernels", *(f"{part.value} us" for part in KernelKind), "other's bytes us"]
     lines = [" | ".join(header), " | ".join("---" for _ in header)]
     for model, eager, *both in _timed(found):
         cells = [model.name, *(f"{each.timing.median_us:.0f}" for each in (eager, *both))]
@@ -241,11 +243,13 @@ def models_markdown(found: Results) -> str:
         cells += [_change(each.us(part) for each in both) for part in KernelKind]
         cells += [_change(_least_us(found, each) for each in both)]
         lines.append(" | ".join(cells))
-    machine, limits, command = circumstances(found)
+    machine, rates, command = circumstances(found)
     title = """\
-Two layers of whole models, in microseconds.
+### Two layers of whole models
 
-- `predicted limit`: the ratio `cute / inductor` of a program whose epilogues cost nothing, whose products
+Times are in microseconds.
+
+- `predicted ceiling`: the ratio `cute / inductor` of a program whose epilogues cost nothing, whose products
   take no longer than Inductor's bare ones, and whose other kernels move what our kernels leave to them at a
   copy's rate. It counts the times of kernels in a profile. A program with fewer launches also saves the gaps
   between kernels, so the measured ratio can exceed it.
@@ -258,22 +262,26 @@ Two layers of whole models, in microseconds.
     for model, *_ in _timed(found):
         names.setdefault(model.sources, []).append(model.name)
     versions = [f"{', '.join(each)} with {sources}" for sources, each in names.items()]
-    end = f"Medians of `{command}`, {machine}; {limits}."
+    run = f"Medians of `{command}`, {machine}; {rates}."
     if len(versions) > 1:
-        end += f" By the digest of its source files, the package's version was: {'; '.join(versions)}."
-    return "\n\n".join([title, "\n".join(f"| {line} |" for line in lines), end])
+        run += f" By the digest of its source files, the package's version was: {'; '.join(versions)}."
+    return "\n\n".join([title, run, _table(lines)])
 
 
 def host_markdown(found: Results) -> str:
     """The table in docs/benchmarks.md of a run that timed the host."""
     assert found.host is not None
-    lines = ["host time of one call | us | 10% to 90%", "--- | --- | ---"]
+    lines = ["call | us | 10% to 90%", "--- | --- | ---"]
     for name, timing in found.host.calls.items():
         lines.append(f"{name} | {timing.median_us:.1f} | {timing.low_us:.1f} to {timing.high_us:.1f}")
     cold, warm, imports = _starts(found.host)
     machine, command = circumstances(found)
-    starts = f"Medians of `{command}`, {machine}. {cold.capitalize()}; {warm} {imports}."
-    return "\n\n".join(["\n".join(f"| {line} |" for line in lines), starts])
+    run = f"Medians of `{command}`, {machine}. {cold.capitalize()}; {warm} {imports}."
+    return "\n\n".join(["### Host time of one call", run, _table(lines)])
+
+
+def _table(lines: Iterable[str]) -> str:
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _plain(value: float | None, style: str) -> str:

@@ -89,7 +89,7 @@ def test_draw_shows_and_draws_without_a_gpu(tmp_path, capsys):
     assert ["4096x4096x4096", "1.20", "0.94", "1.25"] in lines
     assert "4096x4096x4096, SM clock 1500 to 1980 MHz" in out
     assert "quack full: not installed" in out
-    assert "limits: a copy's 4.00 TB/s, read and written; torch's best product, fp8 1000, bf16 500" in out
+    assert "rates: a copy's 4.00 TB/s, read and written; torch's best product, fp8 1000, bf16 500" in out
     for written in (drawn, tmp_path / "speed-dark.png"):
         assert written.read_bytes().startswith(b"\x89PNG")
 
@@ -162,16 +162,16 @@ def test_a_picture_that_cannot_be_drawn_is_refused_beforehand(tmp_path, monkeypa
 
 def test_the_readmes_sample():
     lines = show.markdown(sample_results.results()).splitlines()
-    assert lines[:6] == [
-        "A linear and its epilogue.",
+    assert lines[:2] == ["### A linear and its epilogue", ""]
+    assert "one run of `python -m cute_backend bench --peers`; in brackets" in lines[2]
+    assert "NVIDIA H200, 700 W, driver 580.1, CUDA 13.0, torch 2.11.0, 2026-01-02" in lines[3]
+    assert lines[4:9] == [
         "",
         "| problem | cute bare / eager bare | cute full / eager bare | cute full / inductor full |",
         "| --- | --- | --- | --- |",
         "| 4096x4096x4096 | 1.20 (80%) | 0.94 (75%) | 1.25 |",
         "| 16x8192x8192-slow | 1.20 (80%) | 0.94 (75%) | 1.25 |",
     ]
-    assert "one run of `python -m cute_backend bench --peers`; in brackets" in lines[7]
-    assert "NVIDIA H200, 700 W, driver 580.1, CUDA 13.0, torch 2.11.0, 2026-01-02" in lines[8]
 
 
 def test_a_table_is_shown_as_the_newest_run_has_it():

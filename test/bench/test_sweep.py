@@ -122,7 +122,7 @@ def test_what_a_file_has_is_printed_and_drawn(tmp_path: Path) -> None:
     assert len(fp8) == 24
     assert f"fused, fp8: 24 problems, inductor / ours {mean:.3f}, least {min(fp8):.3f}" in done.stdout
     bare = [float(row["inductor"]) / float(row["torch"]) for row in rows if row["operands"] == "fp8"]
-    assert f"limit {math.prod(bare) ** (1 / 24):.3f}" in done.stdout.splitlines()[0]
+    assert f"ceiling {math.prod(bare) ** (1 / 24):.3f}" in done.stdout.splitlines()[0]
     least = min(rows, key=lambda row: float(row["inductor"]) / float(row["cute"]))
     assert f"{least['m']}x{least['n']}x{least['k']}" in done.stdout
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
