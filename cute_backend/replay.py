@@ -69,15 +69,16 @@ def replay(
     reductions. A result of several parts is (M, parts * N).
 
     `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
-    columns. If blocks have scales, these follow: (M, K / 128) or (M / 128, K / 128) for A, and (K / 128, N)
-    or (K / 128, N / 128) for each B, rounded up. For a product with groups of rows, `a` has the offsets (G,)
-    after A, each B is (G, K, N), and scales of B have a leading G. For one with groups of K, `a` has the
-    offsets, and the plane is (G * M, N). `loads` follow the spec: (M, N) for an exact load, (N,) for a
-    rowvec, (M,) for a colvec, (G, N) for a groupvec, one element for a scalar. If a load has several modes of
-    M, it has an axis for each of them in place of M; if it has blocks of b columns, it has (N / b, b) in
-    place of N. The operands' values are exact in `accumulate`, in
-    which products and reductions are summed, in the order of the device's own kernels; float64 takes that
-    order's rounding out of a test. Everything else is fp32.
+    columns. If the columns of B are blocks of b, it is (K, N / b, b). If blocks of 128 have scales, these
+    follow: (M, K / 128) or (M / 128, K / 128) for A, and (K / 128, N) or (K / 128, N / 128) for each B,
+    rounded up. Scales in tiles follow in one axis (`Scaling.tiled`). For a product with groups of rows, `a`
+    has the offsets (G,) after A, each B is (G, K, N), and scales of B have a leading G. For one with groups
+    of K, `a` has the offsets, and the plane is (G * M, N). `loads` follow the spec: (M, N) for an exact load,
+    (N,) for a rowvec, (M,) for a colvec, (G, N) for a groupvec, one element for a scalar. If a load has
+    several modes of M, it has an axis for each of them in place of M; if it has blocks of b columns, it has
+    (N / b, b) in place of N. Products and reductions are summed in the dtype `accumulate`, in which the
+    operands' values are exact, in the order of the device's own kernels. Choose float64 to keep the rounding
+    of that order out of a test. Everything else is fp32.
 
     Raises SpecError if an op and its operands contradict the op table, ValueError where the number of
     operands contradicts the spec, IndexError for an extremum of no elements.

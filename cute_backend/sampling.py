@@ -67,10 +67,12 @@ def sample(
     """Tokens drawn from softmax((hidden @ weight.T * scales + bias) / temperature), in one kernel.
 
     `hidden` is (H, D) and `weight` (V, D), a vocabulary matrix as `nn.Linear` keeps it: bf16, fp16, or fp8
-    with D contiguous. `bias` is (V,). `scale_hidden` is fp32, one element, (H,) or (H, 1); `scale_weight` one
-    element, (V,), (V, 1) or (1, V). Returns int64 (H, num_samples). The logits are fp32 and never in memory:
-    each draw adds Gumbel noise to them and takes the index of the largest. One pass over the weights draws up
-    to eight samples, or seven with their log-probabilities; more samples take several passes.
+    with D contiguous. `bias` is (V,), in fp32, bf16 or fp16. The scales are fp32, and are taken for operands
+    of every dtype: `scale_hidden` has one element, (H,) or (H, 1), and `scale_weight` one element, (V,), (V,
+    1) or (1, V). All tensors are on one device. Returns int64 (H, num_samples). The logits are fp32 and never
+    in memory: each draw adds Gumbel noise to them and takes the index of the largest. One pass over the
+    weights draws up to eight samples, or seven with their log-probabilities; more samples take several
+    passes.
 
     Kernels read tensors whose pitch is a multiple of 16 bytes and in which D, or in 16 bits either axis, is
     contiguous. Each call copies any other tensor: copies are not kept, since not every write to a tensor can

@@ -44,12 +44,15 @@ def gemm(
     has no derivative: a tensor that requires one raises UsageError unless gradients are disabled.
 
     `a` is (M, K) and `b` (K, N): fp8 with K contiguous in both (`b` is a weight's transpose), bf16 or fp16
-    with either axis contiguous. Scales are fp32: `scale_a` one element, (M,) or (M, 1), `scale_b` one
-    element, (N,) or (1, N). On Hopper and data center Blackwell, both scales of fp8 may belong to blocks,
-    with any strides: `scale_a` (M, K / 128) or (M / 128, K / 128), `scale_b` (K / 128, N) or (K / 128, N /
-    128), rounded up; each block of K is scaled before it is added. On data center Blackwell, the scales of
-    MXFP8, MXFP4 and NVFP4 lie in tiles, in tensors of any shape; an element of fp4 is two values. `bias` is
-    (N,) or (1, N). `use_fast_accum=False` adds fp8 sums in fp32 registers after each k tile; with scales of
+    with either axis contiguous. Scales of tensors, rows, columns and blocks of 128 are fp32: `scale_a` has
+    one element, (M,) or (M, 1), `scale_b` one element, (N,) or (1, N). On Hopper and data center Blackwell,
+    both scales of fp8 may belong to blocks, with any strides: `scale_a` (M, K / 128) or (M / 128, K / 128),
+    `scale_b` (K / 128, N) or (K / 128, N / 128), rounded up; each block of K is scaled before it is added. On
+    data center Blackwell, operands may be MXFP8, MXFP4 and NVFP4, with scales in tiles: float8_e8m0fnu for
+    blocks of b = 32 values, or float8_e4m3fn for the blocks of b = 16 of NVFP4. `scale_a` then has 128 *
+    ceil(M / 128) * 4 * ceil(K / 4 / b) elements, and `scale_b` as many with N in place of M, contiguous, in
+    any shape (docs/block-scales.md); an element of fp4 is two values. `bias` is (N,) or (1, N), of a float
+    dtype. `use_fast_accum=False` adds fp8 sums in fp32 registers after each k tile; with scales of
     blocks, sums are always added so. An empty product runs as aten ops, without a kernel.
 
     `epilogue` gets the (M, N) fp32 result and returns one tensor or several: of (M, N), or reductions of such
@@ -57,7 +60,8 @@ def gemm(
     are read at every call; a reduction can only be returned. It is traced once for each set of shapes,
     strides, dtypes and Python values in its closure. If it closes over other objects, such as a module, it is
     traced at every call. A plane that it returns in fp32 is converted to `out_dtype`, by default that of
-    16-bit operands and otherwise bf16; reductions, and planes that it has cast itself, keep their dtype.
+    16-bit operands and otherwise bf16. It may be fp32, bf16, fp16, e4m3, e5m2, int8, uint8, int32 or bool.
+    Reductions, and planes that it has cast itself, keep their dtype.
 
     Raises UsageError for operands that no kernel takes, and where the epilogue does not fuse.
 

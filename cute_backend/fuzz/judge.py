@@ -9,7 +9,8 @@ These rules hold for every output, and for every input that the program writes:
 - An exact program under eager's roundings gives eager's bits, if Inductor's code does.
 
 Without Inductor (walker and replay alone), or if torch has no kernel for a step, eager takes its place. If a
-program has steps that are not followed, only its dtypes and shapes are judged.
+program has steps through which no bounds are computed (`bounds.follow`), only its dtypes and shapes are
+judged.
 """
 
 from __future__ import annotations
