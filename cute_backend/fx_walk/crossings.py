@@ -105,8 +105,9 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
 
 
 def _again(values: list[Value], source: int, rows: int) -> int:
-    """The bytes that a kernel reads again if it reduces the value `source` and works on with the result:
-    those of the narrowest value from which alone that one follows, or 0 if the kernel holds its rows."""
+    """The bytes that an outside kernel reads a second time if it first reduces the value `source` and then
+    uses the reduction together with the value. It reads the narrowest value from which `source` can be
+    computed without another operand. 0 if the kernel holds the rows."""
     value = values[source]
     least = value.size
     while value.sources.bit_count() == 1 and not value.loads:
@@ -121,6 +122,7 @@ def _room(draft: Draft, loads: _Loads) -> Room:
     taken = [bits for view, bits in zip(loads.views, loads.bits, strict=True) if view.node in own]
     read, results, held = config.max_exact_loads, config.max_stores, 0
     if read is None:
+        # Blocks of B are left out, since there are sizes of them for which no tile is found.
         accumulators = tuple(replace(acc, b_block=0) for acc in draft.chain.accumulators)
         held = max(plane_bits_held(arch, accumulators) for arch in draft.chain.archs) - sum(taken)
     few = (PLANES if read is None else read) - len(taken)

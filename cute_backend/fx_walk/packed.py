@@ -64,13 +64,14 @@ class _Part:
 
 
 _TRIALS = 3
-"""The most copies of a graph that are searched. Each leaves the products as they were that gained nothing in
-the one before; equal layers need two."""
+"""The most times that a graph is copied, divided and searched. In each copy but the first, only those
+products are divided that gained in the copy before. A model of equal layers needs two: in the second, all
+products that are divided gain."""
 
 
 def divide_packed(graph: fx.Graph, find: Callable[[fx.Graph], list[Region]]) -> None:
-    """Divides each product with packed columns whose parts share a launch then, with further work. `find`
-    returns the regions of a graph, which it does not change.
+    """Divides a product with packed columns into one for each part, if the parts then share a launch that has
+    further work. `find` returns the regions of a graph, which it does not change.
 
     If after `_TRIALS` searches the products that gain still depend on one another, none is divided.
     """
@@ -99,7 +100,8 @@ def _gains(products: Sequence[fx.Node], regions: Sequence[Region]) -> bool:
 
 
 def _packed(graph: fx.Graph) -> Iterator[tuple[fx.Node, list[_Part]]]:
-    """The products of which only parts of the columns are read, which are disjoint, with these parts."""
+    """The products of which nothing but two to four disjoint parts of the columns is read, which together are
+    all columns. Each comes with its parts."""
     joined = find_block_parts(graph.nodes).taken
     for node in graph.nodes:
         if node.op == "call_function" and target_name(node) in _OPERANDS:

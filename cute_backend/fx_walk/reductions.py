@@ -40,7 +40,8 @@ from cute_backend.spec import BATCH_ROWS, Axis, DType, Op, Operand, ProductKind,
 
 @dataclass(frozen=True)
 class Reduced:
-    """The result of a member that reduces the value `value` of the chain, or of ops `after` that."""
+    """The result of a member: the reduction of the chain's value `value`, to which the ops `after` are
+    applied, if there are any."""
 
     value: str
     reduce: Reduction

@@ -46,8 +46,9 @@ class Rotation:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Elements of the last axis of a value, `step` apart from `start` on, which may be negated. It is `apart`
-    if they are along the axis before the last one, and the last one has one element."""
+    """Elements of the last axis of a value, `step` apart from `start` on, which may be negated.
+    `apart` says that the elements lie along the axis before the last, and that the last axis has one
+    element."""
 
     source: fx.Node
     start: int

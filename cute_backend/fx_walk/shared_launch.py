@@ -53,8 +53,8 @@ MAX_SEGMENTS = 4
 
 
 def sharing(walk: Walk, regions: Sequence[Region], bare: Callable[[fx.Node], Region | None]) -> list[Region]:
-    """The regions, of which those that share a launch are joined, in no order. `bare` returns the region of a
-    product without work after it."""
+    """The regions in any order, with each group of regions that share a launch joined into one. `bare`
+    returns the region of a product without work after it."""
     return _Sharing(walk).regions(regions, bare) if config.shared_launches else list(regions)
 
 
