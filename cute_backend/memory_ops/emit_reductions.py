@@ -1,5 +1,7 @@
-"""Writes the lines of a module that reduce: in `begin` and `end` for rows and planes, in `visit` for all
-reductions, the arguments of the kernel that finishes them, and the ops on their results.
+"""Writes the lines of a module that reduce.
+
+Partials of rows and of planes are made in `begin` and written in `end`; all reductions have lines in `visit`.
+This file also writes the arguments of the kernel that finishes the reductions, and the ops on their results.
 
 A thread meets all its elements of a row in the visits of a tile, so the partials of rows are held from
 `begin` on and written in `end`, and so are those of planes. A thread meets all its elements of a column

@@ -58,7 +58,7 @@ PAIRING_SUBTILES = (32, 16)
 """Columns of subtiles that hold equally many columns of both halves of a block."""
 
 _PAIRED = 16
-"""Columns of the smallest block whose halves each thread of a row has equally many columns of."""
+"""Columns of the smallest block of which each thread of a row has equally many columns in both halves."""
 
 MAX_ROW_IN_A_THREAD = 64
 """The most columns of a row that one thread keeps until their blocks are reduced: 128 on sm_100a spilled 56
@@ -68,7 +68,7 @@ _DRAWN_COLUMNS = 16
 """Columns of a visit that draws noise: the fewest in which a thread has all elements of a Philox block."""
 
 _MOST_DRAWS = 4
-"""Draws for each element that leave a visit of these columns its registers: with 7 and 8, 104 bytes were
+"""The most draws for each element in a visit of `_DRAWN_COLUMNS` columns: with 7 and 8, 104 bytes were
 spilled (128 x 64 on sm_100a, 64 x 128 on sm_120a), and none with half of the columns."""
 
 
@@ -184,9 +184,9 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
 
     A subtile then holds columns together with their partners, and operands and results are viewed with their
     columns reordered (`pair_halves`). TMA loads the columns of a CTA's tile, or of its share of B, in that
-    order if they consist of whole blocks, or a block consists of whole tiles or shares. If no subtile is as
-    narrow as a block, whole blocks lie in one, in their own order. Neighbouring columns are in one thread
-    anyway, unless the even and the odd ones belong to two products.
+    order if they consist of whole blocks, or a block consists of whole tiles or shares. If every subtile is
+    wider than a block, a subtile holds whole blocks, whose columns are not reordered. Neighbouring columns
+    are in one thread anyway, unless the even and the odd ones belong to two products.
     """
     block = spec.reordered_columns
     if not block:
@@ -245,7 +245,7 @@ def pairs_halves(columns: int, spec: EpilogueSpec) -> bool:
     block = spec.reordered_columns
     if not block or columns >= block:
         return not block or (columns % block == 0 and block % _PAIRED == 0)
-    # With larger blocks, B would have six axes, of which TMA takes five.
+    # If B's blocks were larger than the rotated ones, B would have six axes; TMA takes at most five.
     fits = spec.product.b_block in (0, block)
     return fits and block // 2 % (columns // 2) == 0 and columns // 2 * bits >= TMA_ALIGN * 8
 

@@ -53,7 +53,7 @@ def outputs_like(spec: EpilogueSpec, like: Tensor, m: Size, n: Size) -> list[Ten
 
 
 def m_of(load: Load, tensor: Tensor) -> Size:
-    """The product of the modes of a load with several modes of M, which is M."""
+    """M: the product of the sizes of the modes of M that a load has."""
     return prod(tensor.shape[: len(load.m_modes)])
 
 
@@ -115,7 +115,7 @@ def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -
 
 def _check_scales_of_groups(product: Accumulator, scales: Tensor, k: int) -> None:
     """Raises ValueError unless the scales of A are those of whole rows. Only the device knows how many tiles
-    there are, so their memory may end within one that no group has, as torchao's may."""
+    groups have, so the last tile in memory may be incomplete if no group uses it, as it may be in torchao."""
     row = product.a_scaling.tiled(1, k) // SCALE_TILE[0]
     if scales.dim() != 1 or scales.numel() % row:
         raise ValueError(

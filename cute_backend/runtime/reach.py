@@ -117,7 +117,7 @@ def reachable_kernels(
 ) -> list[Kernel]:
     """Every kernel that launches of `problem` can ask for, at most MAX_KERNELS.
 
-    Where M is not static it is of one of `buckets`.
+    If M is not static, it may be any M that is rounded up to one of `buckets`.
     """
     alignments = reachable_alignments(problem)
     return [

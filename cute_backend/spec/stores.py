@@ -90,8 +90,9 @@ class Part:
 
 
 HEAD_COLUMNS = 32
-"""A number that divides the columns of heads: those of the narrowest subtile that TMA stores on sm_90a. In
-every dtype they are at least the 16 bytes that divide strides of TMA."""
+"""The columns of a head must be a multiple of this number, which the narrowest subtile that TMA stores on
+sm_90a has. In every dtype, this number of columns has at least 16 bytes, of which TMA's strides are
+multiples."""
 
 
 @dataclass(frozen=True)

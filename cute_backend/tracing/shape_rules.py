@@ -15,7 +15,7 @@ _GROUPED = "_scaled_grouped_mm_v2"
 @contextmanager
 def shape_rules() -> Iterator[None]:
     """Registers a shape rule for the second version of `_scaled_grouped_mm`, which `scaled_grouped_mm` calls,
-    if torch has none. Without a rule it runs the op on tensors of zeros, for which it needs a GPU."""
+    if torch has none. Without a rule, torch runs the op itself on tensors of zeros, which needs a GPU."""
     if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_GROUPED}", "Meta"):
         yield
         return
