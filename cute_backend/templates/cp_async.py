@@ -57,8 +57,9 @@ class Box:
     bytes.
 
     A line is contiguous in global memory. Lines follow each other, and their vectors are swizzled, so
-    that neither vectors along a line nor those of neighbouring lines share banks. A box begins at a multiple
-    of its bytes, of 1024 if these are more.
+    that neither vectors along a line nor those of neighbouring lines share banks. In shared memory,
+    a box begins at a multiple of its size in bytes or, if it is larger than 1024 bytes, at a multiple of
+    1024.
     """
 
     lines: int
@@ -73,7 +74,8 @@ class Box:
     @property
     def swizzle_bits(self) -> int:
         """The number of bits of a vector's place in its line that the swizzle changes. It is the first
-        argument of `cute.make_swizzle`; the others are 4, as a vector has 16 bytes, and 3."""
+        argument of `cute.make_swizzle`; the others are 4, since a vector has 2**4 bytes, and 3,
+        since a line of 128 bytes has 2**3 vectors."""
         return (min(self.line_bytes, SWIZZLED_BYTES) // VECTOR_BYTES).bit_length() - 1
 
     def bring(
@@ -89,7 +91,8 @@ class Box:
         of the box lies within the tensor, and a vector takes fewer instructions.
 
         `source` points to the box's first element, at a multiple of 16 bytes, and `target` to its place in
-        shared memory. Two lines of the tensor are `line_stride` elements apart.
+        shared memory. Two lines of the tensor are `line_stride` elements apart. `threads` is a multiple of
+        the vectors of a line, and `lines` a multiple of the lines that all threads copy in one turn.
         """
         line, place = self._first(thread)
         inside = Int32(VECTOR_BYTES)

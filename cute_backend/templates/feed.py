@@ -5,8 +5,19 @@ The template calls its feed at each step of a tile, and knows nothing of its cop
     open     the pipelines, before the warps take their roles
     help     the whole work of the warps that only load
     begin    the first k tile, and the first rowvecs
-    tile     stage_rows | planes_begun | each k tile: wait, multiply, next | rows | visits | rows_read
     end      after the last tile
+
+In each tile, between `begin` and `end`, it calls these hooks in this order:
+
+    planes_begun        after each of the first subtiles whose exact loads are begun
+    stage_rows          the rowvecs of the tile
+    wait                each k tile: the stage that has it
+    multiply            each k tile
+    next                each k tile: the position of the one after it
+    left_stage          if warps multiply side by side: memory in which they exchange their sums
+    rows                the staged rowvecs of the tile, for its visits
+    await_first_planes  each of the first subtiles, before its visit
+    rows_read           after the visits
 
 The position of the warps among the k tiles is a value of a type that the feed chooses, and so is their
 position among the rowvecs.
@@ -90,8 +101,9 @@ class Feed(ABC):
 
     @abstractmethod
     def await_first_planes(self, shared: Sm80Shared, later: int) -> None:
-        """Waits for these exact loads, as far as the thread itself copies them. Copies for up to `later`
-        further subtiles may still be in progress."""
+        """Waits until the exact loads of one of the first subtiles, which `planes_begun` announced, are in
+        shared memory, as far as the thread itself copies them. Copies for up to `later` further subtiles may
+        still be in progress."""
 
     @cute.jit
     def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32):

@@ -236,7 +236,8 @@ class GroupSchedule:
 
     @property
     def grid_m(self) -> Int32:
-        """The mean number of cluster rows in a group, rounded up."""
+        """The mean number of cluster rows in a group, rounded up. If it is more than 1, B is read again, so
+        the kernel for sm_90a loads it with the priority to stay in L2."""
         return cute.ceil_div(self.rows, self.groups)
 
     def counted(self) -> GroupSchedule:

@@ -44,8 +44,8 @@ class WriteSums:
     """The epilogue of `parts`: each thread writes its accumulators unchanged, two columns at a time.
 
     `sums` is (split_k * M, N) in fp32. Its row stride is even, so that a pair that begins within a row also
-    ends within the row's memory. Of several products, the sums of a row follow each other, in equal shares of
-    the row stride.
+    ends within the row's memory. If there are several products, a row holds the sums of one after the other,
+    each in an equal share of the row stride.
     """
 
     loads: tuple[str, ...] = ()

@@ -87,7 +87,7 @@ class WarpCopies(Feed):
 
     @cute.jit
     def await_first_planes(self, shared: Sm80Shared, later: int):
-        # Their group also has a k tile, which may be needed later.
+        # The group of the planes also has k tile `stages - 1`. If the tile has one, the k loop waited for it.
         if shared.k_tiles < self.stages.ab:
             cute.arch.cp_async_wait_group(0)
 
@@ -147,9 +147,9 @@ class WarpCopies(Feed):
 class Ahead:
     """The k tile that is copied next: its work item, its index among the item's k tiles, and its stage.
 
-    It begins at `row_a` of A and at `row_b` of each B, in the `batch`-th product. `rows_a` and `rows_b` rows
-    are copied from there on, or as many as the stage has. They are None if the k tile is known to lie wholly
-    within A and B.
+    It begins at `row_a` of A and at `row_b` of each B, in the `batch`-th product. At most `rows_a` and
+    `rows_b` rows are copied from there on, and at most those of the stage. They are None if the k tile is
+    known to lie wholly within A and B. `columns` is the number of elements of K in a k tile.
     """
 
     item: Int32
