@@ -110,6 +110,17 @@ def test_the_first_hour_reads_what_is_generated(name, samples):
     check_samples(DOCS / "first-hour.md", name, samples[name])
 
 
+def test_the_page_on_profilers_has_the_name_of_an_examples_kernel() -> None:
+    sys.path.insert(0, str(ROOT / "examples"))
+    import gelu_residual
+
+    args = gelu_residual.example_inputs()
+    explained = cute_backend.explain(gelu_residual.linear_gelu_residual, *args, arch="sm_90a")
+    name = explained.regions[0].kernel().name
+    page = (DOCS / "operating.md").read_text()
+    assert f"\n{name}_cutlass_0\n" in page and f"cache show {name.rpartition('_')[2]} " in page
+
+
 def test_explain_has_every_suffix_of_a_tiles_name() -> None:
     name = inspect.getsource(TileConfig.name.fget)
     suffixes = set(re.findall(r'"_(\w+?)["{]', name)) | {each.value for each in Rowvecs} - {
