@@ -116,7 +116,7 @@ def test_the_page_on_profilers_has_the_name_of_an_examples_kernel() -> None:
 
     args = gelu_residual.example_inputs()
     explained = cute_backend.explain(gelu_residual.linear_gelu_residual, *args, arch="sm_90a")
-    name = explained.regions[0].kernel().name
+    name = explained.regions[0].kernel().entry
     page = (DOCS / "operating.md").read_text()
     assert f"\n{name}_cutlass_0\n" in page and f"cache show {name.rpartition('_')[2]} " in page
 
