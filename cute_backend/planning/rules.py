@@ -38,12 +38,14 @@ from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import (
     BLOCK_PART,
     SCALE_TILE,
+    Axis,
     BColumns,
     EpilogueSpec,
     LoadKind,
     Major,
     Order,
     ProductKind,
+    ReduceKind,
 )
 
 Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
@@ -384,16 +386,28 @@ def narrow_subtiles_of_many_planes(
     return replace(config, subtile_n=columns)
 
 
-def a_loop_for_columns_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
-    """Narrows subtiles, so that visits are the iterations of a loop, if a plane by columns is written by
-    element. Each of its columns needs an address of its own: with subtiles of 32 columns, 128 x 128 spilled
-    80 bytes for a dense product and 112 for a grouped one, and with 16 none."""
+def a_loop_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
+    """Narrows subtiles, so that visits are the iterations of a loop, if planes move by element and either one
+    of them lies by columns, or rows have a logsumexp.
+
+    Each column of a plane by columns needs an address of its own: with subtiles of 32 columns, 128 x 128
+    spilled 80 bytes for a dense product and 112 for a grouped one, and with 16 none. A logsumexp keeps two
+    numbers for each row: with subtiles of 32 columns, 128 x 128 spilled 16 bytes beside a plane that is read,
+    88 beside that and a mean of rows, and with 16 none.
+    """
     unrolled = config.target.unrolled_subtile_n
     by_columns = any(store.order is Order.COLUMN for store in spec.planes)
-    if alignment is not Alignment.PLAIN or not by_columns or unrolled is None or config.products > 1:
+    if alignment is not Alignment.PLAIN or not (by_columns or _has_logsumexp_of_rows(spec)):
+        return config
+    if unrolled is None or config.products > 1:
         return config
     narrow = unrolled // 2
     return config if narrow % spec.whole_columns else replace(config, subtile_n=min(config.subtile_n, narrow))
+
+
+def _has_logsumexp_of_rows(spec: EpilogueSpec) -> bool:
+    found = (store.reduce for store in spec.reductions)
+    return any(each and (each.axis, each.kind) == (Axis.ROW, ReduceKind.LOGSUMEXP) for each in found)
 
 
 def a_loop_where_nothing_is_hoisted(
@@ -412,7 +426,7 @@ def a_loop_where_nothing_is_hoisted(
 SUBTILE_RULES = (
     narrow_subtiles_without_room,
     narrow_subtiles_of_many_planes,
-    a_loop_for_columns_by_element,
+    a_loop_by_element,
     a_loop_where_nothing_is_hoisted,
 )
 """The rules by which an alignment sets the width of subtiles, in the order of application."""

@@ -165,6 +165,19 @@ def test_no_way_to_sample_spills(name: str, arch: Arch) -> None:
     assert_none_spills([Kernel(spec, configs[[*SAMPLING].index(name) % len(configs)], Alignment.TMA)])
 
 
+def test_a_logsumexp_beside_planes_by_element_does_not_spill() -> None:
+    """In the tile with the most accumulators in a thread."""
+    acc = Accumulator("acc", DType.BF16, DType.BF16)
+    residual = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE)
+    of_rows = (Reduction(Axis.ROW, kind) for kind in (ReduceKind.MEAN, ReduceKind.LOGSUMEXP))
+    results = [Store(f"out{i}", "t0", DType.F32, reduce=each) for i, each in enumerate(of_rows, 1)]
+    total = Op("t0", "add", ("acc", "exact0"), DType.F32)
+    spec = EpilogueSpec((acc,), (residual,), (total,), (Store("out0", "t0", DType.BF16), *results))
+    config = max(offered(Arch.SM90A, spec), key=lambda each: each.thread_accumulators)
+    assert config.thread_accumulators == 128
+    assert_none_spills([Kernel(spec, config, Alignment.PLAIN)])
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("name", EPILOGUES)
