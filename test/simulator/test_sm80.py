@@ -226,7 +226,7 @@ def test_pairs_of_products_where_two_ctas_share_a_multiprocessor(
 
 
 def test_ctas_that_leave_no_registers_to_each_other_are_refused() -> None:
-    with pytest.raises(ValueError, match="has 2 CTAs of 2 warpgroups on a multiprocessor, which leaves reg"):
+    with pytest.raises(ValueError, match="has registers for the accumulators of 256 threads: at most 1 CTAs"):
         sm80(256, 128, occupancy=2)
 
 
