@@ -394,10 +394,8 @@ class Sm100Gemm(Gemm):
         )
         tails = None
         if cutlass.const_expr(self.is_k_grouped and self.group_step > 1):
-            leads = ab_pipeline.is_leader_cta
-            tails = Tails.allocate(smem, self.crew, ab_pipeline, [s_a, s_b], config.ctas, leads)
-            if warp == self.load.first:
-                tails.init()
+            tails = Tails.allocate(smem, self.crew, ab_pipeline, [s_a, s_b], config.ctas)
+            tails.init(warp == self.load.first)
         acc_pipeline = pipeline.PipelineUmmaAsync.create(
             **stages_of(smem, self.acc_ring), cta_layout_vmnk=cluster
         )

@@ -405,8 +405,7 @@ class Sm90Gemm(FragmentGemm):
         tails = None
         if cutlass.const_expr(self.is_k_grouped and self.group_step > 1):
             tails = Tails.allocate(smem, self.crew, ab_pipeline, [s_a, s_b])
-            if warp == self.load.first:
-                tails.init()
+            tails.init(warp == self.load.first)
         box_elements = BLOCK_M * config.subtile_n * config.sharing
         exacts = make_exacts(smem, self.exact_ring, self._epilogues, box_elements)
         row_pipeline = make_rows(smem, self.row_ring)

@@ -50,7 +50,6 @@ class Tails:
         ring: Any,
         stages: Sequence[cute.Tensor],
         ctas: int = 1,
-        leads: Any = True,
     ) -> Tails:
         """Allocates the barriers beside those of `crew`, for the `stages` of A and of B in `ring`. These are
         K-major, with lines of 128 bytes."""
@@ -60,13 +59,16 @@ class Tails:
             shape = (_WORDS, cute.cosize(each) // (4 * _WORDS * ring.num_stages), ring.num_stages)
             words = cute.recast_ptr(each.iterator, dtype=Int32)
             operands.append(cute.make_tensor(words, cute.make_layout(shape)))
+        leads = True if ctas == 1 else ring.is_leader_cta
         return Tails(ring, smem.allocate_array(Int64, ring.num_stages), operands, ctas, leads)
 
-    def init(self) -> None:
-        """Initializes the barriers. One warp calls this, before the cluster synchronizes."""
-        with cute.arch.elect_one():
-            for stage in range(self.ring.num_stages):
-                cute.arch.mbarrier_init(self.barriers + stage, 1)
+    @cute.jit
+    def init(self, loads: Boolean):
+        """Initializes the barriers, in the warp that `loads`, before the cluster synchronizes."""
+        if loads:
+            with cute.arch.elect_one():
+                for stage in cutlass.range_constexpr(self.ring.num_stages):
+                    cute.arch.mbarrier_init(self.barriers + stage, 1)
 
     @cute.jit
     def acquire(self, state: pipeline.PipelineState, is_cut: Boolean) -> cute.Pointer:
