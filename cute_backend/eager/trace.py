@@ -260,7 +260,7 @@ def _excuse(node: fx.Node, reduction: fx.Node | None) -> str:
         return _FOREIGN
     return (
         f"{reduction.name} is complete only when the kernel has ended, and {node.name} depends on it: the "
-        "epilogue can return a reduction, but not work on it"
+        "epilogue can return a reduction, and work on the result of one, but not on those of several"
     )
 
 
