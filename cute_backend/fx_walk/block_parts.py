@@ -91,7 +91,7 @@ def _has_shape(node: fx.Node, shape: Sequence[int]) -> bool:
 
 
 def _slices_behind(node: fx.Node) -> Iterator[Taken]:
-    """The slices of last axes that a node is computed from, the nearest first."""
+    """The slices of last axes that a node is computed from."""
     stack, seen = [node], {node}
     while stack and len(seen) < _MAX_WORK:
         node = stack.pop()
@@ -136,8 +136,8 @@ def joins_parts(draft: Draft, node: fx.Node) -> bool:
 
 
 def lower_joined(draft: Draft, node: fx.Node, ends: Sequence[int]) -> Operand:
-    """The value of a `cat` of parts, and its frame. Raises Refused if the parts do not make up blocks, or if
-    another op of the region needs their columns in another order."""
+    """Returns the value of a `cat` of parts, and records its frame in the draft. Raises Refused if the parts
+    do not make up blocks, or if another op of the region needs their columns in another order."""
     chain, tensors = draft.chain, arguments(node)["tensors"]
     frames = [draft.frames[each] for each in tensors]
     parts = [BlockPart(start, end - start, ends[-1]) for start, end in pairwise((0, *ends))]

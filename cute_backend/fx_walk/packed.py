@@ -92,7 +92,7 @@ def divide_packed(graph: fx.Graph, find: Callable[[fx.Graph], list[Region]]) -> 
 
 
 def _gains(products: Sequence[fx.Node], regions: Sequence[Region]) -> bool:
-    """Whether one region has all parts of a product, and work on some of them that follows."""
+    """Whether one region has all parts of a product, and a pointwise op after any of its products."""
     for region in regions:
         if set(products) <= set(region.products):
             return any(is_pointwise(node) and node not in region.products for node in region.nodes)

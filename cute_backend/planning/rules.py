@@ -106,15 +106,17 @@ def equal_shares_of_b(config: TileConfig, spec: EpilogueSpec) -> TileConfig | No
 
 
 def whole_blocks_of_b(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Requires that the columns of a CTA's tile, or of its share of B, are whole blocks of B's columns or
-    parts of one, which TMA copies as one box."""
+    """Requires that the columns of a CTA's tile, and those of its share of B, are whole blocks of B's columns
+    or an equal part of one. TMA copies each block, or part, as one box."""
     block = spec.product.b_block
     shares = (config.tile_n, config.tile_n // config.cluster_m) if block else ()
     return None if any(min(each % block, block % each) for each in shares) else config
 
 
 def few_draws_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """Gives specs that draw noise subtiles of few columns, and two warpgroups on a tile of 128 rows.
+    """If a spec draws noise, narrows its subtiles, and turns ping-pong off in clusters of tall tiles.
+
+    A tile is tall if a CTA has more than 64 rows of it.
 
     A draw takes some 28 instructions, and the compilers interleave all draws of a visit and of unrolled
     visits. When a draw took some hundred, a whole tile took two minutes to compile, and spilled. Ping-pong
@@ -185,10 +187,10 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
     """Gives a visit equally many columns of the first and the second half of a rotated block.
 
     A subtile then holds columns together with their partners, and operands and results are viewed with their
-    columns reordered (`pair_halves`). TMA loads the columns of a CTA's tile, or of its share of B, in that
-    order if they consist of whole blocks, or a block consists of whole tiles or shares. If every subtile is
-    wider than a block, a subtile holds whole blocks, whose columns are not reordered. Neighbouring columns
-    are in one thread anyway, unless the even and the odd ones belong to two products.
+    columns reordered (`pair_halves`). TMA loads the columns in that order if a CTA's tile consists of whole
+    blocks or a block of whole tiles, and the same holds for its share of B. If only subtiles wider than a
+    block fit, a subtile holds whole blocks, whose columns are not reordered. Neighbouring columns are in one
+    thread anyway, unless the even and the odd ones belong to two products.
     """
     block = spec.reordered_columns
     if not block:
