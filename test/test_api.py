@@ -150,9 +150,9 @@ def test_a_product_left_alone_names_the_refusals_that_leave_it():
         return (a @ b).view(-1).cumsum(0), b @ a
 
     a, b = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
-    told = {each.node: each.message for each in cute_backend.explain(fn, a, b).rejections}
-    assert told["mm"] == "no op that could be fused follows the product; refused: view"
-    assert told["mm_1"] == "no op that could be fused follows the product"
+    messages = {each.node: each.message for each in cute_backend.explain(fn, a, b).rejections}
+    assert messages["mm"] == "no op that could be fused follows the product; refused: view"
+    assert messages["mm_1"] == "no op that could be fused follows the product"
 
 
 def test_a_program_without_a_product_has_nothing_to_explain():

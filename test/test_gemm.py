@@ -135,6 +135,7 @@ def test_the_epilogue_sees_fp32_and_may_return_several():
 
 REDUCTIONS = {
     "amax of abs": lambda x: x.abs().amax(-1),
+    "a scale of amax": lambda x: x.abs().amax(-1).clamp(min=1e-6) / 448,
     "kept": lambda x: x.amin(-1, keepdim=True),
     "sum and mean": lambda x: (x.sum(-1), x.mean(-1, keepdim=True)),
     "max with indices": lambda x: tuple(x.max(-1)),

@@ -57,11 +57,12 @@ def gemm(
 
     `epilogue` gets the (M, N) fp32 result and returns one tensor or several: of (M, N), or reductions of such
     a plane over rows, columns or both. It may use pointwise ops and any tensors that it closes over, which
-    are read at every call; a reduction can only be returned. It is traced once for each set of shapes,
-    strides, dtypes and Python values in its closure. If it closes over other objects, such as a module, it is
-    traced at every call. A plane that it returns in fp32 is converted to `out_dtype`, by default that of
-    16-bit operands and otherwise bf16. It may be fp32, bf16, fp16, e4m3, e5m2, int8, uint8, int32 or bool.
-    Reductions, and planes that it has cast itself, keep their dtype.
+    are read at every call. It can return a reduction, or pointwise work on the result of one and on numbers;
+    it can't use these for the plane. It is traced once for each set of shapes, strides, dtypes and Python
+    values in its closure. If it closes over other objects, such as a module, it is traced at every call. A
+    plane that it returns in fp32 is converted to `out_dtype`, by default that of 16-bit operands and
+    otherwise bf16. It may be fp32, bf16, fp16, e4m3, e5m2, int8, uint8, int32 or bool. Reductions, and
+    planes that it has cast itself, keep their dtype.
 
     Raises UsageError for operands that no kernel takes, and where the epilogue does not fuse.
 

@@ -310,7 +310,8 @@ class _Operand:
     ) -> tuple[Stride, tuple[tuple[int, ...], ...], tuple[Mode, ...]]:
         """`columns` for an operand that varies along a part of each block. A kernel reads it for all columns,
         as if every part of a block were this one."""
-        within = frame.within(self.shape) or 0
+        within = frame.within(self.shape)
+        assert within is not None
         outer, inner = frame.n_axes[:-within], frame.n_axes[-within:]
         stride = self._collapsed(inner)
         shared = all(self._class(axis) is Stride.ZERO for axis in outer)

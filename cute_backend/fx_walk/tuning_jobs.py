@@ -99,7 +99,10 @@ def _job(region: Region) -> Job | Untuned:
     if not isinstance(n, int) or not isinstance(k, int) or example is None:
         return Untuned.SYMBOLIC
     if groups is None:
-        return Job(region.spec, example, n, k, not isinstance(m, int), partial(compile_unfused, region))
+        # Without the region, the columns of B that heads have in one weight would be copied in every call.
+        is_copied = any(acc.b_block for acc in region.spec.accumulators)
+        unfused = None if is_copied else partial(compile_unfused, region)
+        return Job(region.spec, example, n, k, not isinstance(m, int), unfused)
     if not isinstance(groups, int):
         return Untuned.SYMBOLIC
     # Random offsets would divide no rows, so Inductor's code is not timed.

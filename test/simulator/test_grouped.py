@@ -361,7 +361,7 @@ def test_every_tile_of_groups_of_k_in_fp8_ends_anywhere(config, spec):
 @pytest.mark.parametrize("tail", range(1, 16))
 @pytest.mark.parametrize("config", [sm90(64, 64), sm100(256, 64, 2, 1, ctas=2)], ids=lambda c: c.arch.value)
 def test_any_tail_of_the_last_group_of_k_in_fp8(config, tail):
-    """What lies behind it is NaN in A, in B, or in both."""
+    """A, B or both hold NaN behind that end."""
     ends = (16, 128 + tail)
     a, b, loads = groups_of_k(grouped_k(DType.E4M3), ends, 72, 144, 160)
     exact = epilogue_of_k(by_groups_of_k(a[0], b[0], ends), loads).bfloat16()
