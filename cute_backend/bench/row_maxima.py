@@ -58,8 +58,8 @@ _MAXIMA, _ALONE = Cell("maxima", Runner.CUTE), Cell("alone", Runner.CUTE)
 
 ROW_MAXIMA = Table(
     "row_maxima",
-    title="Each row's largest magnitude beside a bf16 output. alone: fp8 rowwise scaled_mm, in -bf16 addmm "
-    "and relu; maxima: the same, and amax(abs) over the last axis",
+    title="Each row's largest magnitude beside a bf16 output. alone: fp8 rowwise scaled_mm; maxima: the "
+    "same, and amax(abs) over the last axis. -bf16: addmm and relu in place of scaled_mm",
     baseline=Cell("alone", Runner.EAGER),
     ratios=(Ratio(_MAXIMA, _ALONE), Ratio(_MAXIMA, Cell("maxima", Runner.INDUCTOR))),
     problems=(
