@@ -53,5 +53,5 @@ def test_the_page_on_our_operators_runs_and_refuses_as_it_says(tmp_path, capsys)
     exec(compile(page.read_text(), page, "exec"), names)
     (shown,) = blocks("cutlass-operators.md", "text")
     assert capsys.readouterr().out == shown
-    for name in ("operators", "large", "turns", "exact"):
+    for name in ("operators", "large", "pingpong", "promoted"):
         assert names[name], name
