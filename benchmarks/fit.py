@@ -1,4 +1,4 @@
-"""Fits the model of time (`planning/cost.py`) to timings of `tiles.py`, and writes its constants.
+"""Fits the cost model (`planning/cost.py`) to timings of `tiles.py`, and writes its constants.
 
     python benchmarks/fit.py benchmarks/results/GPU-DATE-drawn-tiles.csv [more files]
 
@@ -150,7 +150,7 @@ def text_of(fit: Fit, files: Sequence[str], problems: int) -> str:
         lines.append(f"        Cut({', '.join(names)}): TileTime({times}),")
     return "\n".join(
         [
-            '"""The model of time of an H200, as `benchmarks/fit.py` writes it. It is fitted to',
+            '"""The cost model of an H200, as `benchmarks/fit.py` writes it. It is fitted to',
             *(f"{name}," for name in files),
             f"{problems} problems in fp8 and bf16, most of them drawn. Don't edit it by hand.",
             '"""',

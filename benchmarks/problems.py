@@ -1,4 +1,4 @@
-"""Random problems, with sizes drawn from a seed. The model of time is fitted to some and judged by others."""
+"""Random problems, with sizes drawn from a seed. The cost model is fitted to some and judged by others."""
 
 from __future__ import annotations
 

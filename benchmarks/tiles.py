@@ -1,4 +1,4 @@
-"""Times tiles on a GPU, and torch's bare product. The model of time (`planning/cost.py`) is fitted to the
+"""Times tiles on a GPU, and torch's bare product. The cost model (`planning/cost.py`) is fitted to the
 times.
 
     python benchmarks/tiles.py benchmarks/results/GPU-DATE-tiles.csv              the shapes listed here
@@ -101,7 +101,7 @@ def tiles(spec: EpilogueSpec, every: bool, pattern: str) -> list[TileConfig]:
         found += clustered(arch, spec)
         found += [replace(each, cluster_m=3) for each in found if (each.tile_m, each.tile_n) == (64, 192)]
         found += [replace(each, cluster_m=4) for each in found if (each.tile_m, each.tile_n) == (64, 256)]
-    # The model of time does not distinguish shallow tiles.
+    # The cost model does not distinguish shallow tiles.
     whole = (each for each in found if min(each.cluster_m, each.cluster_n) == 1 and not each.shallow)
     by_name = {each.name: each for each in whole}
     return [config for name, config in by_name.items() if re.fullmatch(pattern, name)]

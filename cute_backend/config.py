@@ -115,9 +115,9 @@ rowvec_placement: str = _one_of("CUTE_BACKEND_ROWVEC_PLACEMENT", _choices("rowve
 """Where kernels keep operands that vary over columns alone, such as biases and scales of columns: "auto",
 "register_hoist" for registers before the accumulator wait, or "smem_staged" for shared memory.
 
-"auto" decides by a budget of registers and a model of time. With another value nothing is tuned, and the
-budget does not limit register_hoist: it is an error if the visits of the kernel are the iterations of a loop,
-or if the kernel spills registers."""
+"auto" decides by a budget of registers and a model of the epilogue's time. With another value nothing is
+tuned, and the budget does not limit register_hoist: it is an error if the visits of the kernel are the
+iterations of a loop, or if the kernel spills registers."""
 
 block_reductions: str = _one_of("CUTE_BACKEND_BLOCK_REDUCTIONS", _choices("block_reductions"))
 """The reductions of blocks of columns, such as norms by head, that a kernel computes and reads again: "auto"
@@ -138,7 +138,7 @@ on an H100, they took 1.06 and 0.95 times as long at 2,048 tokens, and 1.00 and 
 
 shared_launches: bool = bool(_switch("CUTE_BACKEND_SHARED_LAUNCHES", True))
 """Whether products of one A that never meet, such as those of queries, keys and values, share a launch with
-the work after each of them, where the model of time predicts that it is faster. The projections of a Llama 8B
+the work after each of them, where the cost model predicts that it is faster. The projections of a Llama 8B
 layer then took, on an H200, 0.56 to 0.61 of the time of separate launches at 64 tokens in bf16, 0.50 to 0.52
 in fp8, and 0.94 to 1.00 at 2,048 tokens (benchmarks/qkv.py)."""
 

@@ -3,7 +3,7 @@
 Products of one A whose results are never combined, such as the projections to queries, keys and values, take
 a launch each, and each of them may have too few tiles to fill a GPU. Their regions are found like any others.
 They share a launch if one place in the graph has the operands of all, no write in place lies between them,
-one tile serves all of them, and the model of time predicts a gain. A product without work after it, which
+one tile serves all of them, and the cost model predicts a gain. A product without work after it, which
 would be left to Inductor, joins them.
 """
 
@@ -193,7 +193,7 @@ def _inputs(region: Region) -> list[fx.Node]:
 
 
 def _loss(walk: Walk, group: Sequence[Region], joined: Region) -> str | None:
-    """The reason why one launch is not faster than several by the model of time, or None if it is faster."""
+    """The reason why one launch is not faster than several by the cost model, or None if it is faster."""
     target = _target(walk, joined)
     arch, launch_us = Arch.of_name(target.name), LAUNCH_BYTES / target.timing.bytes_per_us
     assert arch is not None
@@ -215,7 +215,7 @@ def _loss(walk: Walk, group: Sequence[Region], joined: Region) -> str | None:
         return str(error)
     if ratio < 1:
         return None
-    return f"by the model of time it would take {ratio:.3f} times as long as launches of their own"
+    return f"by the cost model it would take {ratio:.3f} times as long as launches of their own"
 
 
 @lru_cache(maxsize=256)

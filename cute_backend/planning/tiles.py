@@ -77,7 +77,7 @@ class Rowvecs(str, Enum):
     """Where rowvecs are kept, as `config.rowvec_placement` names it."""
 
     AUTO = "auto"
-    """In registers where the budget and the model of time say so, else in shared memory."""
+    """In registers where the budget and the model of the epilogue's time say so, else in shared memory."""
     REGISTER_HOIST = "register_hoist"
     """In registers, whatever the budget says. A kernel that spills is refused."""
     SMEM_STAGED = "smem_staged"

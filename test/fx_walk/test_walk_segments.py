@@ -149,7 +149,7 @@ def test_nothing_is_shared_where_it_takes_longer() -> None:
     # K of each product by itself is divided among CTAs, which fill the GPU.
     found = explained(wide, (16, 16384), (512, 16384), (512, 16384))
     (region,), (rejection,) = found.regions, found.rejections
-    loss = r", because by the model of time it would take (1\.\d{3}) times as long as launches of their own"
+    loss = r", because by the cost model it would take (1\.\d{3}) times as long as launches of their own"
     assert re.fullmatch("shares no launch with mm_1" + loss, region.unshared)
     assert rejection.reason is Reason.UNSHARED and re.search(" with mm" + loss, rejection.message)
 

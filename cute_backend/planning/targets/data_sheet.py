@@ -24,7 +24,7 @@ class DataSheet:
     """Bytes that it reads of L2 in a cycle, its share of what all do; None if no figure is published."""
 
     def timing(self, tiles: Tiles) -> Timing:
-        """The constants of the model of time for a table of tiles. Rows beyond the last are not read."""
+        """The constants of the cost model for a table of tiles. Rows beyond the last are not read."""
         times = {
             Cut(*shape[:2], occupancy=shape.occupancy): self._time(*shape[:2], shape.occupancy)
             for shape in tiles.all

@@ -1,8 +1,8 @@
-"""The model of time of an H200, as `benchmarks/fit.py` writes it. It is fitted to
+"""The cost model of an H200, as `benchmarks/fit.py` writes it. It is fitted to
 benchmarks/results/nvidia-h200-2026-11-23-drawn-tiles.csv,
 benchmarks/results/nvidia-h200-2026-11-23-listed-tiles.csv,
 benchmarks/results/nvidia-h200-2026-11-23-middle-tiles.csv,
-271 problems of fp8 and of 16-bit operands that were drawn. Don't edit it by hand.
+271 problems in fp8 and bf16, most of them drawn. Don't edit it by hand.
 """
 
 from __future__ import annotations

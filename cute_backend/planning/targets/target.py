@@ -147,7 +147,7 @@ class TileTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Timing:
-    """The constants of the model of time (`planning/cost.py`) for one GPU."""
+    """The constants of the cost model (`planning/cost.py`) for one GPU."""
 
     tiles: Mapping[Cut, TileTime]
     """The tiles that were measured. Another is taken for the most alike of them, by its area."""
