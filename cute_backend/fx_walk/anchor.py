@@ -71,14 +71,14 @@ class Anchor:
         )
 
     def _blocks_of(self, columns: ColumnSlice) -> ColumnSlice | None:
-        """The blocks of columns that a slice has. None stands for all blocks, which every other column
-        has."""
+        """The blocks of B's scales that a slice of columns needs, None for all of them. The even and the odd
+        columns need all."""
         lines = self.accumulator.b_scaling.lines
         if not known(columns.step == 1):
             return None
         scaling = self.accumulator.b_scaling
         if scaling.by_mma:
-            # Tiles of the same columns are consecutive, so those of a slice are one piece.
+            # The tiles of scales of neighbouring columns are consecutive, so a slice has one range of them.
             values = self.k * self.accumulator.a_dtype.values
             first, count = (scaling.tiled(size, values) for size in (columns.start, columns.count))
             return ColumnSlice(first, 1, count)

@@ -37,7 +37,7 @@ def is_anchor(node: fx.Node) -> bool:
 
 
 def read_anchor(node: fx.Node) -> Anchor:
-    """The anchor behind a node for which `is_anchor` holds. Raises Refused if it is not taken."""
+    """The anchor behind a node for which `is_anchor` holds. Raises Refused if no kernel computes it."""
     reader = _READERS.get(target_name(node))
     if reader is None and (name := opaque_product(node)) is not None:
         raise Refused(Reason.OPAQUE_PRODUCT, target=name)

@@ -153,7 +153,8 @@ def lower_joined(draft: Draft, node: fx.Node, ends: Sequence[int]) -> Operand:
 
 
 def _selected(chain: Chain, values: Sequence[Operand], ends: Sequence[int]) -> Operand:
-    """The value that is each of `values` in the columns of a block that end at its number of `ends`."""
+    """The value that selects one of `values` for each column: `values[i]` for the columns of a block before
+    `ends[i]`, from `ends[i - 1]` on."""
     columns = gcd(*ends)
     index, (*_, result) = chain.block_part(ends[-1], columns), values
     for value, end in reversed(list(zip(values[:-1], ends[:-1], strict=True))):

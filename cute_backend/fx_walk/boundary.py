@@ -46,10 +46,10 @@ class Value:
     of stores that this takes. A value with a `product` has to be in the kernel. `home` is the consumer that
     computes the value once for all consumers, if it is a reduction or has to be `in_memory`; otherwise each
     consumer that needs the value computes it. A reduction may be `followed` by work on its result alone; its
-    home does that work as well, and otherwise it is a launch. A home that works on with the result of a
-    reduction reads `again` this number of bytes of the reduction's input, 0 if it holds its rows. A value
-    that `finishes` is work on a reduction's result alone, which the kernel does where it finishes the
-    reduction. `bits` is the size of one element of all `planes` together.
+    home does that work as well, and otherwise it is a launch. A home that uses the result of a reduction
+    together with the reduction's input reads `again` bytes of that input a second time, 0 if it holds the
+    rows. A value that `finishes` is work on a reduction's result alone, which the kernel does when it
+    finishes the reduction. `bits` is the size of one element of all `planes` together.
     """
 
     size: int
@@ -108,9 +108,9 @@ class Room:
 
 @dataclass(frozen=True)
 class Choices:
-    """The values of a region in order, the bytes of each load, and for each kernel that follows the values
-    and loads that it reads in every choice. A kernel that reads no value runs only if it is the home of
-    one. `load_bits` are the bits of an element of each load."""
+    """The values of a region in order, and the bytes of each load. For each kernel that follows the region,
+    `consumers` has the values and `loaded` the loads that it reads in every choice. A kernel that reads no
+    value runs only if it is the home of one. `load_bits` are the bits of an element of each load."""
 
     values: tuple[Value, ...]
     loads: tuple[int, ...]
@@ -151,7 +151,8 @@ class Choices:
 
 @dataclass(frozen=True)
 class Boundary:
-    """A choice: the mask of the values that are stored, and whether none has fewer bytes."""
+    """A choice: the mask of the values that are stored, and whether it is known that no other choice has
+    fewer bytes."""
 
     stores: int
     is_best: bool
@@ -204,9 +205,10 @@ def computed_for(values: Sequence[Value], wanted: int) -> int:
 
 
 def _candidates(choices: Choices) -> int:
-    """The values that are worth storing. A value that follows from a single narrower one is not, nor is a
-    value from which only one value follows that is as narrow, if no plane is loaded for either, and if the
-    other is no more planes. So chains shrink to one value."""
+    """The values that are worth storing. Two kinds are not: a value that is computed from a single narrower
+    value, and a value that serves only to compute another one that is at most as wide. This holds if that
+    computation loads no plane, and if the other value takes at most as many planes. So one value stands for a
+    chain of ops."""
     values, found, outside = choices.values, 0, choices.outside
     users = [0] * len(values)
     for place, value in enumerate(values):

@@ -58,10 +58,10 @@ class Chain:
         self._loads: list[Load] = []
         self._ops: list[Op] = []
         self._nodes: list[fx.Node | None] = []
-        """The node that each op was made for."""
+        """The node for which each op was made."""
         self._lowered: fx.Node | None = None
         self._made: dict[_Key, str] = {}
-        """The name of each op, by all else that it is: a long region is lowered in linear time."""
+        """The name of each op by its other fields, so that a long region is lowered in linear time."""
         self._of_blocks: list[Op] = []
         self._dtypes = {acc.name: DType.F32 for acc in accumulators}
 
@@ -113,17 +113,17 @@ class Chain:
 
     @property
     def blocks(self) -> set[int]:
-        """The columns of the blocks that are reduced."""
+        """The sizes, in columns, of the blocks that are reduced."""
         return {op.reduced_columns for op in self._of_blocks} - {0}
 
     @property
     def rotated(self) -> set[int]:
-        """The columns of the blocks whose halves are rotated."""
+        """The sizes, in columns, of the blocks whose halves are rotated."""
         return {op.block for op in self._of_blocks if op.op == ROTATE_HALF}
 
     @property
     def parts(self) -> set[int]:
-        """The columns of the parts of blocks that are numbered."""
+        """The sizes, in columns, of the parts of blocks whose index is computed (`block_part`)."""
         numbered = (op.operands[0] for op in self._of_blocks if op.op == BLOCK_PART)
         return {int(each.value) for each in numbered if isinstance(each, Const)}
 
@@ -152,7 +152,8 @@ class Chain:
         return self._step(ROTATE_HALF, (value,), DType.F32, block=columns)
 
     def block_part(self, columns: int, part: int) -> Operand:
-        """The number of the part of `part` columns that an element lies in, of a block of `columns`."""
+        """For each element, the index of its part within its block. Blocks have `columns` columns, and parts
+        `part`."""
         return self._step(BLOCK_PART, (Const(part),), DType.I32, block=columns)
 
     def reduce_blocks(self, kind: ReduceKind, value: Operand, columns: int) -> Operand:
@@ -249,6 +250,6 @@ _Key = tuple[str, tuple[str, ...], DType, Overflow, int]
 
 
 def _key_of(op: Op) -> _Key:
-    """All that an op is but its name. 1, 1.0 and True are different numbers, and so are 0.0 and -0.0, though
-    they are equal."""
+    """The fields of an op but its name. 1, 1.0 and True count as different numbers, and so do 0.0 and -0.0,
+    although Python compares them as equal."""
     return op.op, tuple(map(repr, op.operands)), op.dtype, op.overflow, op.block

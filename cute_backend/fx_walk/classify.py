@@ -215,7 +215,7 @@ def kind_of(stride_m: Stride, stride_n: Stride) -> LoadKind:
 
 
 def check_load(node: fx.Node, tensor: torch.Tensor, device: torch.device) -> DType:
-    """The dtype of an operand that a kernel on `device` can read; Refused for any other."""
+    """The dtype of an operand. Raises Refused if no kernel on `device` can read the operand."""
     if tensor.device != device:
         raise Refused(Reason.LOAD_DEVICE, operand=user_label(node), device=tensor.device, anchor=device)
     if tensor.layout is not torch.strided:
@@ -224,7 +224,8 @@ def check_load(node: fx.Node, tensor: torch.Tensor, device: torch.device) -> DTy
 
 
 def supported_dtype(name: str, dtype: torch.dtype) -> DType:
-    """The spec's dtype for a torch dtype; Refused if there is none, float64 under its own reason."""
+    """The spec's dtype for a torch dtype. Raises Refused if there is none; float64 has a reason of its
+    own."""
     if dtype is torch.float64:
         raise Refused(Reason.FLOAT64, operand=name)
     if dtype not in DTYPES:

@@ -29,8 +29,8 @@ def read_addmm_activation(node: fx.Node) -> Anchor:
 
 
 def read_sum(name: str) -> Callable[[fx.Node], Anchor]:
-    """Returns a reader of `addmm` or `baddbmm`, whose schema calls the operands of the product `name` and a
-    number."""
+    """Returns a reader of `addmm` or `baddbmm`. In the op's schema, the operands of the product are called
+    `name` and 1 or 2, such as `mat1` and `mat2`."""
 
     def read(node: fx.Node) -> Anchor:
         args = arguments(node)

@@ -45,7 +45,7 @@ class Draft:
         return [*self.first.a_side, *(anchor.b for anchor in self.anchors), *scales, *self.chain.nodes()]
 
     def rollback(self, mark: Mark) -> None:
-        """Removes the loads and ops that the chain has got since `mark`, and all work on operands."""
+        """Removes the loads and ops that were added to the chain since `mark`, and all work on operands."""
         self.chain.rollback(mark)
         self.work.clear()
 
@@ -71,7 +71,7 @@ class Draft:
         return None if layout is not None and layout.heads is not None and without_tma else layout
 
     def block(self, node: fx.Node) -> int:
-        """The columns that each element of a member stands for."""
+        """The number of columns that each element of a member stands for."""
         return self.frames[node].block if node in self.frames else 1
 
     def is_view(self, node: fx.Node) -> bool:

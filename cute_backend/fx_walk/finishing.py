@@ -28,8 +28,8 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def is_finishing(draft: Draft, node: fx.Node) -> bool:
-    """Whether a node is pointwise work whose operands are results of one reduction of the region, and numbers
-    alone beside them. Its result has as many elements as the reduction's, and is a float or a bool."""
+    """Whether a node is pointwise work whose operands are results of one reduction of the region and numbers,
+    and nothing else. Its result has as many elements as the reduction's, and is a float or a bool."""
     result, sources = tensor_of(node), _sources(draft, node)
     if not sources or result is None or not is_pointwise(node) or result.device != draft.first.device:
         return False

@@ -13,7 +13,8 @@ from cute_backend.fx_walk.reasons import LABEL
 
 
 def plain_name(source: str) -> str:
-    """`self.up.weight`, which Dynamo calls `L['self']._modules['up']._parameters['weight']`."""
+    """The program's name of an input of Dynamo's: `self.up.weight` for
+    `L['self']._modules['up']._parameters['weight']`."""
     name = re.sub(r"\._(?:modules|parameters|buffers)(?=\[)", "", source)
     name = re.sub(r"^G\['__import_\w+'\]\.", "", name)
     name = re.sub(r"^[LG](?=\[)", "", name)
@@ -25,7 +26,7 @@ def input_names(
 ) -> list[str]:
     """The names of the inputs that AOTAutograd makes from those of one of Dynamo's graphs, in their order.
 
-    `name_of` makes a name of Dynamo's own for an input.
+    `name_of` gives the program's name for Dynamo's name of an input.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     return [

@@ -350,7 +350,7 @@ Composite = Callable[[Chain, Resolve, dict[str, Any]], Operand]
 
 
 def _scaled_sum(op: str, first: str = "self", second: str = "other") -> Composite:
-    """`first op alpha * second`."""
+    """The spelling of `first op alpha * second`."""
 
     def lower_sum(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
         left, right, alpha = operand(args[first]), operand(args[second]), args["alpha"]
@@ -385,7 +385,8 @@ def _div_mode(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
 
 
 def _low_precision(chain: Chain, value: Operand) -> torch.dtype | None:
-    """The 16-bit float that eager's kernel computes in, None if it computes in another or all is fused."""
+    """The 16-bit float that eager's kernel computes in. None if it computes in another dtype, or if the
+    precision is not eager's."""
     if chain.precision is Precision.FUSED:
         return None
     return next((dtype for dtype in _LOW_PRECISION if DTYPES[dtype] is chain.dtype(value)), None)

@@ -100,8 +100,8 @@ def _gains(products: Sequence[fx.Node], regions: Sequence[Region]) -> bool:
 
 
 def _packed(graph: fx.Graph) -> Iterator[tuple[fx.Node, list[_Part]]]:
-    """The products of which nothing but two to four disjoint parts of the columns is read, which together are
-    all columns. Each comes with its parts."""
+    """The products whose readers all read one of two to four disjoint parts of the columns, which together
+    are all columns. Each comes with its parts."""
     joined = find_block_parts(graph.nodes).taken
     for node in graph.nodes:
         if node.op == "call_function" and target_name(node) in _OPERANDS:

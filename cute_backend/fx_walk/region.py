@@ -39,8 +39,8 @@ from cute_backend.spec import (
 
 Value = Union[Operand, Slices, Concatenated, Reduced, Tiled, None]
 """The result of a member of a region: a value of the chain, two values for the two slices of its columns,
-several concatenated values, a reduction, or scales in tiles. It is None for all but one of the nodes that
-together spell one of the last two."""
+several concatenated values, a reduction, or scales in tiles. If several nodes together spell a reduction or
+scales in tiles, one of them has this result, and the others have None."""
 
 
 @dataclass(frozen=True)

@@ -129,8 +129,8 @@ def _lead(reshape: fx.Node) -> list[Any]:
 
 
 def _takes_rows(product: fx.Node, lead: Sequence[Any], axis: int, cut: fx.Node) -> bool:
-    """Whether a product of rows with these leading axes, if there are several, can be had for a slice of one
-    of them: the rows that are left have one stride in A, and its addend is the same for all."""
+    """Whether a product of rows with these leading axes, if there are several, can be computed for a slice of
+    one of them: the rows that are left have one stride in A, and its addend is the same for all."""
     args = arguments(product)
     a = fake(args[_FACTORS[target_name(product)]])
     addend = fake(args["self"]) if target_name(product) == "aten.addmm.default" else None

@@ -53,8 +53,8 @@ class BlockScale:
 
 
 def blocks_of_v2(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockScale:
-    """The scales that `_scaled_mm_v2` takes of `lines` rows of A, or columns of B, turned as those of A are.
-    Raises Refused if their shape or strides are others.
+    """The scales that `_scaled_mm_v2` takes for `lines` rows of A or columns of B, with the axes in the order
+    that A's have. Raises Refused if they have another shape or other strides.
 
     Scales of 1 x 128 blocks are (lines, k). Scales of 128 x 128 blocks are (lines, k) too, or as cuBLAS takes
     them: (k, lines), contiguous along a k that is rounded up to a multiple of 4. Where both fit, strides
@@ -109,7 +109,7 @@ def tiled_scale(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockS
 
 def scales_of_groups(node: fx.Node, k: Size, scaling: Scaling) -> BlockScale | None:
     """Returns the scales of rows in groups by `k` values, (rows, blocks of K), in tiles. Each group begins a
-    new tile. Returns None for other scales. Only the device knows how many rows it reads."""
+    new tile. Returns None for other scales. Only the GPU knows how many rows of scales it reads."""
     scale = fake(node)
     padded = (scaling.k_blocks(k) + 3) // 4 * 4
     taken = scale.dtype is TORCH_DTYPES[scaling.facts.dtype] and scale.dim() == 2 and scale.is_contiguous()
@@ -119,8 +119,8 @@ def scales_of_groups(node: fx.Node, k: Size, scaling: Scaling) -> BlockScale | N
 def scales_of_each_group(
     node: fx.Node, groups: Size, n: Size, k: Size, scaling: Scaling
 ) -> BlockScale | None:
-    """Returns the scales of each group's (K, N) of `k` values, in tiles: (groups, scales). Returns None for
-    other scales."""
+    """Returns the scales of the (K, N) matrices of all groups, whose columns have `k` values: (groups,
+    scales), in tiles. Returns None for other scales."""
     scale = fake(node)
     if scale.dtype is not TORCH_DTYPES[scaling.facts.dtype] or not scale.is_contiguous():
         return None
