@@ -34,14 +34,14 @@ takes 1.02 times as long as the fastest one, in the mean of ten problems of few 
 takes 1.11 times as long (H100)."""
 
 PARTS_SHARE = 0.75
-"""The share of memory bandwidth at which clusters that multicast read A and B for parts of K. With all of it,
-96 x 4096 x 14336 would take four parts: 55.9 us in place of 46.7 (H100)."""
+"""The share of memory bandwidth at which clusters that multicast read A and B for parts of K. With the whole
+bandwidth, the model would choose four parts for 96 x 4096 x 14336: 55.9 us in place of 46.7 (H100)."""
 
 SUMS_OF_A_PART_US = 0.25
 """Time, in microseconds, that a CTA of the second kernel takes for each part of each product of a pair, if it
-has 64 rows of them. Without it, a gated pair of 208 x 608 x 7488 would take six parts: 16.8 us in place of
-13.0 (H200). With both constants the chosen tile was never slower than what was chosen without clusters and
-pairs, for 20 problems on an H100 and 7 on an H200."""
+has 64 rows of them. Without it, the model would choose six parts for a gated pair of 208 x 608 x 7488: 16.8
+us in place of 13.0 (H200). With this constant and PARTS_SHARE, the chosen tile was never slower than the one
+that was chosen when clusters and pairs had no parts, for 20 problems on an H100 and 7 on an H200."""
 
 _L2_LINE = 128
 """Bytes of a line of L2."""
@@ -65,8 +65,7 @@ class Work(NamedTuple):
     """Bytes of the operands and the planes."""
     delivered: Any
     """Bytes of A and B that all CTAs together receive from L2. Each CTA receives its own copy of what a
-    cluster multicasts. It is 0 for 8-bit operands and for groups: what their CTAs receive was not found to
-    limit them."""
+    cluster multicasts. It is 0 for 8-bit operands and for groups, which it was not found to limit."""
 
     def microseconds(self, tile: TileTime, beyond_us: Any, bytes_per_us: Any, l2_bytes_per_us: Any) -> Any:
         """Returns the predicted time."""
@@ -84,8 +83,8 @@ def cost(
 
     The model counts waves of clusters. A wave that has work for few multiprocessors takes less than a full
     one, and no problem takes less time than its memory traffic. `groups` is the number of groups, of rows or
-    of K, or None for a product without them. Segments of columns begin with a tile each, and all are taken to
-    have the planes of the one that moves most.
+    of K, or None for a product without them. Each segment of columns begins with a new tile, and all are
+    assumed to have the planes of the segment that moves the most bytes.
     """
     if len(spec.segments) > 1:
         columns = config.tile_n * config.cluster_n

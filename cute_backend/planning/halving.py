@@ -15,7 +15,7 @@ from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import Axis, BColumns, EpilogueSpec
 
 MAX_THREAD_COLUMNS = 128
-"""The most columns of a tile for one thread, if a second warpgroup can take the others."""
+"""The most columns of a tile that one thread works on, if a second warpgroup can take the others."""
 
 LEAST_AB_STAGES = 4
 """Stages of A and B that must remain beside the planes of a second warpgroup, if that many remain beside

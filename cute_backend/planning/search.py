@@ -186,7 +186,7 @@ def _can_split(arch: Arch, spec: EpilogueSpec) -> bool:
 
 
 def _can_leave_sums(spec: EpilogueSpec) -> bool:
-    """Whether the sums of parts of K may go through memory, which only those of dense products may, and of a
+    """Whether the sums of parts of K may go through memory. Only those of dense products may, and those of a
     pair only if each product has a B of its own."""
     return (
         spec.product.kind is ProductKind.DENSE
@@ -235,7 +235,7 @@ def choose(
     `groups` is the number of groups of a grouped product's M rows; None stands for one. A second warpgroup
     shares the epilogue if the MMA does not hide that of one (`halving`), and rowvecs are hoisted if the MMA
     hides that (`hoisting`). Planes get more of the shared memory if K is short (`shallowed`), unless `of`
-    lists the tiles that there are.
+    lists the tiles.
     """
     if of is None and (small := _for_small_groups(arch, spec, m, groups)) is not None:
         return small

@@ -19,7 +19,7 @@ def serving_all(
     spec: EpilogueSpec, of: Callable[[EpilogueSpec], Iterable[TileConfig]]
 ) -> tuple[TileConfig, ...]:
     """The tiles that serve every segment of a spec, of those that `of` lists for each, in the order of the
-    first. Subtiles are as narrow as the segment that needs the narrowest has them.
+    first segment's. Subtiles have the width of the segment that needs the narrowest ones.
 
     Tiles with split-K and tiles of the transposed product are left out.
     """
@@ -34,13 +34,13 @@ def serving_all(
 
 
 def _shape(config: TileConfig) -> TileConfig:
-    """A tile without what segments may differ in."""
+    """A tile without the fields in which segments may differ."""
     return replace(config, subtile_n=config.group_n)
 
 
 def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether registers suffice, and all segments can have the subtiles of the one with the narrowest,
-    however planes are aligned."""
+    """Whether registers suffice, and all segments can have the narrowest subtiles that one of them needs, for
+    both alignments of planes."""
     if config.tile_n > config.target.segment_tile_n:
         return False
     widths = [acc.width for acc in spec.accumulators]

@@ -77,7 +77,8 @@ class Rowvecs(str, Enum):
     """Where rowvecs are kept, as `config.rowvec_placement` names it."""
 
     AUTO = "auto"
-    """In registers where the budget and the model of the epilogue's time say so, else in shared memory."""
+    """In registers if the budget allows it and the model of the epilogue's time predicts a gain, else in
+    shared memory."""
     REGISTER_HOIST = "register_hoist"
     """In registers, whatever the budget says. A kernel that spills is refused."""
     SMEM_STAGED = "smem_staged"
@@ -317,12 +318,12 @@ class TileConfig:
 
     @property
     def sharing(self) -> int:
-        """How many of the `warpgroups` work on one tile."""
+        """How many of the `warpgroups` work on one tile at a time."""
         return 1 if self.pingpong else self.warpgroups
 
     @property
     def row_groups(self) -> int:
-        """How many of them have different rows of it."""
+        """How many of the warpgroups that share a tile have different rows of it."""
         return self.sharing // self.column_groups
 
     @property
@@ -349,7 +350,7 @@ class TileConfig:
 
     @property
     def row_warps(self) -> int:
-        """How many of them have different rows of it."""
+        """How many of the warps that share a tile have different rows of it."""
         return 4 * self.row_groups
 
     @property

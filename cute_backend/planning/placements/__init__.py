@@ -6,7 +6,7 @@
     rowvec   register_hoist  the thread's columns in registers before the accumulator wait, while a budget
                              lasts; never under ping-pong or where visits are the iterations of a loop
              smem_staged     else a warp brings the tile's columns to shared memory ahead of the wait
-    groupvec group_staged    the same, of the tile's group
+    groupvec group_staged    the same for the row of the tile's group
     exact    tma             into shared memory ahead of the wait, while planes fit beside the operand stages
              cp_async        the same on targets that don't move planes by TMA, by the warps that read it
              runs            when needed, from one address for each row, where the columns of a block lie side

@@ -32,7 +32,7 @@ class Room:
         return registers and (need.smem_bytes == 0 or need.smem_bytes <= self.smem_bytes)
 
     def without(self, need: Need) -> Room:
-        """The room that is left once `need` is taken."""
+        """The room that is left after `need` is taken from it."""
         return Room(self.registers - need.registers, self.smem_bytes - need.smem_bytes)
 
 
@@ -70,7 +70,7 @@ Taking = Callable[[Load, TileConfig, Alignment], Need | None]
 @dataclass(frozen=True)
 class Placement:
     """When and where a load is read. Raises ValueError unless it is read in one of four ways, by expressions
-    of what that method has.
+    that use only the names that the generated method has.
 
     `begin` is for reads before the accumulator wait, whose registers a thread holds for the whole tile,
     `ring` for data that waits in shared memory, `visit` for reads when a subtile needs them, and `copy` for
@@ -88,7 +88,8 @@ class Placement:
     takes: Taking
     begin: ByElement | None = None
     part: str | None = None
-    """Where `begin` reads for several visits: the expression, of the load's name, of a visit's part."""
+    """If `begin` reads for several visits: the expression, of the load's name, for the elements that one
+    visit uses."""
     ring: Ring | None = None
     visit: ByElement | None = None
     copy: str | None = None

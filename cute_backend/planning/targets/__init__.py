@@ -1,4 +1,4 @@
-"""The architectures that kernels are made for: one file of facts each, and here a row each."""
+"""The architectures that kernels are made for. Each has a file of facts in this folder, and a row here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Accumulators", "Arch", "Cut", "Shape", "Target", "TileTime", "Tiles"
 
 
 class Arch(str, Enum):
-    """The targets, by the names that the assembler knows them by; `target` has all that is known of one."""
+    """The targets, by the names that the assembler knows; `target` has all facts about one."""
 
     _value_: str
     target: Target

@@ -1,4 +1,5 @@
-"""The time of a tile of mma.sync by a GPU's data sheet, for the GPUs on which nothing was measured."""
+"""The time of a tile of mma.sync, computed from a GPU's data sheet, for GPUs on which nothing was
+measured."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ SHARED_BYTES = 128
 
 @dataclass(frozen=True)
 class DataSheet:
-    """Figures of a GPU's data sheet for a multiprocessor, and for memory."""
+    """Figures of a GPU's data sheet for one multiprocessor, and for memory."""
 
     clock_mhz: float
     """The boost clock."""
     products: int
-    """Products of 16-bit operands that its tensor cores sum up in a cycle."""
+    """Products of 16-bit operands that a multiprocessor's tensor cores sum up in a cycle."""
     bytes_per_us: float
     """The bandwidth of memory."""
     l2_bytes: float | None = None
-    """Bytes that it reads of L2 in a cycle, its share of what all do; None if no figure is published."""
+    """Bytes that a multiprocessor receives from L2 in a cycle if all do; None if no figure is published."""
 
     def timing(self, tiles: Tiles) -> Timing:
         """The constants of the cost model for a table of tiles. Rows beyond the last are not read."""

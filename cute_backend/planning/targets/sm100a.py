@@ -1,4 +1,4 @@
-"""Datacenter Blackwell: tcgen05, whose accumulators lie in tensor memory, those of two tiles at a time."""
+"""Data center Blackwell: tcgen05, whose accumulators lie in tensor memory, those of two tiles at a time."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _TILES = Tiles(
     tried_splits=(2, 4),
 )
 
-# Nothing was measured on a B200: a tile is ranked as an H200's tile of its area was.
+# Nothing was measured on a B200: each tile has the constants of an H200's tile of the same area.
 _TIMING = Timing(
     tiles={
         Cut(128, 256): TileTime(0.0, 2.6, 6.5, 0.0, 0.0),
         Cut(128, 128): TileTime(0.0, 1.3, 3.25, 0.0, 0.0),
         Cut(128, 64): TileTime(0.0, 2.1, 2.4, 0.0, 0.0),
         Cut(128, 64, cluster_m=2): TileTime(0.0, 2.1, 2.0, 0.0, 0.0),
-        # Assumed: parts of K take 2 and 3 microseconds more to pass sums on, less than on an H200.
+        # An assumption: with split-K, passing sums on takes 2 and 3 microseconds, less than on an H200.
         Cut(128, 64, split_k=2): TileTime(0.0, 4.1, 2.4, 0.0, 0.0),
         Cut(128, 64, split_k=4): TileTime(0.0, 5.1, 2.4, 0.0, 0.0),
     },
@@ -75,7 +75,8 @@ TARGET = Target(
     accumulators=Accumulators(block_m=128, row_threads=1, in_registers=False),
     least_subtile_n=16,  # the bytes of TMA's least box
     unrolled_subtile_n=None,
-    # The most without a spill, of up to eight planes with gelu and a row maximum, in every tile that ships.
+    # The largest number without a spill, of up to eight planes with gelu and a row maximum, in every tile
+    # that ships.
     row_bits=2560,
     epilogue_registers=MAX_REGISTERS,  # a CTA has too few threads to have fewer
     tiles=_TILES,

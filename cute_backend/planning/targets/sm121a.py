@@ -1,4 +1,4 @@
-"""The GB10 of a DGX Spark: the instructions of sm_120a, less bandwidth."""
+"""The GB10 of a DGX Spark: the instructions of sm_120a, with less bandwidth."""
 
 from __future__ import annotations
 

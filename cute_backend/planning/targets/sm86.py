@@ -1,4 +1,5 @@
-"""Ampere but for the A100, such as the A10 and the RTX 3090: its instructions, less shared memory."""
+"""Ampere's GPUs other than the A100, such as the A10 and the RTX 3090: the same instructions, with less
+shared memory."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from cute_backend.spec import DType
 _L40S = DataSheet(clock_mhz=2520, products=512, bytes_per_us=0.864e6)
 """NVIDIA L40S data sheet: 362 TFLOP/s in bf16, 733 in fp8, 864 GB/s."""
 
-# Promoted sums keep a set of sums beside the accumulators in registers.
+# A thread keeps a set of promoted sums in registers, in addition to the accumulators.
 # In 128 x 128, two hoisted vectors of columns spilled up to 88 bytes.
 _TILES = replace(
     sm86.TILES,

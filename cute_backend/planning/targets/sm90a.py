@@ -16,11 +16,12 @@ _TILES = Tiles(
         Shape(64, 128, 2),
         Shape(64, 64),
     ),
-    # Specs without planes have many columns above all, and with few rows ping-pong on 64 x 128 hides all
-    # but the reading of B: the argmax of 16 rows over 128256 columns of 4096 in bf16 took 267 us with it,
-    # 274 by 64 x 64 and 275 without ping-pong; torch's product alone 263 (H200). Of up to 128 rows all lie
-    # in one tile: 96 took 294 us by 128 x 128, 431 by 64 x 128. Of up to 192 rows all lie in one cluster of
-    # three: 136 took 320 us with it, 566 by 64 x 128, 670 by two of 128 x 128 (H200).
+    # Specs without planes mostly have many columns. With few rows, ping-pong in 64 x 128 hides everything
+    # but the reading of B: the argmax of 16 rows over 128256 columns, with K = 4096 in bf16, took 267 us with
+    # it, 274 in 64 x 64, 275 in 64 x 128 without ping-pong, and torch's product alone 263. Up to 128 rows fit
+    # in a tile of 128 rows: 96 rows took 294 us in 128 x 128 and 431 in 64 x 128. Up to 192 rows fit in one
+    # cluster of three tiles: 136 rows took 320 us in it, 566 in 64 x 128, and 670 in 128 x 128 (all on an
+    # H200).
     reduced=(
         Shape(128, 128, 2, pingpong=True),
         Shape(128, 128, pingpong=True),
@@ -28,26 +29,26 @@ _TILES = Tiles(
         Shape(64, 128, pingpong=True),
         Shape(64, 64),
     ),
-    # Promoted sums keep two sets of sums beside the accumulators in registers.
+    # A thread keeps two sets of promoted sums in registers, in addition to the accumulators.
     promoted=(
         Shape(128, 128, 2),
         Shape(64, 128, 2, pingpong=True),
         Shape(64, 64),
     ),
-    # Bare, at 4096 rows, torch's time divided by that of 128 x 256 in two pieces of columns was 1.01, 1.04,
-    # 1.09 and 1.12; divided by that of 128 x 128 it was 0.99, 1.02, 1.09 and 1.09. 128 rows took 36.6 us by
-    # 64 x 128 in clusters of four, 40.9 in clusters of two (H200).
+    # For four bare products of 4096 rows, torch's time divided by that of 128 x 256 in two pieces of columns
+    # was 1.01, 1.04, 1.09 and 1.12; divided by that of 128 x 128 it was 0.99, 1.02, 1.09 and 1.09. 128 rows
+    # took 36.6 us in 64 x 128 in clusters of four, and 40.9 in clusters of two (H200).
     sized_by_blocks=(
         Shape(128, 256, 2),
         Shape(64, 128, 2, 2, pingpong=True),
     ),
-    # Pairs whose B is contiguous along N have no 32 columns of each in 64 x 64. No CTA of this is without
-    # rows.
+    # In 64 x 64, a pair whose B is contiguous along N would have only 32 columns of each product, which is
+    # half a row of the swizzle. This tile has no cluster, so no CTA of it lacks rows.
     alone=Shape(64, 128, pingpong=True),
-    # Of 140 problems that were drawn (fp8 and bf16, M of 1 to 16384), what the model chose of the shipped
-    # tiles took 6 percent longer than the fastest of all, and its choice of these and those 2 percent
-    # (H200, benchmarks/findings/tiles.md). 128 x 256 in clusters of 2 x 1 is not among them, because its
-    # predicted time is too short: 4096 cubed took 201 us in bf16, and 184 with 128 x 128.
+    # For 140 drawn problems (fp8 and bf16, M of 1 to 16384), the shipped tile that the model chose took 6
+    # percent longer than the fastest of all tiles, and the tile that it chose among these and the shipped
+    # ones 2 percent (H200, benchmarks/findings/tiles.md). 128 x 256 in clusters of 2 x 1 is not among them,
+    # because its predicted time is too short: 4096 cubed took 201 us in bf16, and 184 in 128 x 128.
     sized=(
         Shape(128, 256, cluster_n=2),
         Shape(256, 128, cluster_n=2),
@@ -61,10 +62,10 @@ _TILES = Tiles(
         Shape(64, 64, cluster_n=2, pingpong=True),
         Shape(64, 64, pingpong=True),
     ),
-    # Of 29 further problems, most with M of 129 to 768, the transposed product was fastest for 10, and 160 or
-    # 224 columns for 3. With these the chosen tile takes 1.02 (bf16) and 1.03 (fp8) times as long as the
-    # fastest, without them 1.06 and 1.09 (H200). For more rows they are taken where the model predicts
-    # more of a gain than its error (`search._UNTIMED_MARGIN`).
+    # Of 29 further problems, most with M of 129 to 768, the transposed product was the fastest for 10, and
+    # tiles of 160 or 224 columns for 3. With these tiles, the chosen one takes 1.02 (bf16) and 1.03 (fp8)
+    # times as long as the fastest, and without them 1.06 and 1.09 times (H200). For more rows, they are
+    # chosen only if the predicted gain is more than the model's error (`search._UNTIMED_MARGIN`).
     middle=(
         Shape(128, 224, 2),
         Shape(128, 224, cluster_n=2),
@@ -74,15 +75,17 @@ _TILES = Tiles(
         Shape(128, 160, 2, transposed=True),
     ),
     middle_rows=768,
-    # DeepSeek-V3's gate and up at 4096 tokens, 256 groups of 128 rows in the mean, took 4868 and 4873 us with
-    # it on two days, and 5385 and 6106 with what the model chooses (H200); 5939 and 7456 on an H100. B is
-    # brought once for both halves of a group's rows. Of 256 rows it took 1.04, 0.94 and 0.97 times as long.
-    # In fp8 it took 2365 us on an H200 and 2973 on an H100, what the model chooses 2643 and 3533. Down took
-    # 2384 and 2530 us in two runs on an H200, what the model chooses 2597 and 2746, and 3010 and 3353 on an
-    # H100; with half of the rows in one group, 1.02 (H100) and 1.04 times as long as that.
+    # This tile was timed for DeepSeek-V3's experts at 4096 tokens, 256 groups of 128 rows in the mean, beside
+    # the tile that the model chooses. A cluster loads B once for both halves of a group's rows. Gate and up
+    # in bf16 took 4868 and 4873 us on two days, and 5385 and 6106 in the model's tile (H200); on an H100 they
+    # took 5939 and 7456. With groups of 256 rows, this tile took 1.04, 0.94 and 0.97 times as long as the
+    # model's. In fp8 it took 2365 us on an H200 and 2973 on an H100, and the model's tile 2643 and 3533. Down
+    # took 2384 and 2530 us in two runs on an H200 (the model's tile 2597 and 2746), and 3010 on an H100
+    # (3353). With half of the rows in one group, down took 1.02 (H100) and 1.04 times as long as in the
+    # model's tile.
     small_groups=Shape(64, 256, 2, pingpong=True),
-    # Eight were slower than four wherever they were tried: M of 16 and 128, N from 512, K up to 8192 in fp8
-    # (H200).
+    # Split-K by eight was slower than by four wherever it was tried: M of 16 and 128, N from 512, K up to
+    # 8192 in fp8 (H200).
     splits=(2, 4),
     tried_splits=(2, 3, 4),
     parted=(
@@ -113,9 +116,10 @@ _TILES = Tiles(
         Shape(64, 64, pingpong=True),
         *(Shape(128, columns, transposed=True) for columns in (224, 192, 160, 128, 96)),
     ),
-    # With 128 x 96 x 2 and three parts, 932 x 896 x 13936 gated took 52.5 us on an H100 and 49.5 on an H200,
-    # with the fastest tile without parts 66.6 and 59.5; 229 x 5312 x 22224 took 119 by 128 x 256 in three
-    # parts and 137 by what was chosen before, 480 x 2656 x 8864 47.1 in two and 62.7 (H100, bf16).
+    # In 128 x 96 x 2 and three parts of K, 932 x 896 x 13936 gated took 52.5 us on an H100 and 49.5 on an
+    # H200, and in the fastest tile without split-K 66.6 and 59.5. On an H100 in bf16, 229 x 5312 x 22224 took
+    # 119 in 128 x 256 and three parts, and 137 in the tile that was chosen before; 480 x 2656 x 8864 took
+    # 47.1 in 128 x 192 and two parts, and 62.7 before.
     parted_clusters=(
         Shape(128, 256, 2),
         Shape(128, 192, 2),
@@ -140,13 +144,14 @@ TARGET = Target(
     least_ab_stages=3,
     template="cute_backend.templates.sm90:Sm90Gemm",
     operands=frozenset((DType.E4M3, DType.E5M2, DType.BF16, DType.F16)),
-    # With an epilogue that reads a plane, and others that read rowvecs, tiles of 128 x 224 and 128 x 256
-    # spilled 16 to 152 bytes, and narrower ones nothing.
+    # If one segment's epilogue reads a plane and others read rowvecs, tiles of 128 x 224 and 128 x 256
+    # spilled 16 to 152 bytes, and narrower tiles nothing.
     segment_tile_n=192,
-    # With four stages of A and B in place of five, in 128 x 128 ping-pong: 6144 x 6144 x 512 in fp8 took 55.3
-    # us in place of 64.0, 10694 x 25440 x 336 409 in place of 474, and in bf16 4714 x 20144 x 272 149 in
-    # place of 156, 2074 x 14208 x 272 46.8 in place of 49.3. But 3000 x 5008 x 1536 in fp8 took 47.0 in place
-    # of 45.2, and 2357 x 8000 x 896 in bf16 61.6 in place of 59.7 (H200). Nothing between was timed.
+    # Four stages of A and B in place of five were timed in 128 x 128 ping-pong (H200). In fp8, 6144 x 6144 x
+    # 512 took 55.3 us in place of 64.0, and 10694 x 25440 x 336 took 409 in place of 474. In bf16, 4714 x
+    # 20144 x 272 took 149 in place of 156, and 2074 x 14208 x 272 took 46.8 in place of 49.3. But 3000 x 5008
+    # x 1536 in fp8 took 47.0 in place of 45.2, and 2357 x 8000 x 896 in bf16 61.6 in place of 59.7. No depth
+    # between was timed.
     shallow_k_bytes=6 * 128,
     scalings=frozenset((Scaling.LINE, Scaling.SQUARE)),
     planes_by_tma=True,
@@ -158,14 +163,16 @@ TARGET = Target(
     accumulators=Accumulators(block_m=64, row_threads=4, in_registers=True),
     least_subtile_n=8,  # the columns of the core matrices that the accumulators are laid out in
     unrolled_subtile_n=32,
-    # The most without a spill, of up to eight planes with gelu and a row maximum, in every tile that ships.
+    # The largest number without a spill, of up to eight planes with gelu and a row maximum, in every tile
+    # that ships.
     row_bits=1280,
-    # The registers that remain beside 40 for each of the 128 threads that load: 40 + 2 x 232 of 3 x 168.
+    # The 128 threads that load keep 40 registers each, so 232 remain for each other thread: 40 + 2 x 232 is
+    # 3 x 168.
     epilogue_registers=232,
     tiles=_TILES,
     # For 11 problems of 1308 to 4168 rows, in two recipes each, the chosen tile takes 1.002 times as long as
     # the fastest of 128 x 256 and 128 x 128, and with a residual 1.000 times. Without the factors of 128 x
-    # 256, these were 1.004 and 1.023 (H200, benchmarks/findings/tiles.md).
+    # 256, these were 1.004 and 1.023 (H200, benchmarks/findings/block-scales.md).
     timing=replace(
         H200,
         by_blocks={Cut(64, 128, 2, 2, pingpong=True): 0.85, Cut(128, 256, 2): 1.06},

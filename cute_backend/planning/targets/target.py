@@ -86,14 +86,14 @@ class Tiles:
     have to be predicted to be faster by more than the model's error."""
     middle_rows: int = 0
     small_groups: Shape | None = None
-    """For products of rows in groups, where a group has about 128 rows in the mean."""
+    """The tile for products of rows in groups that have about 128 rows in the mean."""
     splits: tuple[int, ...] = ()
     """The values of split-K that the smallest tile of a table may have: none if the template can't split
     K."""
     parted: tuple[Shape, ...] = ()
     """The tiles that may also have K in `parts`, more than a cluster has CTAs: for few tiles and a long K."""
     parts: tuple[int, ...] = ()
-    """The values of split-K of these. CTAs leave their sums in memory then."""
+    """The values of split-K of the tiles in `parted`. CTAs leave their sums in memory then."""
     tried_splits: tuple[int, ...] = ()
     """The values of split-K that only tuning tries, for every tile that can be split."""
     parted_clusters: tuple[Shape, ...] = ()
@@ -135,14 +135,14 @@ class TileTime(NamedTuple):
     start: float
     """A kernel's start and its last epilogue, which nothing hides."""
     own: float
-    """Each wave, whatever K is."""
+    """The part of a wave's time that does not depend on K."""
     k: float
-    """Each wave for each KiB of K, while few other CTAs are at work."""
+    """A wave's time for each KiB of K, if few other multiprocessors are busy."""
     busy: float
-    """Added to `k` when every multiprocessor is busy: waits for L2 and memory, and a lower clock."""
+    """An addition to `k` if all multiprocessors are busy, for waits for L2 and memory and a lower clock."""
     crossing: float
-    """Added to `busy` when rows of A and B do not begin at lines of L2, because K is no multiple of 128
-    bytes."""
+    """An addition to `busy` if rows of A and B do not begin at lines of L2, because K is not a multiple of
+    128 bytes."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,11 @@ class Timing:
     """The constants of the cost model (`planning/cost.py`) for one GPU."""
 
     tiles: Mapping[Cut, TileTime]
-    """The tiles that were measured. Another is taken for the most alike of them, by its area."""
+    """The tiles that were measured. A tile that was not has the time of the most similar one, scaled by
+    area."""
     reached: Mapping[int, float]
-    """The share of the multiprocessors that clusters reach, by their CTAs, where it is not all of them."""
+    """The share of the multiprocessors that clusters occupy, by the number of CTAs in a cluster, if that is
+    not all of them."""
     beyond_us: float
     """TMA's time to fill a row beyond the last of A with zeros, for each KiB of K, in microseconds."""
     bytes_per_us: float
@@ -160,10 +162,10 @@ class Timing:
     l2_bytes_per_us: float = math.inf
     """The bandwidth at which all multiprocessors together receive A and B from L2."""
     by_blocks: Mapping[Cut, float] = field(default_factory=dict)
-    """How many times as long a k tile takes where its sums are scaled by blocks; 1 for tiles that are not
-    here."""
+    """How many times as long a k tile takes if its sums are scaled by blocks; 1 for tiles that are not
+    listed."""
     by_blocks_with_planes: Mapping[Cut, float] = field(default_factory=dict)
-    """The same for kernels that also read planes; that of `by_blocks` for tiles that are not here."""
+    """The same for kernels that also read planes; the value of `by_blocks` for tiles that are not listed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,15 +173,15 @@ class Target:
     """One architecture. Raises ValueError if its facts contradict each other."""
 
     name: str
-    """As the assembler knows it, such as "sm_90a"."""
+    """The name that the assembler knows, such as "sm_90a"."""
     family: str
-    """As people know it, such as "Hopper"."""
+    """The name that people know, such as "Hopper"."""
     capability: tuple[int, int]
     """The compute capability of a device that runs its kernels."""
     gpu: str
-    """The GPU to plan for where none is here."""
+    """The GPU to plan for on a machine that has none."""
     sm_count: int
-    """Its multiprocessors (data sheet)."""
+    """The number of its multiprocessors (data sheet)."""
     smem_bytes: int
     """Shared memory that one CTA can have (CUDA C++ Programming Guide, Table 27)."""
     least_ab_stages: int
@@ -192,19 +194,19 @@ class Target:
     """Whether its kernels move planes by TMA, and run in the clusters that came with it. It is False for RTX
     Blackwell, whose kernels load only A and B by TMA."""
     promotes: bool
-    """Whether its MMA drops bits of fp8 sums, so that `use_fast_accum=False` promotes them. Elsewhere both
-    modes are one."""
+    """Whether its MMA drops bits of fp8 sums, so that `use_fast_accum=False` promotes them. For other
+    targets the argument makes no difference."""
     products_per_cycle: int
     """Products of 8-bit operands that the tensor cores of a multiprocessor sum up in a cycle."""
     accumulators: Accumulators
     least_subtile_n: int
     """Columns of the narrowest subtile."""
     unrolled_subtile_n: int | None
-    """Columns of a subtile from which visits are unrolled; narrower ones are the iterations of a loop, and
-    all of them are where it is None."""
+    """Columns of a subtile from which on visits are unrolled. With narrower subtiles, visits are the
+    iterations of a loop; if it is None, they always are."""
     row_bits: int
-    """The largest number of bits of planes in a row of a subtile that leaves a thread enough registers, for
-    targets on which planes narrow subtiles."""
+    """The largest number of bits of planes in a row of a subtile that leaves a thread enough registers. It is
+    used by targets that narrow subtiles for many planes."""
     epilogue_registers: int
     """The registers that a thread of the epilogue may use."""
     tiles: Tiles
@@ -215,7 +217,7 @@ class Target:
     shallow_k_bytes: int = 0
     """Bytes of K up to which A and B keep fewer stages, and planes get more (`TileConfig.shallow`)."""
     scalings: frozenset[Scaling] = frozenset()
-    """The blocks by whose scales its mainloops multiply."""
+    """The blocks whose scales its mainloops support."""
 
     def __post_init__(self) -> None:
         for fault in (self._identity(), self._layout(), self._tables()):
@@ -240,7 +242,7 @@ class Target:
 
     @property
     def pdl(self) -> bool:
-        """Whether a kernel may begin under the end of the one before it (PTX ISA, griddepcontrol)."""
+        """Whether a kernel may begin before the end of the one before it (PTX ISA, griddepcontrol)."""
         return self.capability >= (9, 0)
 
     @property
