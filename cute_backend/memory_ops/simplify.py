@@ -147,7 +147,7 @@ class _Numbers:
         return [product, replace(op, operands=(product.name, self._product(a, b)))]
 
     def _logistic2(self, op: Op, value: str, scale: float) -> list[Op]:
-        """The sigmoid of a value times a number, its scale."""
+        """The ops of the sigmoid of `value` times the number `scale`."""
         self._folded[_LOG2_E] = "log2(e)"
         factor = self._product(scale, _LOG2_E)
         argument = Op(f"{op.name}_argument", "mul", (value, factor), DType.F32)

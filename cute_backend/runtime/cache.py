@@ -222,7 +222,7 @@ def scratch_folder(root: Path) -> Iterator[Path]:
 
 
 def _make_private(root: Path) -> None:
-    """Create `root` for this user alone, or make sure that it is trusted and that no one else reads it."""
+    """Creates `root` for this user alone, or makes sure that it is trusted and that no one else reads it."""
     try:
         for parent in reversed(root.parents):
             if not parent.exists():

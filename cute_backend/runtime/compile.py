@@ -68,7 +68,7 @@ such text."""
 
 
 def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
-    """Compile the text of a generated module, already written to `path`, where tracebacks will find it.
+    """Compiles the text of a generated module, already written to `path`, where tracebacks will find it.
 
     Raises BuildError for any error in the text or the compiler, and OSError if the folder of `path`, which
     gets the compiler's files, has no space.

@@ -32,7 +32,7 @@ def expect(graph: str) -> None:
 
 
 def loaded(graph: str, regions: int) -> None:
-    """Count and log the regions of generated code that comes from a cache. Generated code calls this."""
+    """Counts and logs the regions of generated code that comes from a cache. Generated code calls this."""
     if _generated[graph]:
         _generated[graph] -= 1
         return

@@ -9,7 +9,7 @@ _warned: set[Hashable] = set()
 
 
 def count(event: str, amount: int = 1) -> None:
-    """Add to `torch._dynamo.utils.counters["cute_backend"]`."""
+    """Adds `amount` to an event of `torch._dynamo.utils.counters["cute_backend"]`."""
     from torch._dynamo.utils import counters
 
     counters["cute_backend"][event] += amount

@@ -55,7 +55,7 @@ Winners = Callable[[EpilogueSpec, Alignment, int, int], Mapping[int, TileConfig]
 
 
 def no_winners(spec: EpilogueSpec, alignment: Alignment, n: int, k: int) -> Mapping[int, TileConfig]:
-    """Where nothing was tuned."""
+    """No configurations: the winners of a process without tuning."""
     return {}
 
 
@@ -169,7 +169,8 @@ def _reachable_configs(
     winners: Winners,
     buckets: Sequence[int],
 ) -> list[TileConfig]:
-    """Tuned ones first, then those chosen for most sizes of M."""
+    """The configurations that launches of one alignment can need: tuned ones first, then those that are
+    chosen for the most sizes of M."""
     spec, n, k = problem.spec, problem.n, problem.k
     rowvecs = Rowvecs(problem.rowvecs)
     if problem.tile is not None:

@@ -63,9 +63,9 @@ _HOST_CYCLES = 200_000
 
 @dataclass(frozen=True)
 class GpuTimer:
-    """Times on a real GPU, on random operands: one run of each candidate a round, each from a cold L2.
+    """Times on a real GPU, on random operands: one run of each candidate in a round, each from a cold L2.
 
-    Of a product of rows in groups, a time is the mean of two: with groups of one size, and with half of the
+    For a product of rows in groups, a time is the mean of two: with groups of one size, and with half of the
     rows in one group.
     """
 
@@ -80,7 +80,8 @@ class GpuTimer:
         unfused: Run | None,
         groups: int | None = None,
     ) -> Timings:
-        """Raises torch.OutOfMemoryError if the operands don't fit into the free memory of the GPU."""
+        """Times kernels, and `unfused` if there is such a run, at one M, N and K. Raises
+        torch.OutOfMemoryError if the operands don't fit into the free memory of the GPU."""
         with torch.no_grad(), torch.cuda.device(self.gpu.index):
             try:
                 return self._time(m, n, k, functions, unfused, groups)

@@ -55,7 +55,7 @@ class Untuned(Enum):
     FAILED = "untuned_failed", "none of its candidates runs"
 
     def note(self) -> None:
-        """Count it, and warn of it once in a process."""
+        """Counts the reason, and warns of it once in a process."""
         count(self.value)
         warn_once(
             self, f"cute_backend: a region is not tuned and gets the cost model's tile: {self.sentence}."
@@ -63,7 +63,7 @@ class Untuned(Enum):
 
 
 class Build(Protocol):
-    """`cute_backend.runtime.build.obtain`."""
+    """The interface of `cute_backend.runtime.build.obtain`."""
 
     def __call__(
         self, kernels: Sequence[Kernel], *, apart: bool, built: Callable[[], None]
@@ -123,7 +123,8 @@ class Tuner:
         return self._memory.get(self._key(job))
 
     def _key(self, job: Job) -> Key:
-        """Only the most common alignment is tuned, which `reachable_alignments` names first."""
+        """The key of a job's result. Only the most common alignment is tuned, which `reachable_alignments`
+        names first."""
         alignment = reachable_alignments(_problem(job))[0]
         return Key(job.spec, alignment, bucket_of(job.m), job.n, job.k, self._gpu.model, job.groups)
 

@@ -152,7 +152,7 @@ class TunedFile:
             yield
 
     def _refresh(self) -> None:
-        """Read the file again where it has changed."""
+        """Reads the file again if it has changed."""
         try:
             status = self._path.stat()
             seen = (status.st_mtime_ns, status.st_size, status.st_ino)
@@ -211,7 +211,7 @@ class Memory:
         return {bucket: result.config for bucket, result in found.items() if result is not None}
 
     def put(self, results: Mapping[Key, Result]) -> None:
-        """Remember results."""
+        """Remembers results, in this process and in the last folder."""
         for file in self._files[-1:]:
             file.put(results)
 

@@ -77,7 +77,7 @@ def entries(root: Path) -> list[Entry]:
 
 
 def evict(cache: KernelCache, limit: int) -> list[str]:
-    """Remove kernels, those that were used longest ago first, until the rest takes at most `limit` bytes.
+    """Removes kernels, those that were used longest ago first, until the rest takes at most `limit` bytes.
 
     Kernels that were used in the last KEPT_S seconds stay. Returns the names of the files that were removed.
     """

@@ -1,4 +1,5 @@
-"""The kernel on mma.sync, where each warp multiplies by itself: a persistent GEMM, an epilogue plugged in.
+"""The kernel on mma.sync, where each warp multiplies by itself: a persistent GEMM with an epilogue plugged
+in.
 
 One or two warpgroups share the blocks of 64 rows of a tile. A warp has 16 rows of each block of its
 warpgroup, and all their columns. wgmma distributes rows to warps alike, so the epilogue is that of sm_90a. A

@@ -42,7 +42,7 @@ class Sums:
 
     @staticmethod
     def allocate(smem: SmemAllocator, per_thread: int, threads: int) -> Sums:
-        """Allocate two barriers and `per_thread` sums, a multiple of four, for each of `threads` threads."""
+        """Allocates two barriers and `per_thread` sums, a multiple of four, for each of `threads` threads."""
         layout = cute.make_layout(
             (_VECTOR, per_thread // _VECTOR, threads), stride=(1, _VECTOR * threads, _VECTOR)
         )
@@ -50,32 +50,32 @@ class Sums:
         return Sums(smem.allocate_tensor(Float32, layout, 16), barriers, barriers + 1)
 
     def init(self, ring: Ring) -> None:
-        """Initialize the barriers. One warp calls this, before the cluster synchronizes."""
+        """Initializes the barriers. One warp calls this, before the cluster synchronizes."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_init(self.ready, ring.filled.count)
             cute.arch.mbarrier_init(self.read, ring.emptied.count)
 
     @cute.jit
     def publish(self, acc: cute.Tensor, thread: Int32):
-        """Publish a thread's accumulators to the first CTA, and wait until it has read them."""
+        """Publishes a thread's accumulators to the first CTA, and waits until it has read them."""
         self.write(acc, thread, 0)
         self.hand_over()
 
     @cute.jit
     def write(self, acc: cute.Tensor, thread: Int32, visit: Any):
-        """Write a thread's accumulators of a visit; all visits must have equally many."""
+        """Writes a thread's accumulators of a visit; all visits must have equally many."""
         sums = _in_fours(acc)
         cute.autovec_copy(sums, _of_visit(self.shared, sums, thread, visit))
 
     @cute.jit
     def hand_over(self):
-        """Publish what was written to the first CTA, and wait until it has read it."""
+        """Publishes the sums that were written to the first CTA, and waits until it has read them."""
         _arrive(self.ready, 0)
         cute.arch.mbarrier_wait(self.read, 0)
 
     @cute.jit
     def reduce(self, acc: cute.Tensor, thread: Int32, parts: cutlass.Constexpr[int]):
-        """Add to a thread's accumulators those of the same thread in all other CTAs of the cluster."""
+        """Adds to a thread's accumulators those of the same thread in all other CTAs of the cluster."""
         self.wait()
         sums = _in_fours(acc)
         for part in cutlass.range(1, parts, unroll=1):
@@ -84,19 +84,19 @@ class Sums:
 
     @cute.jit
     def wait(self):
-        """Wait until the sums of all other CTAs can be read."""
+        """Waits until the sums of all other CTAs can be read."""
         cute.arch.mbarrier_wait(self.ready, 0)
         cute.arch.fence_acq_rel_cluster()
 
     @cute.jit
     def add(self, acc: cute.Tensor, thread: Int32, visit: Any, parts: cutlass.Constexpr[int]):
-        """Add to a thread's accumulators what the same thread of all other CTAs wrote for a visit."""
+        """Adds to a thread's accumulators those that the same thread of all other CTAs wrote for a visit."""
         for part in cutlass.range(1, parts, unroll=1):
             self._add_part(_in_fours(acc), thread, visit, part)
 
     @cute.jit
     def release(self, parts: cutlass.Constexpr[int]):
-        """Let all other CTAs exit, once their sums have been read."""
+        """Lets all other CTAs exit, once their sums have been read."""
         for part in cutlass.range(1, parts, unroll=1):
             _arrive(self.read, part)
 
@@ -110,7 +110,7 @@ class Sums:
 
 
 def _arrive(barrier: cute.Pointer, part: int) -> None:
-    """Arrive once for a warp at another CTA's barrier, after all lanes of the warp have written or read."""
+    """Arrives once for a warp at another CTA's barrier, after all lanes of the warp have written or read."""
     cute.arch.fence_acq_rel_cluster()
     cute.arch.sync_warp()
     with cute.arch.elect_one():

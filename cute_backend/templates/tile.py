@@ -30,7 +30,8 @@ class Tile(ABC):
     columns: int
     group: Any
     lanes = (1, 2, 4, 8, 16)
-    """The differences of the numbers of a warp's lanes: powers of two."""
+    """The differences between the numbers of lanes that exchange partials, to combine those of a whole warp:
+    powers of two."""
 
     def __init__(self, config: TileConfig, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32):
         self.m0, self.n0, self.m, self.n = m0, n0, m, n
@@ -40,19 +41,19 @@ class Tile(ABC):
         self._config = config
 
     row_lanes: tuple[int, ...]
-    """The differences of the numbers of lanes that share rows: powers of two."""
+    """The same for partials of rows: only lanes that share rows exchange them."""
 
     @abstractmethod
     def row_target(self, r: int) -> tuple[Int32, Int32, Boolean]:
-        """The place for the partial of the thread's r-th row, as (tile of columns, row), and whether to write
-        it."""
+        """The place for the partial of the thread's r-th row, as (tile of columns, row), and whether this
+        thread writes it."""
 
     @abstractmethod
     def warp(self) -> Int32:
         """The index of the thread's warp among those that work on the tile."""
 
     def plane_target(self) -> tuple[Int32, Boolean]:
-        """The place for the partial of the warp's elements of the tile, and whether to write it."""
+        """The place for the partial of the warp's elements of the tile, and whether this thread writes it."""
         rows = cute.ceil_div(self.m, self._config.cta_rows)
         index = self.n0 // self.tile_n * rows + self.m0 // self._config.cta_rows
         inside = (self.lane == 0) & (self.m0 < self.m) & (self.n0 < self.n)
@@ -195,12 +196,12 @@ class Subtile(ABC):
         return cute.local_tile(plane[(self.tile.row(r), None)], (columns,), (first // columns,))
 
     column_lanes: tuple[int, ...]
-    """The differences of the numbers of lanes that share columns: powers of two."""
+    """The differences between the numbers of lanes that exchange partials of columns: powers of two."""
 
     @abstractmethod
     def column_target(self, c: int) -> tuple[Int32, Int32, Boolean]:
-        """The place for the partial of the thread's c-th column, as (piece of rows, column), and whether to
-        write it."""
+        """The place for the partial of the thread's c-th column, as (piece of rows, column), and whether this
+        thread writes it."""
 
     def along_row(self, e: int) -> tuple[Int32, Boolean]:
         """The place of element e in its row, and whether it belongs to the plane."""
