@@ -56,7 +56,7 @@ def cute(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph as Inductor would, with matrix products fused with the ops after them.
+    """Compiles a Dynamo graph as Inductor would, with matrix products fused with the ops after them.
 
     `mode` and `options` are Inductor's own, and options such as "cute_backend.max_autotune" are settings of
     `cute_backend.config` for this compilation: for its forward and backward graphs, and for every one that

@@ -491,7 +491,7 @@ _BLOCK_SIZES = f"two or more have {', '.join(_WITH_BLOCKS)}, and 0 all other ops
 
 
 def check(spec: EpilogueSpec) -> None:
-    """Raise SpecError if an op is not in the table or contradicts its row."""
+    """Raises SpecError if an op is not in the table or contradicts its row."""
     for op in spec.ops:
         row = OPS.get(op.op)
         if row is None:

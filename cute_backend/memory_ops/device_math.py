@@ -152,12 +152,12 @@ def where(condition: Boolean, chosen: Any, other: Any) -> Any:
 
 
 def maximum(a: Float, b: Float) -> Float32:
-    """The larger; NaN if either is NaN; +0 of -0 and +0 (PTX max.NaN.f32)."""
+    """The larger of a and b; NaN if either is NaN; +0 for -0 and +0 (PTX max.NaN.f32)."""
     return fmax(a, b, nan=True)
 
 
 def minimum(a: Float, b: Float) -> Float32:
-    """The smaller; NaN if either is NaN; -0 of -0 and +0 (PTX min.NaN.f32)."""
+    """The smaller of a and b; NaN if either is NaN; -0 for -0 and +0 (PTX min.NaN.f32)."""
     return fmin(a, b, nan=True)
 
 
@@ -250,12 +250,13 @@ def div_floor(a: Float, b: Float) -> Float32:
 
 
 def reciprocal(x: Float) -> Float32:
-    """1 / x, as `div`."""
+    """1 / x, computed as `div` computes it."""
     return div(1.0, x)
 
 
 def sqrt(x: Float) -> Float32:
-    """Within 0.51 ulp, 1 ulp where x is below 2^-100: the approximate root, corrected by the remainder."""
+    """The root of x, within 0.51 ulp, or 1 ulp where x is below 2^-100. It takes the approximate root and
+    corrects it by the remainder."""
     x = Float32(x)
     inverse = rsqrt(x)
     root = x * inverse
@@ -284,12 +285,12 @@ _ROUND_F64 = 1.5 * 2.0**52
 
 
 def sin(x: Float) -> Float32:
-    """Within 2.5 ulp for |x| < 2^50; beyond, float64 does not resolve where in the period x is."""
+    """sin(x), within 2.5 ulp for |x| < 2^50; beyond, float64 does not resolve where in the period x is."""
     return _sine(x, 0)
 
 
 def cos(x: Float) -> Float32:
-    """Within 2.5 ulp for |x| < 2^50; beyond, float64 does not resolve where in the period x is."""
+    """cos(x), within 2.5 ulp for |x| < 2^50; beyond, float64 does not resolve where in the period x is."""
     return _sine(x, 1)
 
 

@@ -18,7 +18,7 @@ class Overflow(str, Enum):
 
 
 class Precision(str, Enum):
-    """The casts inside the chain that round."""
+    """Which casts inside the chain round."""
 
     FUSED = "fused"
     """Casts to fp8 and to integers round; a cast to bf16 or fp16 does not, as in Inductor's kernels."""

@@ -28,7 +28,7 @@ class DType(str, Enum):
     """Two values of bf16 in 32 bits, the first in the low bits. Only stores have it: their results have 2 N
     columns, of which each element holds two neighbours."""
     F16X2 = "f16x2"
-    """As BF16X2, of fp16."""
+    """The same as BF16X2, with values of fp16."""
 
     @property
     def is_float(self) -> bool:

@@ -155,7 +155,7 @@ class EpilogueSpec:
 
     @cached_property
     def part_columns(self) -> set[int]:
-        """The columns of the parts of blocks that ops number."""
+        """The sizes, in columns, of the parts of blocks whose index an op computes."""
         numbered = (op.operands[0] for op in self.ops if op.op == BLOCK_PART)
         return {int(each.value) for each in numbered if isinstance(each, Const)}
 
@@ -172,7 +172,7 @@ class EpilogueSpec:
 
     @cached_property
     def reductions(self) -> tuple[Store, ...]:
-        """The stores that reduce it."""
+        """The stores that reduce the plane."""
         return tuple(store for store in self.stores if store.reduce is not None)
 
     @cached_property

@@ -19,7 +19,7 @@ class Axis(str, Enum):
     COLUMN = "column"
     """Each column, reduced over M: (N,)."""
     ALL = "all"
-    """The plane: 0-d."""
+    """The whole plane, reduced to one element: 0-d."""
 
 
 class ReduceKind(str, Enum):
@@ -41,7 +41,7 @@ class ReduceKind(str, Enum):
     The column for each row, the row for each column, row * N + column for the plane.
     """
     ARGMIN = "argmin"
-    """As ARGMAX, of the smallest."""
+    """The same as ARGMAX, for the smallest element."""
     LOGSUMEXP = "logsumexp"
     """log(sum(exp(x))), shifted by the largest so that nothing overflows."""
 

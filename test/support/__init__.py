@@ -1,9 +1,13 @@
 """Helpers of tests. A test module imports its helpers from here, and never another test module.
 
-- Programs and operands: `epilogues`, `heavy`, `modes`, `random_specs`, `small_specs`, `op_samples`, `draws`.
-- References: `reference`, `independent`, `float_formats`, `device_check`, `device_rows`, `traffic`.
-- Kernels: `golden`, `golden_regions`, `shipped`, `kernel_check`, `memcheck`.
+- Programs and operands: `epilogues`, `heavy`, `modes`, `random_specs`, `small_specs`, `op_samples`, `draws`,
+  `experts`, `torchao_mx`, `model_files`, `operator_cases`, `packages`.
+- References: `reference`, `independent`, `float_formats`, `device_check`, `device_rows`, `traffic`,
+  `inductor_model`.
+- Kernels: `golden`, `golden_regions`, `shipped`, `kernel_check`, `memcheck`, `archs`, `bare_epilogue`.
+- Pages and results: `page_commands`, `colours`, `sample_results`.
 - Plugins of pytest: `compile_once`, `cpu_times`, `sweeps`.
-- Folders: `fx_walk` makes graphs and reads recorded ones; `runtime` has a kernel made by hand, and programs
-  that tests start; `simulator` has small PTX kernels, exact products and planted faults.
+- Folders: `fx_walk` makes graphs and reads recorded ones. `runtime` has a kernel made by hand, and programs
+  that tests start. `simulator` has small PTX kernels, exact products, and planted faults: `mutants` plants
+  them, and `mutants_sm80`, `mutants_sm90` and `mutants_sm100` are the tables of faults.
 """

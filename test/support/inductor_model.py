@@ -132,8 +132,8 @@ def predicted(graph: fx.Graph) -> int:
 
 @dataclass(frozen=True)
 class _Read:
-    """A view of memory that a kernel reads: how often for each of its elements, which is more than once where
-    a reduction is written out, and for what part of a value that the kernel computes from it."""
+    """A view of memory that a kernel reads. Its elements are read more than once if a reduction is written
+    out, and only in part if the kernel needs only a part of the value that it computes from them."""
 
     view: fx.Node
     times: int = 1
@@ -200,7 +200,8 @@ class _Own:
         return leaves and is_pointwise(node) and len(node.users) > 1 and many
 
     def bytes_of(self, outputs: list[fx.Node], elements: int) -> int:
-        """The bytes that a kernel over this number of elements reads and writes which writes these nodes."""
+        """The bytes that the kernel which writes `outputs` reads and writes, if it runs over `elements`
+        elements."""
         parts = [part for node in outputs if is_concatenation(node) for part in self._sources(node)]
         whole = [each for node in outputs if not is_concatenation(node) for each in self._sources(node)]
         joined = sum(self._bytes_read([part], outputs, _elements(part)) for part in parts)
