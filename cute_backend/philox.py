@@ -37,7 +37,7 @@ def philox4x32(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Te
 
 
 def upper_tail(word: Tensor) -> Tensor:
-    """1 - u in fp32 for the uniform number u of a word: its leading 24 bits / 2^32 + 2^-33, never 0 nor 1.
+    """1 - u in fp32 for the uniform number u of a word: its leading 24 bits / 2^32 + 2^-33, neither 0 nor 1.
 
     The word gives 1 - u and not u, because fp32 resolves small numbers best, and the largest noise, which
     decides most draws, is that of u near 1. There 1 - u is exact to 2^-33; the lower bits of a large word are
@@ -56,8 +56,8 @@ def gumbel(seed_low: Tensor, seed_high: Tensor, index: Tensor, row: Tensor, samp
     words, b0 + 2 * b3. In every kernel a thread has at least two neighbouring columns of every eight, and so
     all four elements of a row that differ in these bits: one block gives four draws.
 
-    The result is the exact -log(-log(u)) for u = 1 - `upper_tail`, rounded once. Kernels draw the same word,
-    and are within 2^-20 of this noise, or beyond 1 within 2^-20 of its magnitude.
+    The result is the exact -log(-log(u)) for u = 1 - `upper_tail`, rounded once. Kernels draw the same word.
+    Their noise differs from this by at most 2^-20 or, if the noise is larger than 1, by at most 2^-20 of it.
     """
     seed_low, seed_high, index, row, sample = (
         word.to(torch.int64) & _MASK for word in (seed_low, seed_high, index, row, sample)
