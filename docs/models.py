@@ -62,32 +62,38 @@ the classes of transformers and diffusers, in bf16 (`docs/architectures.py`). `p
 this page{device}.
 
 - products: matrix products of the program; in training, forward and backward.
-- fused: how many of them our kernels compute, and in how many kernels: a gated pair is one, and products
-  that share a launch are one. A product that packs queries, keys and values counts as three if it is divided.
-- kernels: how many are launched by Inductor alone, and with our own. A region with reductions counts one
-  more, which finishes them.
-- KiB: what all kernels read and write, by Inductor alone, and with our own: each buffer once by each kernel.
-  Sequences here are of 64 tokens, so weights are most of it.
+- fused: the number of products that our kernels compute, and the number of these kernels. A gated pair has
+  one kernel, and so have products that share a launch. A product that packs queries, keys and values counts
+  as three if it is divided.
+- kernels: the launches with Inductor alone, and with our kernels. A region with reductions counts one more,
+  for the kernel that finishes them.
+- KiB: the bytes that all kernels read and write, with Inductor alone and with our kernels. Each kernel counts
+  each buffer once. Sequences here have 64 tokens, so most of these bytes are weights.
 
-Kernels are those that Inductor would make for a GPU.
+Inductor's kernels are those that it would make for a GPU.
 
-`scaled_mm_recipes.py` needs a torch whose Dynamo traces `torch.nn.functional.scaled_mm`. That of 2.11 breaks
-the graph there, and leaves the product to eager; it traces `torch._scaled_mm`.
+`scaled_mm_recipes.py` needs a torch whose Dynamo traces `torch.nn.functional.scaled_mm`. Dynamo of torch 2.11
+breaks the graph there, and leaves the product to eager; it traces `torch._scaled_mm`.
 
-In fp8, torchao's `FqnToConfig` also quantises the experts of Mixtral, Qwen3-MoE and DeepSeek-V3. Those of
-GPT-OSS and Llama 4 stay in bf16. Their weights are (expert, in, out), and torchao 0.18 finds scales along the
-last axis, but a product sums along `in`. It raises "unsupported" at GPT-OSS's `grouped_mm`, and "bmm is not
-supported for TORCH" at Llama 4's `bmm`.
+In fp8, torchao's `FqnToConfig` also quantises the experts of Mixtral, Qwen3-MoE and DeepSeek-V3. The experts
+of GPT-OSS and Llama 4 stay in bf16. Their weights are (expert, in, out), and torchao 0.18 computes scales
+along the last axis, but a product sums along `in`. torchao raises "unsupported" at GPT-OSS's `grouped_mm`,
+and "bmm is not supported for TORCH" at Llama 4's `bmm`.
 """
 
 WHY = """
 ## Why the rest is not fused
 
-How many products Inductor keeps, and how many regions end where they do, by [reason](refusals.md).
-`rotation_cost` is a rotary embedding, and `unpaired` the halves of a head in one that is spelled otherwise;
-`feedback` a norm or a quantisation that divides by what is found over the whole row; `block_cost` a norm by
-head, as Qwen3's; `cycle` a residual around products that are not ours, or what a rotary embedding reads
-again; `left_to_users` a cast that costs less to do again than to write.
+The table has the number of products that are left to Inductor, and the number of places at which regions
+end, by [reason](refusals.md). In these models,
+
+- `feedback` is a norm, or a quantisation, which divides by a result over the whole row;
+- `left_to_users` is mostly a cast that costs less to repeat in its readers than to write;
+- `not_pointwise` and `rearranged` are mostly attention, and copies of heads for it;
+- `unpaired` is a slice of a product's columns that kernels can't take, as in some rotary embeddings;
+- `block_cost` is a norm by head, such as Qwen3's;
+- `cycle` is a sum with a value that depends on the region through another product, as in a residual stream.
+
 `python -m cute_backend explain examples/FILE.py:NAME` gives each reason in a sentence, with its line.
 """
 
