@@ -41,7 +41,7 @@ def _shape(config: TileConfig) -> TileConfig:
 def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether registers suffice, and all segments can have the narrowest subtiles that one of them needs, for
     both alignments of planes."""
-    if config.tile_n > config.target.segment_tile_n:
+    if config.tile_n > config.target.segment_tile_n or not _leaves_registers(config, spec):
         return False
     widths = [acc.width for acc in spec.accumulators]
     for alignment in Alignment:
@@ -55,3 +55,17 @@ def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
             if subtiled(segment, narrow, alignment) != narrow:
                 return False
     return True
+
+
+def _leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether the addresses of rotated blocks leave the epilogue enough registers.
+
+    If a cluster of several tiles has all columns of a segment, a CTA has the same columns of it for every
+    work item, and the compiler keeps all their addresses and masks in registers. Then 128 x 192, 64 x 192 and
+    256 x 128 in clusters of 1 x 2 spilled 8 to 104 bytes (heads of 32, 64, 96 and 128 columns on sm_90a), and
+    none if every rotated segment had columns of several clusters.
+    """
+    cluster = config.tile_n * config.cluster_n
+    widths = zip(spec.accumulators, spec.segments, strict=True)
+    rotated = [acc.width for acc, segment in widths if segment.reordered_columns]
+    return config.cluster_n == 1 or all(width > cluster for width in rotated)

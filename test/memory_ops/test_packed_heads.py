@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, table
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, table, tunable
 from cute_backend.planning.served import unserved
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
@@ -30,6 +30,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.sweeps import EXHAUSTIVE
 
 
 def packed(
@@ -86,6 +87,8 @@ CASES = [
     (TileConfig(Arch.SM100A, 256, 128, 2, ctas=2), packed(128, 2, (3, 1, 1), rows=50), 300),
     (TileConfig(Arch.SM100A, 128, 64), packed(128, 3), 1),
     (TileConfig(Arch.SM90A, 64, 64), packed(192, 2, (1, 1)), 70),
+    (TileConfig(Arch.SM90A, 128, 192, 2), packed(96, 3, rotates=True), 137),
+    (TileConfig(Arch.SM90A, 64, 192, 1, 2, pingpong=True), packed(96, 5, rows=50, rotates=True), 100),
 ]
 
 
@@ -100,11 +103,71 @@ def test_kernels_read_blocks_of_columns(config: TileConfig, spec: EpilogueSpec, 
         assert torch.equal(result, right)
 
 
+def rotary(columns: int, *heads: int, apart: bool = False) -> EpilogueSpec:
+    """Queries, keys and values of `heads` heads, all with biases, and all but the values with rotary
+    embeddings by row. Heads are packed side by side, or each product has a weight of its own."""
+    spec = packed(columns, 1, (1,) * len(heads))
+    accumulators, loads, ops = [], list(spec.loads), list(spec.ops)
+    for acc, count in zip(spec.accumulators, heads, strict=True):
+        block = 0 if apart else columns
+        accumulators.append(replace(acc, width=count * columns, b_block=block))
+    if apart:
+        loads = [replace(load, stride_n=Stride.ONE, blocks=None) for load in loads]
+    blocks, values = Blocks(columns, Stride.ZERO, Stride.ONE), [op.name for op in ops]
+    for i in range(len(heads) - 1):
+        cos, sin = f"exact{2 * i}", f"exact{2 * i + 1}"
+        for name in (cos, sin):
+            loads.append(Load(name, LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.OTHER, (), blocks))
+        ops.append(Op(f"cos{i}", "mul", (values[i], cos), DType.F32))
+        ops.append(Op(f"half{i}", ROTATE_HALF, (values[i],), DType.F32, block=columns))
+        ops.append(Op(f"sin{i}", "mul", (f"half{i}", sin), DType.F32))
+        values[i] = f"rotated{i}"
+        ops.append(Op(values[i], "add", (f"cos{i}", f"sin{i}"), DType.F32))
+    stores = [replace(out, value=value) for out, value in zip(spec.stores, values, strict=True)]
+    return EpilogueSpec(tuple(accumulators), tuple(loads), tuple(ops), tuple(stores))
+
+
+ROTARY = {
+    "32": rotary(32, 8, 8, 8),
+    "64": rotary(64, 3, 3, 3),
+    "96": rotary(96, 3, 3, 3),
+    "many 96": rotary(96, 8, 8, 8),
+    "few keys": rotary(64, 32, 3, 3, apart=True),
+    "apart": rotary(96, 8, 3, 3, apart=True),
+    "one cluster": rotary(64, 3, 3, 3, apart=True),
+}
+
+
+def test_no_cluster_has_all_columns_of_a_rotated_segment() -> None:
+    """Kernels of such clusters spilled. Every spec has other tiles."""
+    for spec in ROTARY.values():
+        rotated = min(acc.width for acc in spec.accumulators[:-1])
+        clusters = [each.tile_n * each.cluster_n for each in tunable(Arch.SM90A, spec) if each.cluster_n > 1]
+        assert offered(Arch.SM90A, spec) and all(columns < rotated for columns in clusters)
+    many = offered(Arch.SM90A, ROTARY["many 96"])
+    assert any((each.tile_n, each.cluster_n) == (192, 2) for each in many)
+
+
+SPILLS = [
+    pytest.param(name, alignment, marks=[] if (name, alignment) == ("96", Alignment.TMA) else EXHAUSTIVE)
+    for name in ROTARY
+    for alignment in Alignment
+]
+
+
+@pytest.mark.parametrize(("name", "alignment"), SPILLS)
+def test_no_tile_of_rotated_heads_spills(name: str, alignment: Alignment) -> None:
+    for config in offered(Arch.SM90A, ROTARY[name]):
+        assert build(Kernel(ROTARY[name], config, alignment)).spill_bytes == 0, config.name
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("rotates", [False, True])
-@pytest.mark.parametrize("columns", [64, 128])
-@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A], ids=lambda arch: arch.value)
+@pytest.mark.parametrize(
+    ("arch", "columns"),
+    [(Arch.SM90A, 64), (Arch.SM90A, 96), (Arch.SM90A, 128), (Arch.SM100A, 64), (Arch.SM100A, 128)],
+)
 def test_no_kernel_of_blocks_spills(arch: Arch, columns: int, rotates: bool, alignment: Alignment) -> None:
     spec = packed(columns, 8, rows=100, rotates=rotates)
     for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
