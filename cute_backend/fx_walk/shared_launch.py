@@ -83,8 +83,7 @@ class _Sharing:
                 continue
             alone = [each for each in map(bare, products) if each is not None]
             for region in self._shared([*found, *(each for each in alone if _is_segment(each, walk))]):
-                is_copied = len(region.anchors) == 1 and region.spec.product.b_block > 0
-                if not is_copied and (len(region.anchors) > 1 or region.products[0] not in products):
+                if len(region.anchors) > 1 or region.products[0] not in products:
                     kept.append(region)
                 elif region.unshared:
                     (node,) = region.products

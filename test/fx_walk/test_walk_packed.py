@@ -18,7 +18,7 @@ from cute_backend.api import Explanation
 from cute_backend.fx_walk import packed
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.rewrite import rewrite
-from cute_backend.spec import Heads
+from cute_backend.spec import BLOCK_PART, Heads
 from support.model_files import load_architecture
 
 BF16 = torch.bfloat16
@@ -251,6 +251,18 @@ def of_the_transposed_weight(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return worked(*packed.chunk(3, dim=-1))
 
 
+def of_a_weight_that_is_contiguous_along_nothing(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    packed = F.linear(x, w.view(-1, 2 * WIDTH)[:, ::2]).view(*x.shape[:2], -1, 3 * COLUMNS).transpose(1, 2)
+    return worked(*packed.chunk(3, dim=-1))
+
+
+def of_a_weight_that_tma_cannot_read(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """Its rows are 520 bytes apart, which is no multiple of 16."""
+    rows = w.flatten()[: 6 * COLUMNS * (WIDTH + 4)].view(-1, WIDTH + 4)[:, :WIDTH]
+    packed = F.linear(x, rows).view(*x.shape[:2], -1, 3 * COLUMNS).transpose(1, 2)
+    return worked(*packed.chunk(3, dim=-1))
+
+
 def heads_that_meet(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     q, k, v = F.linear(x, w).view(*x.shape[:2], -1, 3 * COLUMNS).chunk(3, dim=-1)
     return q * k, v.relu()
@@ -290,6 +302,8 @@ def meets(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         meets,
         of_odd_heads,
         of_the_transposed_weight,
+        of_a_weight_that_is_contiguous_along_nothing,
+        of_a_weight_that_tma_cannot_read,
         heads_that_meet,
     ],
 )
@@ -306,6 +320,21 @@ def test_pairs_of_halves_stay_pairs() -> None:
 
     (region,) = explained(gated, (64, WIDTH), (2 * WIDTH, WIDTH)).regions
     assert len(region.spec.accumulators) == 2 and not region.spec.accumulators[0].width
+
+
+def test_parts_of_heads_that_a_cat_joins_stay_one_product(fresh_compiler: None) -> None:
+    """They could share a launch, but then a copy would join the results."""
+
+    def joined(x: Tensor, w: Tensor) -> tuple[Tensor]:
+        packed = F.linear(x, w).view(*x.shape[:2], HEADS, -1)
+        first, second = packed.split((32, packed.shape[-1] - 32), dim=-1)
+        return (torch.cat((first * 0.5, second.relu()), dim=-1),)
+
+    shapes = SHAPES[0], (HEADS * COLUMNS, WIDTH)
+    (region,) = explained(joined, *shapes).regions
+    assert len(region.spec.accumulators) == 1 and not region.spec.product.b_block
+    assert BLOCK_PART in [op.op for op in region.spec.ops]
+    check(joined, operands(*shapes))
 
 
 def test_other_architectures_divide_nothing() -> None:
