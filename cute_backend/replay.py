@@ -6,7 +6,7 @@ one row of the op table; every cast follows `numerics`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -102,9 +102,10 @@ def replay(
         else:
             values[op.name] = _step(spec, op, values, plane)
     results = []
+    shapes = {load.name: tensor.shape for load, tensor in zip(spec.loads, loads, strict=True)}
     for stores in spec.results:
         written = [
-            _stored(spec, store, values[store.value].expand(plane))
+            _stored(spec, store, values[store.value].expand(plane), shapes)
             if store.reduce is None
             else _reduced(spec, store, store.reduce, values[store.value].expand(plane), accumulate)
             for store in stores
@@ -310,15 +311,17 @@ def _of_blocks(op: Op, value: Tensor, accumulate: torch.dtype) -> Tensor:
     return result.unsqueeze(-1).expand(rows.shape).reshape(m, n)
 
 
-def _stored(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:
-    """An (M, N) value, or the value of each block, in memory's dtype and order, always in new memory."""
+def _stored(spec: EpilogueSpec, store: Store, value: Tensor, shapes: Mapping[str, Sequence[int]]) -> Tensor:
+    """An (M, N) value, or the value of each block, in memory's dtype and order, always in new memory.
+    `shapes` are those of the loads."""
     values = packed(spec, store, value[:, :: store.block or 1])
     m, n = values.shape
     if store.order is Order.TILED:
         return _in_tiles(values)
     if (heads := store.heads) is not None:
         out = values.new_empty((m, n))
-        memory = out.view(-1, n // heads.columns, heads.rows, heads.columns).transpose(1, 2)
+        rows = spec.rows_of_heads(store, shapes, m)
+        memory = out.view(-1, n // heads.columns, rows, heads.columns).transpose(1, 2)
         memory.copy_(values.reshape(memory.shape))
         return out
     out = values.new_empty((m, n)) if store.order is Order.ROW else values.new_empty((n, m)).t()

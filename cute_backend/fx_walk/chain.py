@@ -10,6 +10,7 @@ from torch import fx
 
 from cute_backend.fx_walk.classify import LoadView
 from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.static import Size
 from cute_backend.ops import OPS, result_dtype
 from cute_backend.planning import Arch, Target
 from cute_backend.spec import (
@@ -146,6 +147,12 @@ class Chain:
             if op.name in needed:
                 needed.update(op.values)
         return tuple(op for op in self._ops if op.name in needed)
+
+    def innermost_modes(self, value: str) -> list[Size]:
+        """The sizes of the innermost modes of M that the operands of a value have, if M is several modes."""
+        read = {value}.union(*(op.values for op in self.ops_for(value)))
+        views = zip(self._loads, self.views, strict=True)
+        return [view.modes[-1].extent for load, view in views if view.modes and load.name in read]
 
     def rotate_half(self, value: Operand, columns: int) -> Operand:
         """`value` with the halves (x, y) of each block of `columns` columns replaced by (-y, x)."""

@@ -65,7 +65,7 @@ class Draft:
         frame = self.frames.get(node)
         if not parts_of(self.first, self.values[node]) or (frame is not None and frame.part is not None):
             return None
-        layout = store_layout(self.first, node, self.values[node], frame)
+        layout = store_layout(self.first, self.chain, node, self.values[node], frame)
         target = self.chain.target
         without_tma = target is not None and not target.planes_by_tma
         return None if layout is not None and layout.heads is not None and without_tma else layout

@@ -185,8 +185,9 @@ class Reason(Enum):
     PLANE = "plane", "the result has shape {shape}, which is not the product's ({m}, {n}) plane"
     OUTPUT_LAYOUT = (
         "output_layout",
-        "the result has strides {strides}, but a kernel writes dense row-major or column-major planes, or "
-        "(B, H, S, D) with numbers for S and D",
+        "the result has strides {strides}, but a kernel writes dense row-major or column-major planes or, on "
+        "Hopper and data center Blackwell, (B, H, S, D) with a multiple of 32 for D, if S is a number, B is "
+        "1, or the result is computed from an operand that all batches or all positions share",
     )
     LEFT_TO_USERS = (
         "left_to_users",

@@ -193,7 +193,7 @@ def _stores(
     if isinstance(value, Tiled):
         block = value.block
     reduction, after = (value.reduce, value.after) if isinstance(value, Reduced) else (None, ())
-    layout, parts = store_layout(anchor, node, value, frame), parts_of(anchor, value)
+    layout, parts = store_layout(anchor, chain, node, value, frame), parts_of(anchor, value)
     assert parts and layout is not None
     index = reduction is not None and reduction.kind.is_index
     scales = fake(node).dtype is E8M0
@@ -216,7 +216,9 @@ class Layout:
     heads: Heads | None = None
 
 
-def store_layout(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Layout | None:
+def store_layout(
+    anchor: Anchor, chain: Chain, node: fx.Node, value: Value, frame: Frame | None
+) -> Layout | None:
     """The memory layout in which a dense plane, a plane with an element for each block, or a dense reduction
     has the strides of a node. None if there is none, or if no kernel stores the node's dtype. Parts of a
     result are only possible in row-major order."""
@@ -245,22 +247,36 @@ def store_layout(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | Non
     for order, wanted in layouts:
         if _has_strides(sizes, strides, wanted):
             return Layout(order)
-    single = isinstance(value, str) and anchor.accumulator.kind is ProductKind.DENSE
-    heads = _heads(tensor, frame) if frame is not None and single else None
+    if frame is None or not isinstance(value, str) or anchor.accumulator.kind is not ProductKind.DENSE:
+        return None
+    heads = _heads(anchor, chain, value, _by_heads(tensor, frame))
     return None if heads is None else Layout(Order.ROW, heads)
 
 
-def _heads(tensor: torch.Tensor, frame: Frame) -> Heads | None:
-    """The heads of a plane whose memory is (B, H, S, D), contiguous, with numbers for S and D. None if it is
-    anything else."""
+def _heads(anchor: Anchor, chain: Chain, value: str, sizes: tuple[Size, Size] | None) -> Heads | None:
+    """Heads with these `sizes`, S and D; None if a kernel can't write them. D has to be a number, and S has
+    to be one or follow from M and the operands of the value."""
+    rows, columns = sizes or (None, None)
+    if not isinstance(columns, int) or columns % HEAD_COLUMNS:
+        return None
+    if isinstance(rows, int):
+        return Heads(rows, columns)
+    at_launch = chain.innermost_modes(value) or [anchor.m]
+    return Heads(0, columns) if all(known(size == rows) for size in at_launch) else None
+
+
+def is_by_heads(node: fx.Node, frame: Frame | None) -> bool:
+    """Whether a value with this frame is contiguous as (B, H, S, D)."""
+    return frame is not None and _by_heads(fake(node), frame) is not None
+
+
+def _by_heads(tensor: torch.Tensor, frame: Frame) -> tuple[Size, Size] | None:
+    """S and D of a plane whose memory is (B, H, S, D), contiguous. None if the memory is anything else."""
     axes = frame.heads_first
     if axes is None or frame.block > 1:
         return None
     sizes, strides = ([of[axis] for axis in axes] for of in (tensor.shape, tensor.stride()))
-    rows, columns = sizes[-2:]
-    if not (isinstance(rows, int) and isinstance(columns, int) and columns % HEAD_COLUMNS == 0):
-        return None
-    return Heads(rows, columns) if _has_strides(sizes, strides, _row_major(sizes)) else None
+    return (sizes[-2], sizes[-1]) if _has_strides(sizes, strides, _row_major(sizes)) else None
 
 
 def _has_strides(sizes: Sequence[Size], strides: Sequence[Size], wanted: Sequence[Size]) -> bool:

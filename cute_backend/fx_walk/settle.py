@@ -15,7 +15,7 @@ from cute_backend.fx_walk.mutation import is_view
 from cute_backend.fx_walk.pairs import Slices
 from cute_backend.fx_walk.questions import base
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
-from cute_backend.fx_walk.region import alternate
+from cute_backend.fx_walk.region import alternate, is_by_heads
 from cute_backend.fx_walk.static import describe, fake, tensor_of
 
 
@@ -95,10 +95,15 @@ def _explain(
     unlimited = _unlimited(found, boundary)
     wanted = computed_for(found.choices.values, unlimited)
     for node in settled.outside:
-        is_moved = is_reshape(node) or is_view(node)
-        if is_moved or tensor_of(node) is None or inside.isdisjoint(map(base, node.all_input_nodes)):
+        if is_reshape(node) or is_view(node) or tensor_of(node) is None:
             continue
-        if draft.values[node] is not None and draft.layout(node) is None:
+        is_unwritten = draft.values[node] is not None and draft.layout(node) is None
+        is_next = not inside.isdisjoint(map(base, node.all_input_nodes))
+        # Of all that comes before heads, nothing is stored either if a `cat` joins its parts.
+        is_last = draft.values.keys().isdisjoint(node.users) and is_by_heads(node, draft.frames.get(node))
+        if not is_next and not (is_unwritten and is_last):
+            continue
+        if is_unwritten:
             refused = _odd_layout(draft, node)
         elif not boundary.is_best:
             refused = Refused(Reason.UNSEARCHED, count=len(found.choices.values))

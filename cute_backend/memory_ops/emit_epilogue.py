@@ -110,7 +110,7 @@ class EpilogueText:
                 views[load.name] = (f"{load.name}_plane", text)
         for store in self.spec.stores:
             if (heads := store.heads) is not None:
-                text = f"by_heads({store.name}, {heads.rows}, {heads.columns})"
+                text = f"by_heads({store.name}, {self._rows_of_heads(store)}, {heads.columns})"
                 views[store.name] = (f"{store.name}_heads", text)
         if self.pairs():
             sizes = f"{self.spec.reordered_columns}, {self.config.subtile_n // 2}"
@@ -121,6 +121,18 @@ class EpilogueText:
             for name in (argument.name for argument in self._arguments if len(argument.dims) == 2):
                 views[name] = (f"{name}_t", f"transpose({views[name][1] if name in views else name})")
         return views
+
+    def _rows_of_heads(self, store: Store) -> str:
+        """The expression of S in `launch`: a number, or a size of an argument."""
+        assert store.heads is not None
+        if store.heads.rows:
+            return str(store.heads.rows)
+        divisors = [
+            f" // {load.name}.shape[{axis}]"
+            for load in self.spec.loads_with_batches(store)[:1]
+            for axis in range(len(load.m_modes) - 1)
+        ]
+        return f"{store.name}.shape[0]" + "".join(divisors)
 
     def pairs(self) -> bool:
         """Whether rotated blocks have more columns than a subtile."""

@@ -8,7 +8,7 @@ permit; otherwise it is copied, and the copy is counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import NamedTuple
@@ -45,7 +45,8 @@ class Binding:
         self._split = [(i, load) for i, load in enumerate(spec.loads) if load.is_split]
         self._operand_views = _views(operands)
         self._result_views = _views(argument for argument in arguments if argument.role is Role.STORE)
-        self._planes = _planes(operands)
+        sized = {load.name for store in spec.stores for load in spec.loads_with_batches(store)}
+        self._planes = _planes(operands, sized)
         self._strided = [
             (i, argument)
             for i, argument in enumerate(operands)
@@ -53,7 +54,7 @@ class Binding:
         ]
         self._is_block_scaled = spec.product.is_block_scaled
         self._block_columns = spec.block_columns
-        heads = (store.heads.rows for store in spec.stores if store.heads is not None)
+        heads = (store.heads.rows or 1 for store in spec.stores if store.heads is not None)
         batches = (store.reduce.rows or 1 for store in spec.reductions if store.reduce is not None)
         self._batch_rows = math.lcm(*heads, *batches)
         is_checked = self._is_block_scaled or self._block_columns > 1 or self._batch_rows > 1
@@ -94,8 +95,9 @@ class Binding:
         for plane in self._planes:
             tensor = tensors[plane.index]
             if not plane.fits(tensor):
-                tensors[plane.index] = tensor = plane.conform(tensor)
-                aligned = aligned and plane.fits(tensor)
+                conformed = plane.conform(tensor)
+                aligned = aligned and plane.fits(conformed)
+                tensors[plane.index] = plane.with_sizes_of(tensor, conformed) if plane.sized else conformed
         for index, argument in self._strided:
             tensors[index] = _with_strides(argument, tensors[index])
         return Bound(tensors, aligned, all(map(is_, tensors, given)))
@@ -156,7 +158,7 @@ class _Plane:
 
     An unaligned operand is copied if TMA `always` reads it; otherwise the kernel of the other alignment runs.
     Along the `repeated` axes of a table, all elements are the same: these axes are blocks of columns, and all
-    but the last of its `modes` modes of M.
+    but the last of its `modes` modes of M. If it is `sized`, the kernel reads the sizes of these.
     """
 
     index: int
@@ -166,6 +168,7 @@ class _Plane:
     always: bool
     repeated: tuple[int, ...] = ()
     modes: int = 0
+    sized: bool = False
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether the tensor is contiguous along `unit` and aligned for TMA, and no box spans the last and
@@ -221,6 +224,11 @@ class _Plane:
         buffer = tensor.new_empty((*by_unit.shape[:-1], pitch))[..., : by_unit.shape[-1]]
         return buffer.transpose(self.unit, -1).copy_(tensor)
 
+    def with_sizes_of(self, given: Tensor, tensor: Tensor) -> Tensor:
+        """A table, which may have been copied for all rows of M, with the outer modes of M that it had."""
+        last = self.modes - 1
+        return tensor.expand(*given.shape[:last], *tensor.shape[last:])
+
     def _copied_table(self, tensor: Tensor) -> Tensor:
         """A table with aligned rows; with one for each row of M if they don't repeat from box to box."""
         *modes, blocks, columns = tensor.shape
@@ -234,7 +242,7 @@ class _Plane:
         return rows.as_strided((*modes, blocks, columns), (*outer, columns, 0, 1))
 
 
-def _planes(operands: Sequence[Argument]) -> list[_Plane]:
+def _planes(operands: Sequence[Argument], sized: Container[str]) -> list[_Plane]:
     return [
         _Plane(
             i,
@@ -244,6 +252,7 @@ def _planes(operands: Sequence[Argument]) -> list[_Plane]:
             plane.alignment is ArgumentAlignment.TMA,
             plane.repeated,
             sum(dim.extent is Extent.MODE for dim in plane.dims),
+            plane.name in sized,
         )
         for i, plane in enumerate(operands)
         if plane.is_plane and plane.unit is not None

@@ -194,15 +194,14 @@ def check_operands(
                 f"{argument.title} is {tensor.dtype}; the spec says {TORCH_DTYPES[argument.dtype]}"
             )
     m, n = plane_of(spec, a, b)
+    shapes = {load.name: tensor.shape for load, tensor in zip(spec.loads, loads, strict=True)}
     # Widths of segments are whole blocks, as a spec makes sure of.
     for name, columns in [] if spec.product.width else blocks_of(spec):
         if n % columns != 0:
             raise ValueError(f"{name} has blocks of {columns} columns, and {n} columns are no multiple")
     for store in spec.stores:
-        if store.heads is not None and m % store.heads.rows != 0:
-            raise ValueError(
-                f"{store.name} has heads of {store.heads.rows} rows, and {m} rows are no multiple"
-            )
+        if store.heads is not None and m % (rows := spec.rows_of_heads(store, shapes, m) or 1) != 0:
+            raise ValueError(f"{store.name} has heads of {rows} rows, and {m} rows are no multiple")
         if store.reduce is not None and store.reduce.rows and m % store.reduce.rows != 0:
             raise ValueError(
                 f"{store.name} has batches of {store.reduce.rows} rows, and {m} rows are no multiple"

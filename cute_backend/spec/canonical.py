@@ -113,6 +113,10 @@ def _decode_reduction(item: Any) -> Reduction:
     return Reduction(Axis(item["axis"]), ReduceKind(item["kind"]), int(item.get("rows", 0)))
 
 
+def _decode_heads(item: Any) -> Heads:
+    return Heads(item.get("rows", 0), item["columns"])
+
+
 def _decode_store(item: Any) -> Store:
     dtype, order, reduce = DType(item["dtype"]), Order(item["order"]), item["reduce"]
     return Store(
@@ -123,6 +127,6 @@ def _decode_store(item: Any) -> Store:
         reduce=None if reduce is None else _decode_reduction(reduce),
         block=int(item["block"]),
         part=None if item["part"] is None else Part(item["part"]["index"], item["part"]["count"]),
-        heads=Heads(item["heads"]["rows"], item["heads"]["columns"]) if "heads" in item else None,
+        heads=_decode_heads(item["heads"]) if "heads" in item else None,
         after=tuple(_decode_op(op) for op in item.get("after", ())),
     )

@@ -172,8 +172,8 @@ def _validate_store(store: Store, value: DType) -> None:
 
 def _validate_heads(store: Store, heads: Heads) -> None:
     what = f"{store.name} has heads of {heads.rows} rows and {heads.columns} columns"
-    if type(heads.rows) is not int or heads.rows < 2 or type(heads.columns) is not int:
-        raise SpecError(f"{what}; rows are 2 or more, and both are numbers")
+    if type(heads.rows) is not int or heads.rows < 0 or heads.rows == 1 or type(heads.columns) is not int:
+        raise SpecError(f"{what}; rows are 2 or more, or 0 if they are known at launch, and both are numbers")
     if heads.columns < HEAD_COLUMNS or heads.columns % HEAD_COLUMNS:
         raise SpecError(f"{what}; columns are a multiple of {HEAD_COLUMNS}")
     if store.reduce or store.block or store.part or store.order is not Order.ROW:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import lcm
+from math import lcm, prod
 from typing import Any, Union
 
 from cute_backend.spec.canonical import SPEC_VERSION, decode, encode
@@ -130,6 +131,34 @@ class EpilogueSpec:
             for each in op.values:
                 segments[each] |= segments[op.name]
         return segments
+
+    def loads_with_batches(self, store: Store) -> tuple[Load, ...]:
+        """The loads whose outer modes of M are B, for a store with heads whose S is known only at launch:
+        those with modes that the value is computed from, such as cosines (1, S, D). If there are none, B is
+        1."""
+        if store.heads is None or store.heads.rows:
+            return ()
+        needed = {store.value}
+        for op in reversed(self.ops):
+            if op.name in needed:
+                needed.update(op.values)
+        return tuple(load for load in self.loads if load.m_modes and load.name in needed)
+
+    def rows_of_heads(self, store: Store, shapes: Mapping[str, Sequence[Any]], m: Any) -> Any:
+        """S of a store with heads, in a launch of M rows with loads of these `shapes`, by name. Raises
+        ValueError if the loads contradict each other."""
+        assert store.heads is not None
+        if store.heads.rows:
+            return store.heads.rows
+        outer = {load.name: len(load.m_modes) - 1 for load in self.loads_with_batches(store)}
+        batches = {name: prod(shapes[name][:count]) for name, count in outer.items()}
+        first, *others = batches.values() or [1]
+        if any(other != first for other in others):
+            sizes = ", ".join(f"{name} has {count}" for name, count in batches.items())
+            raise ValueError(
+                f"{store.name} has heads of the rows of a batch, and the batches differ: {sizes}"
+            )
+        return m // first
 
     @cached_property
     def block_columns(self) -> int:

@@ -98,13 +98,15 @@ multiples."""
 @dataclass(frozen=True)
 class Heads:
     """The memory of a plane as (B, H, S, D), contiguous, if M is (B, S) and N is (H, D): `rows` is S and
-    `columns` is D. Attention reads it so. Both are constants of a kernel, which divides by them."""
+    `columns` is D. Attention reads it so. Both are constants of a kernel, which divides by them.
+
+    With `rows` of 0, S is known only at launch (`EpilogueSpec.rows_of_heads`)."""
 
     rows: int
     columns: int
 
     def __str__(self) -> str:
-        return f"(B, H, {self.rows}, {self.columns})"
+        return f"(B, H, {self.rows or 'S'}, {self.columns})"
 
 
 @dataclass(frozen=True)

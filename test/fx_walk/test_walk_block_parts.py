@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -13,7 +14,7 @@ from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
-from cute_backend.spec import BLOCK_PART, ROTATE_HALF, Blocks, Stride
+from cute_backend.spec import BLOCK_PART, ROTATE_HALF, Blocks, Heads, Stride
 from support.fx_walk.exact import integers, product_inputs
 from support.model_files import load_architecture
 
@@ -203,6 +204,42 @@ def test_a_part_that_is_read_elsewhere_is_taken_from_the_product(fresh_compiler:
     inputs = product_inputs(M, N)
     for result, right in zip(torch.compile(program, backend=cute)(*inputs), program(*inputs), strict=True):
         assert torch.equal(result, right)
+
+
+def rotated_by_tables(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As GPT-NeoX, for any number of positions."""
+    q = F.linear(x, w).view(*x.shape[:2], HEADS, WIDTH).transpose(1, 2)
+    rot = q[..., :TURNED]
+    rot = rot * cos.unsqueeze(1) + rotate_half(rot) * sin.unsqueeze(1)
+    return torch.cat((rot, q[..., TURNED:]), dim=-1)
+
+
+def of_positions(batches: int, places: int, tables: int = 1) -> list[Tensor]:
+    """Small integers, of which every sum is exact."""
+    generator = torch.Generator().manual_seed(places)
+    shapes = (batches, places, 48), (N, 48), *[(tables, places, TURNED)] * 2
+    return [torch.randint(-1, 2, shape, generator=generator).bfloat16() for shape in shapes]
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_one_kernel_rotates_every_number_of_positions(batches: int, fresh_compiler: None) -> None:
+    """S is all rows of one batch, or those of the cosines that all batches share."""
+    (report,) = collect(rotated_by_tables, of_positions(batches, 40), dynamic=True)
+    (region,) = report.regions
+    assert [store.heads for store in region.spec.stores] == [Heads(0, WIDTH)]
+    fn = torch.compile(rotated_by_tables, backend=cute, dynamic=True)
+    for places in (40, 100, 7):
+        args = of_positions(batches, places)
+        assert torch.equal(fn(*args), rotated_by_tables(*args))
+    assert counters["cute_backend"]["regions"] == 1
+
+
+def test_positions_that_no_operand_counts_are_refused() -> None:
+    """Cosines of each batch have one stride along all rows, so nothing says where a batch ends."""
+    (report,) = collect(rotated_by_tables, of_positions(3, 40, 3), dynamic=True)
+    (message,) = (each.message for each in report.rejections if each.reason is Reason.OUTPUT_LAYOUT)
+    assert "if S is a number, B is 1, or the result is computed from an operand that all batches" in message
+    assert not report.regions
 
 
 MODELS = ("phi", "stablelm", "nemotron", "glm4", "gptj", "gpt_neox")

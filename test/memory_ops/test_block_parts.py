@@ -33,6 +33,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.sweeps import EXHAUSTIVE
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 
@@ -122,6 +123,84 @@ def test_kernels_select_a_part(config: TileConfig, spec: EpilogueSpec, start: in
     a, b, tables = operands(spec, m, 3 * columns)
     (result,), _ = run_region(spec, a, b, tables, Machine(config.arch, 1, config, 1))
     assert torch.equal(result, expected(spec, start, *a, *b, tables))
+
+
+RESIDUAL = Load("exact2", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE)
+
+
+def known_at_launch(spec: EpilogueSpec, batches: int) -> EpilogueSpec:
+    """The spec, plus a plane, with heads of any S: M by the batches that share the tables, or all of M."""
+    modes = (Stride.ZERO, Stride.OTHER) if batches > 1 else ()
+    loads = (*(replace(load, m_modes=modes) for load in spec.loads), RESIDUAL)
+    store = Store("out0", "t7", DType.BF16, heads=Heads(0, spec.block_columns))
+    return replace(spec, loads=loads, ops=(*spec.ops, op("t7", "add", "t6", "exact2")), stores=(store,))
+
+
+def of_batches(
+    rows: int, batches: int, n: int, pitch: int
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
+    """Operands with tables that all batches share and a plane of zeros, and the result."""
+    spec = partial(32, 64, rows=rows if rows > 1 else 0)
+    a, b, _ = operands(spec, rows * batches, n)
+    *_, tables = operands(spec, rows, n)
+    right = expected(spec, 0, *a, *b, [each.repeat(batches, 1, 1) for each in tables])
+    if batches > 1:
+        tables = [each.expand(batches, -1, -1, -1) for each in tables]
+    return a, b, [*tables, torch.zeros(rows * batches, pitch).bfloat16()[:, :n]], right
+
+
+AT_LAUNCH = [
+    (TileConfig(Arch.SM90A, 64, 128), 128, 2),
+    (TileConfig(Arch.SM90A, 128, 128, 1, 2, pingpong=True), 100, 3),
+    (TileConfig(Arch.SM90A, 64, 64), 1, 70),
+    (TileConfig(Arch.SM90A, 64, 64, split_k=2), 127, 1),
+    (TileConfig(Arch.SM100A, 128, 64), 127, 1),
+    (TileConfig(Arch.SM100A, 256, 128, 2, ctas=2), 128, 3),
+]
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
+@pytest.mark.parametrize(
+    ("config", "rows", "batches"), AT_LAUNCH, ids=lambda each: getattr(each, "name", str(each))
+)
+def test_kernels_write_heads_of_as_many_rows_as_a_launch_has(
+    config: TileConfig, rows: int, batches: int, alignment: Alignment
+) -> None:
+    """One kernel serves every S, and writes what that of a number does."""
+    spec, n = known_at_launch(partial(32, 64), batches), 192
+    for count in (rows, rows + 1):
+        a, b, loads, right = of_batches(count, batches, n, n if alignment is Alignment.TMA else n + 1)
+        check_operands(spec, a, b, loads)
+        assert torch.equal(replay(spec, a, b, loads)[0], right)
+        (result,), launch = run_region(spec, a, b, loads, Machine(config.arch, 1, config, 1))
+        assert launch.kernel.alignment is alignment
+        assert torch.equal(result, right)
+
+
+@pytest.mark.parametrize(
+    "arch", [Arch.SM90A, pytest.param(Arch.SM100A, marks=EXHAUSTIVE)], ids=lambda arch: arch.value
+)
+@pytest.mark.parametrize("alignment", [Alignment.PLAIN, pytest.param(Alignment.TMA, marks=EXHAUSTIVE)])
+@pytest.mark.parametrize(
+    ("count", "columns"),
+    [(32, 64), pytest.param(64, 128, marks=EXHAUSTIVE), pytest.param(2, 64, marks=EXHAUSTIVE)],
+)
+def test_no_kernel_that_is_told_the_rows_of_heads_spills(
+    arch: Arch, count: int, columns: int, alignment: Alignment
+) -> None:
+    spec = known_at_launch(partial(max(count, 32), columns, pairs=count == 2), 2)
+    for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
+        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+
+
+def test_tables_agree_on_the_rows_of_heads() -> None:
+    spec = known_at_launch(partial(32, 64), 2)
+    a, b, (cos, sin, plane), _ = of_batches(4, 2, 192, 192)
+    with pytest.raises(ValueError, match=r"out0 has heads .* differ: exact0 has 2, exact1 has 4"):
+        check_operands(spec, a, b, [cos, sin[:, :2].repeat(2, 1, 1, 1), plane])
+    assert EpilogueSpec.from_json(spec.to_json()) == spec
+    assert str(spec.stores[0].heads) == "(B, H, S, 64)"
 
 
 SPILLS = [(Arch.SM90A, 64, 128), (Arch.SM90A, 16, 64), (Arch.SM100A, 64, 128), (Arch.SM100A, 16, 64)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -63,6 +64,19 @@ def attention(rows: int, columns: int, *heads: int) -> EpilogueSpec:
     return EpilogueSpec(accumulators, (cos,), ops, tuple(stores))
 
 
+def at_launch(spec: EpilogueSpec) -> EpilogueSpec:
+    """The segments of `attention`, whose batches share the table. A launch tells the rows of the first one's
+    heads, and the others have none."""
+    loads = tuple(replace(load, m_modes=(Stride.ZERO, Stride.OTHER)) for load in spec.loads)
+    first, *others = spec.stores
+    assert first.heads is not None
+    stores = (
+        replace(first, heads=replace(first.heads, rows=0)),
+        *(replace(each, heads=None) for each in others),
+    )
+    return replace(spec, loads=loads, stores=stores)
+
+
 def check(spec: EpilogueSpec, m: int, n: int, config: TileConfig, seed: int | None = 1) -> None:
     """Simulates a product of small integers, whose results must be right. The simulated machine has no memory
     around the results, so that a write beyond them is an error."""
@@ -76,8 +90,9 @@ def check(spec: EpilogueSpec, m: int, n: int, config: TileConfig, seed: int | No
     loads = []
     for load in spec.loads:
         assert load.blocks is not None
-        table = integers(m, 1, load.blocks.columns)
-        loads.append(table.expand(-1, widths[0] // load.blocks.columns, -1))
+        modes = (2, m // 2) if load.m_modes else (m,)
+        table = integers(modes[-1], 1, load.blocks.columns)
+        loads.append(table.expand(*modes, widths[0] // load.blocks.columns, -1))
     results, _ = run_region(spec, a, b, loads, Machine(config.arch, seed, config, 1))
     for result, right in zip(results, replay(spec, a, b, loads), strict=True):
         assert torch.equal(result, right)
@@ -120,10 +135,15 @@ def test_heads_of_any_columns(arch: Arch, columns: int) -> None:
 
 
 @pytest.mark.sweep(2)
+@pytest.mark.parametrize(
+    "of", [attention, lambda *sizes: at_launch(attention(*sizes))], ids=["", "at launch"]
+)
 @pytest.mark.parametrize("rows", [50, 127])
 @pytest.mark.parametrize("config", CONFIGS[:4], ids=lambda each: f"{each.arch.value}-{each.name}")
-def test_kernels_write_heads_of_segments(config: TileConfig, rows: int) -> None:
-    check(attention(rows, 64, 3, 2, 1), 2 * rows, 0, config)
+def test_kernels_write_heads_of_segments(
+    config: TileConfig, rows: int, of: Callable[..., EpilogueSpec]
+) -> None:
+    check(of(rows, 64, 3, 2, 1), 2 * rows, 0, config)
 
 
 @pytest.mark.exhaustive
@@ -133,11 +153,20 @@ def test_heads_of_128_columns_that_are_rotated(config: TileConfig, seed: int) ->
     check(attention(100, 128, 2, 1), 300, 0, replace(config, tile_n=128), seed)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A], ids=lambda arch: arch.value)
+def test_no_tile_of_heads_with_rows_of_a_launch_spills(arch: Arch, alignment: Alignment) -> None:
+    spec = at_launch(attention(100, 64, 32, 8, 8))
+    for config in offered(arch, spec):
+        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+
+
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize(
     "spec",
-    [single(100, 64), attention(2048, 128, 32, 8, 8)],
-    ids=["one product", "layer of Llama"],
+    [single(100, 64), attention(2048, 128, 32, 8, 8), at_launch(attention(2048, 128, 32, 8, 8))],
+    ids=["one product", "layer of Llama", "rows of a launch"],
 )
 def test_kernels_spill_nothing(arch: Arch, spec: EpilogueSpec) -> None:
     n = sum(acc.width for acc in spec.accumulators) or 4096
