@@ -26,6 +26,7 @@ from cute_backend.fx_walk.packed_heads import COLUMNS_OF_HEADS
 from cute_backend.fx_walk.pairs import meet
 from cute_backend.fx_walk.reasons import LABEL, user_label
 from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.rewrite import Sizes
 from cute_backend.fx_walk.shared_launch import MAX_SEGMENTS
 from cute_backend.fx_walk.static import (
     Size,
@@ -81,7 +82,9 @@ def divide_packed(graph: fx.Graph, find: Callable[[fx.Graph], list[Region]]) -> 
             return
         trial = WorkingCopy(graph)
         packed = [(node, parts) for node, parts in _packed(trial.graph) if node.name in names]
-        divided = {node.name: _divide(trial.graph, node, parts) for node, parts in packed}
+        sizes = Sizes(trial.graph, [node for node, _ in packed])
+        divided = {node.name: _divide(trial.graph, node, parts, sizes) for node, parts in packed}
+        trial.graph.eliminate_dead_code()
         trial.graph.lint()
         regions = find(trial.graph)
         gained = {name for name, products in divided.items() if _gains(products, regions)}
@@ -159,8 +162,7 @@ def _part(view: fx.Node, of: fx.Node) -> _Part | None:
     if tensor is None or tensor.dtype is not plane.dtype or not plane.is_contiguous() or root(view) is not of:
         return None
     start = tensor.storage_offset() - plane.storage_offset()
-    symbolic = [size for size in tensor.shape if not isinstance(size, int)]
-    if not (isinstance(start, int) and isinstance(n, int)) or len(symbolic) > 1:
+    if not (isinstance(start, int) and isinstance(n, int)):
         return None
     strides = [stride if isinstance(stride, int) else maxsize for stride in tensor.stride()]
     axes = sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True)
@@ -192,7 +194,7 @@ class _Mode(NamedTuple):
         return _Mode(product(sizes), collapsed_stride(sizes, strides))
 
 
-def _divide(graph: fx.Graph, node: fx.Node, parts: Sequence[_Part]) -> list[fx.Node]:
+def _divide(graph: fx.Graph, node: fx.Node, parts: Sequence[_Part], sizes: Sizes) -> list[fx.Node]:
     """Replaces a product by one for each of its parts, and returns them."""
     made: dict[int, fx.Node] = {}
     for part in parts:
@@ -200,10 +202,9 @@ def _divide(graph: fx.Graph, node: fx.Node, parts: Sequence[_Part]) -> list[fx.N
             with graph.inserting_before(node):
                 made[part.start] = _product(graph, node, part)
         with graph.inserting_before(part.node):
-            view = _viewed(graph, made[part.start], part)
+            view = _viewed(graph, made[part.start], part, sizes)
         part.node.replace_all_uses_with(view)
         _evaluate_views(view)
-    graph.eliminate_dead_code()
     return list(made.values())
 
 
@@ -256,12 +257,11 @@ def _of_heads(graph: fx.Graph, node: fx.Node, given: fx.Node, part: _Part, is_b:
     return copied
 
 
-def _viewed(graph: fx.Graph, made: fx.Node, part: _Part) -> fx.Node:
+def _viewed(graph: fx.Graph, made: fx.Node, part: _Part, sizes: Sizes) -> fx.Node:
     """The view of a part as it was, of the product that has it alone."""
     shape = fake(part.node).shape
     ordered = [shape[axis] for axis in part.axes]
-    sizes = [size if isinstance(size, int) else -1 for size in ordered]
-    result = _call(graph, part.node, aten.reshape.default, made, sizes)
+    result = _call(graph, part.node, aten.reshape.default, made, [sizes.argument(size) for size in ordered])
     if list(part.axes) != sorted(part.axes):
         back = [part.axes.index(axis) for axis in range(len(part.axes))]
         result = _call(graph, part.node, aten.permute.default, result, back)

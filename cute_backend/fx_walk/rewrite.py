@@ -37,7 +37,7 @@ aten = torch.ops.aten
 def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
     """Replaces each region by one call of the op, and erases nodes that nothing needs any more."""
     order = {node: position for position, node in enumerate(graph.nodes)}
-    sizes = _Sizes(graph, [node for region in regions for node in region.nodes])
+    sizes = Sizes(graph, [node for region in regions for node in region.nodes])
     replaced: dict[fx.Node, fx.Node] = {}
     for region in regions:
         last = max((node for node in region.nodes if not is_reshape(node)), key=order.__getitem__)
@@ -52,7 +52,7 @@ def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
     graph.lint()
 
 
-def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.Node, fx.Node]) -> None:
+def _insert(graph: fx.Graph, region: Region, sizes: Sizes, replaced: dict[fx.Node, fx.Node]) -> None:
     """Adds the call of one region. `replaced` maps outputs of finished regions to the nodes that replace
     them."""
     anchor = region.products[-1]
@@ -145,7 +145,7 @@ def _choice() -> list[Any]:
     return [True] if config.batch_invariant else []
 
 
-def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, sizes: _Sizes) -> fx.Node:
+def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, sizes: Sizes) -> fx.Node:
     """The load as the op takes it: (M, N), (N,), (M,) or 0-d with the strides of its class, or with an axis
     for each mode of M and of N."""
     kept = [axis for axis in (*view.m_axes, *chain(*view.n_axes)) if axis >= 0]
@@ -178,7 +178,7 @@ def _groups(n_axes: tuple[tuple[int, ...], ...]) -> Iterator[range]:
         start += len(group)
 
 
-class _Sizes:
+class Sizes:
     """Symbolic sizes as arguments. A size is the first node of the graph that has its value, or is read from
     the first tensor that has it. If there is neither, nodes that compute it are added.
 

@@ -150,9 +150,11 @@ def test_parts_are_written_as_attention_reads_them(fresh_compiler: None) -> None
     check(copied, operands(*SHAPES))
 
 
-def test_a_symbolic_length_is_divided_too(fresh_compiler: None) -> None:
+@pytest.mark.parametrize("axes", [(1,), (0, 1)])
+def test_symbolic_lengths_and_batches_are_divided_too(axes: tuple[int, ...], fresh_compiler: None) -> None:
     x, w = operands(*SHAPES)
-    torch._dynamo.mark_dynamic(x, 1)
+    for axis in axes:
+        torch._dynamo.mark_dynamic(x, axis)
     check(sliced, [x, w])
 
 
@@ -195,6 +197,7 @@ def test_parts_may_alternate_by_head(fn: Callable[..., Any], blocks: list[int], 
     counters.clear()
     x, w = operands(*shapes)
     torch._dynamo.mark_dynamic(x, 1)
+    torch._dynamo.mark_dynamic(x, 0)
     check(fn, [x, w])
 
 
