@@ -229,7 +229,7 @@ def _add_fuzz_options(parser: argparse.ArgumentParser) -> None:
         dest="kind",
         action="store_const",
         const="forms",
-        help="programs of every form, of which no more is asked than that nothing raises",
+        help="programs of every form, which are only checked to raise nothing",
     )
     kinds.add_argument(
         "--attention",

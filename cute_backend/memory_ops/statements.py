@@ -82,8 +82,8 @@ class Chain:
     def stored(self, store: Store) -> tuple[str, DType, Overflow]:
         """The expression to store, before its rounding to the store's dtype, and the rule of that rounding.
 
-        Other planes are rounded as they are stored. Truth values are converted here, since in memory they are
-        bytes, like small integers.
+        A plane of truth values is converted here, since in memory they are bytes, like small integers. Every
+        other plane is rounded as it is stored.
         """
         value, overflow = stored_value(self._spec, store)
         text, dtype = self._text[value], self._dtype[value]

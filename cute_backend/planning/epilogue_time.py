@@ -33,8 +33,8 @@ memory and on shared memory. This figure is an assumption."""
 
 def mma_cycles(config: TileConfig, spec: EpilogueSpec, k: int) -> float:
     """Returns the cycles that the tensor cores of a multiprocessor need to multiply one tile."""
-    multiplied = config.cta_rows * config.mma_n * k / config.split_k
-    return multiplied * spec.product.a_dtype.bits / 8 / config.target.products_per_cycle
+    products = config.cta_rows * config.mma_n * k / config.split_k
+    return products * spec.product.a_dtype.bits / 8 / config.target.products_per_cycle
 
 
 def epilogue_instructions(config: TileConfig, spec: EpilogueSpec, *, hoisted: bool) -> float:

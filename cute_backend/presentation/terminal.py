@@ -216,9 +216,9 @@ def launch_legend(differences: Sequence[Difference]) -> Text:
     """The meaning of the columns of `launch_table` and `comparison_table`, and advice if results differ."""
     text = (
         "Counts are sums over a role's warps of all CTAs. A role is named after the instructions that its "
-        "warps can reach; other are warps with none of them. A wait is a warp parked at a barrier. Exposed "
-        "loads are those of global memory between the wait for a tile's accumulator and its first store, in "
-        "the tile that has most. The relative error is the norm of the difference over that of the "
+        "warps can reach, and other if they reach none that names one. A wait is a warp parked at a barrier. "
+        "Exposed loads are those of global memory between the wait for a tile's accumulator and its first "
+        "store, in the tile that has most. The relative error is the norm of the difference over that of the "
         "reference."
     )
     if any(_may_be_rounding(difference) for difference in differences):

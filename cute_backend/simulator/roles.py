@@ -186,7 +186,8 @@ def _is_pure(instruction: Instruction) -> bool:
 
 
 def _results(instruction: Instruction) -> frozenset[tuple[str, int]]:
-    """The registers of an instruction's first operand: it writes no others (and may only read these)."""
+    """The registers of an instruction's first operand. An instruction writes no others, and some only read
+    these."""
     if instruction.parts[0] in ("brx", "bar", "barrier") and "red" not in instruction.parts:
         return frozenset()
     return registers_of(instruction.operands[:1])

@@ -33,7 +33,9 @@ ROW_ALIGN = 128
 
 @dataclass
 class SegmentState:
-    """The state of a tile that depends on its segment of columns."""
+    """The state of a tile that depends on its segment of columns: the segment's width `n`, its global tensors
+    `glob`, the pipeline of its exact loads, and the buffers of its exact loads (`loads`), its planes that are
+    stored (`stores`) and its staged rowvecs (`rows`)."""
 
     n: int
     glob: SimpleNamespace

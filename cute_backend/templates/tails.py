@@ -1,10 +1,11 @@
 """The last group of K in fp8 may end anywhere: what lies behind its end counts as zeros.
 
 TMA moves multiples of 16 bytes along contiguous memory, so the 16 bytes in which the last group ends arrive
-whole. The copies of that k tile signal another barrier than the stage's own. The load warp waits for them,
-clears in every row of A and every column of B what lies behind the end, and arrives at the stage's barrier in
-place of TMA. Both operands are cleared, since each may hold NaN there. The warps that multiply wait for the
-stage's barrier, as for any k tile.
+whole. They are the last 16 bytes of every line of their k tile, because a short k tile has its zeros in front
+(`batch.of_k_tile`). The copies of that k tile signal another barrier than the stage's own. The load warp
+waits for them, clears in every row of A and every column of B what lies behind the end, and arrives at the
+stage's barrier in place of TMA. Both operands are cleared, since each may hold NaN there. The warps that
+multiply wait for the stage's barrier, as for any k tile.
 """
 
 from __future__ import annotations
