@@ -136,7 +136,8 @@ def explain(
     ('out0 = bf16(relu(acc))', (256, 128, 64))
     """
     target = parse_arch(arch).value if arch is not None else default_arch()
-    reports = collect(fn, args, dynamic, arch, kwargs)
+    judged = arch if torch.cuda.is_available() else target  # on a GPU, the devices of tensors decide
+    reports = collect(fn, args, dynamic, judged, kwargs)
     regions: list[Region] = []
     rejections: list[Rejection] = []
     for report in reports:
@@ -177,8 +178,8 @@ def _place_of(fn: Callable[..., Any]) -> str:
 
 
 def _served(found: Sequence[FoundRegion], arch: Arch) -> tuple[Sequence[FoundRegion], list[Rejection]]:
-    """The regions that a kernel of the architecture can compute, and rejections of the others. On a CPU the
-    walker assumes no target."""
+    """The regions that a kernel of the architecture can compute, and rejections of the others. For a graph on
+    a CPU the walker assumes no target, unless one is named."""
     served, unserved = [], []
     for region in found:
         try:

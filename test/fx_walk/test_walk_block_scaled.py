@@ -12,6 +12,8 @@ from torch.nn.functional import ScalingType
 from torch.torch_version import TorchVersion
 
 import cute_backend
+from cute_backend.api import explanation_of
+from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.planning import Arch
 from cute_backend.spec import Columns, Scaling
@@ -360,11 +362,19 @@ def mlp_inputs(m: int, d: int, inner: int, weights: int, device: str = "cuda") -
     )
 
 
-def test_a_region_that_no_tile_of_the_architecture_holds_is_explained() -> None:
-    """On a CPU, where the walker assumes no target, explained as for data center Blackwell."""
+def test_without_a_gpu_a_program_is_explained_as_for_data_center_blackwell() -> None:
     with FakeTensorMode():
         inputs = mlp_inputs(256, 512, 256, 2, device="cpu")
-        found = cute_backend.explain(mlp, *inputs)
+        found, named = cute_backend.explain(mlp, *inputs), cute_backend.explain(mlp, *inputs, arch="sm_100a")
+    assert len(found.regions) == 2 and str(found) == str(named)
+
+
+def test_a_region_that_no_tile_of_the_architecture_holds_is_explained() -> None:
+    """A graph that was compiled for a CPU, where the walker assumes no target."""
+    with FakeTensorMode():
+        inputs = mlp_inputs(256, 512, 256, 2, device="cpu")
+        [graph] = collect(mlp, inputs)
+    found = explanation_of(graph.regions, graph.rejections)
     assert found.arch == "sm_100a" and len(found.regions) == 1
     (rejection,) = found.rejections
     assert rejection.reason is Reason.BLOCK_SIZE
