@@ -40,7 +40,6 @@ from cute_backend.fx_walk.static import (
 )
 from cute_backend.fx_walk.working_copy import WorkingCopy
 from cute_backend.signature import TMA_ALIGN
-from cute_backend.spec import HEAD_COLUMNS
 
 aten = torch.ops.aten
 
@@ -116,14 +115,15 @@ def _packed(graph: fx.Graph) -> Iterator[tuple[fx.Node, list[_Part]]]:
 
 def _can_divide(node: fx.Node, parts: Sequence[_Part]) -> bool:
     """Whether a product can be divided. If heads are packed side by side, B has to be contiguous along K, and
-    operands that vary along columns have one element for each."""
+    operands that vary along columns have one element for each. A part of a head has at least the bytes that
+    TMA moves, in every dtype."""
     n = fake(node).shape[-1]
     if parts[0].period == n:
         return True
     given, (b, vectors) = arguments(node), _OPERANDS[target_name(node)]
     tensors = [tensor for name in vectors if (tensor := tensor_of(given[name])) is not None]
     whole = all(known(each.numel() == 1) or known(each.shape[-1] == n) for each in tensors)
-    whole = whole and all(part.count % HEAD_COLUMNS == 0 for part in parts)
+    whole = whole and all(part.count % TMA_ALIGN == 0 for part in parts)
     stride, step = fake(given[b]).stride(), TMA_ALIGN // fake(given[b]).element_size()
     return whole and known(stride[0] == 1) and known(stride[1] % step == 0)
 

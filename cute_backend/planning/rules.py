@@ -188,9 +188,9 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
 
     A subtile then holds columns together with their partners, and operands and results are viewed with their
     columns reordered (`pair_halves`). TMA loads the columns in that order if a CTA's tile consists of whole
-    blocks or a block of whole tiles, and the same holds for its share of B. If only subtiles wider than a
-    block fit, a subtile holds whole blocks, whose columns are not reordered. Neighbouring columns are in one
-    thread anyway, unless the even and the odd ones belong to two products.
+    blocks or a block of whole tiles, and the same holds for its share of B, which also has whole subtiles. If
+    only subtiles wider than a block fit, a subtile holds whole blocks, whose columns are not reordered.
+    Neighbouring columns are in one thread anyway, unless the even and the odd ones belong to two products.
     """
     block = spec.reordered_columns
     if not block:
@@ -201,7 +201,8 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
     if spec.whole_columns == 1:
         least = config.target.unrolled_subtile_n or config.target.least_subtile_n
         widths = [each for each in PAIRING_SUBTILES if least <= each <= config.subtile_n]
-        fitting = [each for each in widths if pairs_halves(each, spec)]
+        whole = [each for each in widths if each >= block or not any(share % each for share in shares)]
+        fitting = [each for each in whole if pairs_halves(each, spec)]
         fitting.sort(key=lambda each: each > block)
         config = replace(config, subtile_n=next(iter(fitting), 0))
     return config if config.subtile_n and pairs_halves(config.subtile_n, spec) else None

@@ -78,7 +78,16 @@ def _of_segments(
     arch: Arch, spec: EpilogueSpec, of: Callable[[Arch, EpilogueSpec], Iterable[TileConfig]]
 ) -> tuple[TileConfig, ...]:
     """The tiles that `of` lists for every segment of a spec. Raises ValueError if there is none."""
-    if not (found := serving_all(spec, lambda segment: of(arch, segment))):
+
+    def of_blocks(segment: EpilogueSpec) -> Iterable[TileConfig]:
+        """Lists the tiles for blocks of other segments, too, with one warpgroup or two for the epilogue."""
+        tiles = arch.target.tiles
+        further = suited(arch, (*tiles.sized, *tiles.blocks), segment)
+        further += tuple(replace(config, column_groups=1) for config in further)
+        return *of(arch, segment), *(config for config in further if _fits(config, segment))
+
+    found = serving_all(spec, lambda segment: of(arch, segment)) or serving_all(spec, of_blocks)
+    if not found:
         raise ValueError(f"no tile of {arch.value} serves all {len(spec.segments)} segments of columns")
     return found
 
@@ -134,7 +143,8 @@ def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     reads = spec.loads_of(LoadKind.EXACT) and not spec.reordered_columns
     if found or reads:
         return found
-    further = suited(arch, arch.target.tiles.sized, spec)
+    tiles = arch.target.tiles
+    further = suited(arch, tiles.sized, spec) or suited(arch, tiles.blocks, spec)
     return tuple(config for config in further if leaves_sums_registers(config, spec))
 
 

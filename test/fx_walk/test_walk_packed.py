@@ -211,6 +211,19 @@ def check_views_alone(fn: Callable[..., Any], args: list[Tensor]) -> None:
     assert not calls & copies
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("columns", [80, 96])
+def test_tiles_may_be_cut_to_heads(columns: int, arch: str) -> None:
+    """To 160 or 192 columns."""
+
+    def by_axis(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        packed = F.linear(x, w).view(*x.shape[:2], -1, 3, columns)
+        return worked(packed[..., 0, :], packed[..., 1, :], packed[..., 2, :])
+
+    (region,) = explained(by_axis, SHAPES[0], (4 * 3 * columns, WIDTH), arch=arch).regions
+    assert [acc.b_block for acc in region.spec.accumulators] == [columns] * 3
+
+
 def test_biases_and_scales_alternate_by_head(fresh_compiler: None) -> None:
     def scaled(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         packed = torch._scaled_mm(x, w.t(), of_x, of_w, bias=bias, out_dtype=BF16)
@@ -243,8 +256,8 @@ def test_models_that_pack_by_head_are_one_launch(name: str) -> None:
 
 
 def of_odd_heads(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Heads of 48 columns, of which no tile consists."""
-    packed = F.linear(x, w[:720]).view(*x.shape[:2], -1, 3 * 48).transpose(1, 2)
+    """Heads of 112 columns, of which no tile consists."""
+    packed = F.linear(x, w[:672]).view(*x.shape[:2], -1, 3 * 112).transpose(1, 2)
     return worked(*packed.chunk(3, dim=-1))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, table, tunable
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, rotations_held, table, tunable
 from cute_backend.planning.served import unserved
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
@@ -30,7 +30,6 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from support.sweeps import EXHAUSTIVE
 
 
 def packed(
@@ -89,6 +88,11 @@ CASES = [
     (TileConfig(Arch.SM90A, 64, 64), packed(192, 2, (1, 1)), 70),
     (TileConfig(Arch.SM90A, 128, 192, 2), packed(96, 3, rotates=True), 137),
     (TileConfig(Arch.SM90A, 64, 192, 1, 2, pingpong=True), packed(96, 5, rows=50, rotates=True), 100),
+    (TileConfig(Arch.SM90A, 128, 160, 2), packed(80, 3), 137),
+    (TileConfig(Arch.SM90A, 64, 160), packed(80, 3, (2, 1, 1)), 70),
+    (TileConfig(Arch.SM100A, 256, 192, 2, ctas=2), packed(96, 3, rows=100, rotates=True), 300),
+    (TileConfig(Arch.SM100A, 256, 160, 2, ctas=2, subtile_n=16), packed(80, 3, rotates=True), 300),
+    (TileConfig(Arch.SM100A, 128, 160, subtile_n=16), packed(80, 3, rotates=True), 130),
 ]
 
 
@@ -148,33 +152,54 @@ def test_no_cluster_has_all_columns_of_a_rotated_segment() -> None:
     assert any((each.tile_n, each.cluster_n) == (192, 2) for each in many)
 
 
+ON_BLACKWELL = {
+    **{f"{columns}": rotary(columns, 8, 8, 8) for columns in (48, 80, 96, 160)},
+    **{f"{columns} apart": rotary(columns, 8, 2, 2, apart=True) for columns in (80, 96)},
+    **{f"{columns} alone": packed(columns, 8) for columns in (80, 96)},
+}
+ON_HOPPER = {
+    **ROTARY,
+    "160": rotary(160, 4, 4, 4),
+    "80 alone": packed(80, 8),
+}
+EVERY_DAY = ("sm_90a-96", "sm_100a-80")
 SPILLS = [
-    pytest.param(name, alignment, marks=[] if (name, alignment) == ("96", Alignment.TMA) else EXHAUSTIVE)
-    for name in ROTARY
-    for alignment in Alignment
+    pytest.param(arch, spec, id=name, marks=[] if name in EVERY_DAY else pytest.mark.exhaustive)
+    for arch, specs in ((Arch.SM90A, ON_HOPPER), (Arch.SM100A, ON_BLACKWELL))
+    for name, spec in ((f"{arch.value}-{each}", specs[each]) for each in specs)
 ]
 
 
-@pytest.mark.parametrize(("name", "alignment"), SPILLS)
-def test_no_tile_of_rotated_heads_spills(name: str, alignment: Alignment) -> None:
-    for config in offered(Arch.SM90A, ROTARY[name]):
-        assert build(Kernel(ROTARY[name], config, alignment)).spill_bytes == 0, config.name
+@pytest.mark.parametrize(
+    "alignment", [Alignment.TMA, pytest.param(Alignment.PLAIN, marks=pytest.mark.exhaustive)]
+)
+@pytest.mark.parametrize(("arch", "spec"), SPILLS)
+def test_no_tile_of_heads_spills(arch: Arch, spec: EpilogueSpec, alignment: Alignment) -> None:
+    for config in offered(arch, spec):
+        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
-@pytest.mark.parametrize("rotates", [False, True])
 @pytest.mark.parametrize(
-    ("arch", "columns"),
-    [(Arch.SM90A, 64), (Arch.SM90A, 96), (Arch.SM90A, 128), (Arch.SM100A, 64), (Arch.SM100A, 128)],
+    ("arch", "columns", "rotates"),
+    [
+        (arch, columns, rotates)
+        for arch in (Arch.SM90A, Arch.SM100A)
+        for columns in (64, 80, 96, 128)
+        for rotates in (False, True)
+        if not rotates or columns in rotations_held(arch)
+    ],
 )
 def test_no_kernel_of_blocks_spills(arch: Arch, columns: int, rotates: bool, alignment: Alignment) -> None:
-    spec = packed(columns, 8, rows=100, rotates=rotates)
+    spec = packed(columns, 8, rows=0 if columns == 80 else 100, rotates=rotates)
     for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
         assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
 
 
-@pytest.mark.parametrize(("columns", "held"), [(32, True), (64, True), (192, True), (80, False)])
+@pytest.mark.parametrize(
+    ("columns", "held"), [(32, True), (64, True), (80, True), (96, True), (192, True), (112, False)]
+)
 def test_tiles_consist_of_blocks_or_lie_within_one(columns: int, held: bool) -> None:
     for arch in (Arch.SM90A, Arch.SM100A):
         if not held:

@@ -132,6 +132,12 @@ CONFIGS = [
     (TileConfig(Arch.SM100A, 128, 64), 64),
     (TileConfig(Arch.SM100A, 128, 128, 2, subtile_n=16), 32),
     (TileConfig(Arch.SM100A, 256, 256, 2, ctas=2), 256),
+    (TileConfig(Arch.SM90A, 64, 160), 160),
+    (TileConfig(Arch.SM100A, 128, 192), 96),
+    (TileConfig(Arch.SM100A, 128, 192, subtile_n=16), 48),
+    (TileConfig(Arch.SM100A, 256, 160, 2, ctas=2, subtile_n=16, column_groups=2), 80),
+    (TileConfig(Arch.SM100A, 128, 160, subtile_n=16), 80),
+    (TileConfig(Arch.SM100A, 256, 192, 2, ctas=2), 96),
 ]
 
 
@@ -213,7 +219,13 @@ def test_other_layouts_rotate_halves(arch: Arch, case: str) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
-@pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 128), (Arch.SM100A, 128), (Arch.SM90A, 64)])
+@pytest.mark.parametrize(
+    ("arch", "columns"),
+    [
+        *((Arch.SM90A, columns) for columns in (64, 96, 128, 160)),
+        *((Arch.SM100A, columns) for columns in (48, 80, 96, 128)),
+    ],
+)
 def test_no_kernel_that_rotates_spills(arch: Arch, columns: int, alignment: Alignment) -> None:
     spec = rotary(columns)
     for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
@@ -247,7 +259,8 @@ def test_tma_brings_no_table_whose_rows_or_columns_end_within_a_box(change: str)
 
 
 def test_the_blocks_that_tiles_rotate() -> None:
-    hopper, blackwell = (16, 32, 64, 96, 128, 192, 256), (16, 32, 64, 128, 192, 256)
+    hopper = 16, 32, 64, 96, 128, 160, 192, 256
+    blackwell = *hopper[:2], 48, 64, 80, *hopper[3:]
     held = {Arch.SM90A: hopper, Arch.SM100A: blackwell, Arch.SM103A: blackwell}
     assert {arch: rotations_held(arch) for arch in Arch} == {arch: held.get(arch, ()) for arch in Arch}
     for arch, sizes in held.items():
@@ -257,7 +270,8 @@ def test_the_blocks_that_tiles_rotate() -> None:
                     cut = subtiled(rotary(columns), config, alignment)
                     whole = cut.subtile_n % columns == 0
                     halves = columns % cut.subtile_n == 0 and columns // 2 % (cut.subtile_n // 2) == 0
-                    assert whole or halves
+                    share = cut.tile_n // cut.cluster_m
+                    assert whole or (halves and share % cut.subtile_n == 0)
 
 
 @pytest.mark.parametrize("columns", [24, 80, 512])

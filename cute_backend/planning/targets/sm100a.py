@@ -36,6 +36,12 @@ _TILES = Tiles(
         Shape(128, 128),
         Shape(128, 64),
     ),
+    blocks=(
+        Shape(256, 192, 2, ctas=2),
+        Shape(128, 192),
+        Shape(256, 160, 2, ctas=2),
+        Shape(128, 160),
+    ),
     clusters=((2, 1), (1, 1), (1, 2)),
     splits=(2, 4),
     tried_splits=(2, 4),

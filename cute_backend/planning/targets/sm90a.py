@@ -75,6 +75,10 @@ _TILES = Tiles(
         Shape(128, 160, 2, transposed=True),
     ),
     middle_rows=768,
+    blocks=(
+        Shape(128, 160, 2),
+        Shape(64, 160),
+    ),
     # This tile was timed for DeepSeek-V3's experts at 4096 tokens, 256 groups of 128 rows in the mean, beside
     # the tile that the model chooses. A cluster loads B once for both halves of a group's rows. Gate and up
     # in bf16 took 4868 and 4873 us on two days, and 5385 and 6106 in the model's tile (H200); on an H100 they

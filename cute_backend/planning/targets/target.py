@@ -85,6 +85,8 @@ class Tiles:
     """Further tiles like those of `sized`. They were timed for up to `middle_rows` rows; for more rows, they
     have to be predicted to be faster by more than the model's error."""
     middle_rows: int = 0
+    blocks: tuple[Shape, ...] = ()
+    """Further tiles for blocks of columns of which no tile above consists, such as heads of 80 columns."""
     small_groups: Shape | None = None
     """The tile for products of rows in groups that have about 128 rows in the mean."""
     splits: tuple[int, ...] = ()
@@ -111,7 +113,7 @@ class Tiles:
     def all(self) -> tuple[Shape, ...]:
         """Every tile above, except `small_groups`, `parted`, `parted_clusters` and `tried_parted`."""
         alone = () if self.alone is None else (self.alone,)
-        further = (self.sized, self.sized_by_blocks, self.middle, self.tried)
+        further = (self.sized, self.sized_by_blocks, self.middle, self.blocks, self.tried)
         return (*chain(*self.tables.values(), *further), *alone)
 
 
