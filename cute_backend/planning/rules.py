@@ -41,11 +41,13 @@ from cute_backend.spec import (
     Axis,
     BColumns,
     EpilogueSpec,
+    Load,
     LoadKind,
     Major,
     Order,
     ProductKind,
     ReduceKind,
+    Store,
 )
 
 Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
@@ -438,14 +440,31 @@ SUBTILE_RULES = (
 def moved(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Alignment:
     """Returns the alignment that decides how planes move.
 
+    With TMA, every plane moves by element if the boxes of one may begin elsewhere than at multiples of 16
+    bytes along contiguous memory: such a copy ended in CUDA error 715 on an H200.
+
     Without TMA, if there are more than `MAX_PLANES_WITHOUT_TMA` planes and shared memory can't hold all of
     them, every plane moves by element. When only some did, their addresses and those of the boxes of the
     others spilled 16 bytes (64 x 64 on sm_86).
     """
-    planes = len(spec.loads_of(LoadKind.EXACT)) + len(spec.planes)
-    if config.target.planes_by_tma or planes <= MAX_PLANES_WITHOUT_TMA:
+    planes: list[Load | Store] = [*spec.loads_of(LoadKind.EXACT), *spec.planes]
+    if any(_begins_anywhere(plane, spec) for plane in planes):
+        return Alignment.PLAIN
+    if config.target.planes_by_tma or len(planes) <= MAX_PLANES_WITHOUT_TMA:
         return alignment
     return alignment if holds_planes(replace(config, subtile_n=NARROW_SUBTILE_N), spec) else Alignment.PLAIN
+
+
+def _begins_anywhere(plane: Load | Store, spec: EpilogueSpec) -> bool:
+    """Whether boxes of a plane may begin at any multiple of its element along contiguous memory.
+
+    The boxes of a group begin at its first row, along which a plane by columns is contiguous. Groups begin at
+    any row if A is contiguous along K, and otherwise at multiples of 16 bytes of A.
+    """
+    product = spec.product
+    if product.kind is not ProductKind.GROUPED or plane.order is not Order.COLUMN:
+        return False
+    return product.a_major is Major.K or plane.dtype.bits < product.a_dtype.bits
 
 
 def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> TileConfig:

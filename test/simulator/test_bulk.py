@@ -345,6 +345,12 @@ def test_stores_clip_at_the_bounds(span: int, guard: str, seed: int | None) -> N
     assert np.array_equal(target, wanted)
 
 
+def test_a_store_begins_at_a_multiple_of_16_bytes() -> None:
+    source, target = np.zeros((16, 32), np.uint16), np.zeros((20, 48), np.uint16)
+    with pytest.raises(IllegalAccess, match=r"begins 2 bytes along contiguous memory; expected a multiple"):
+        store(source.view(np.uint32), target, (16, 32), (0, 1), kind="u16")
+
+
 def test_a_store_does_not_begin_before_the_tensor() -> None:
     source, target = np.zeros((16, 32), np.uint32), np.zeros((20, 48), np.uint32)
     with pytest.raises(IllegalAccess, match=r"a store to a box at \(24, -5\); only loads may begin before 0"):

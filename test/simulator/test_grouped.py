@@ -150,6 +150,34 @@ def test_groups_of_columns_are_those_of_the_transposed_product(config, ends, m):
     assert build(launch.kernel).spill_bytes == 0
 
 
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("ends", ["edges", "one_row_each", "all_in_one"])
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], *CONFIGS[4:6]], ids=lambda config: config.name)
+def test_groups_of_columns_begin_anywhere(config, ends):
+    """A is contiguous along K, so groups begin at any row. In planes by columns, that is at any byte of
+    contiguous memory, where TMA would trap."""
+    spec = grouped_columns(Major.K)
+    inside = tuple(min(end, 200) for end in ENDS[ends])
+    a, b, loads = groups(spec, inside, 200, 72, 96)
+    outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=2))
+    exact = epilogue(product(a[0], b[0], inside), loads, inside)
+    for actual, expected in zip(outputs, (exact.bfloat16(), exact.amax(1)), strict=True):
+        rows, right = (torch.atleast_2d(each[: inside[-1]]) for each in (actual, expected))
+        assert torch.equal(rows, right), wrong(rows, right)
+    assert launch.kernel.alignment is Alignment.TMA
+    assert build(launch.kernel).spill_bytes == 0
+
+
+@pytest.mark.parametrize("config", [sm90(64, 128), sm100(128, 64)], ids=lambda config: config.arch.value)
+def test_groups_of_columns_begin_anywhere_in_a_plane_of_bytes(config):
+    """Groups that begin at multiples of 16 bytes of A, in 16 bits, begin at multiples of 8 in 8 bits."""
+    spec, ends = grouped_columns(dtype=DType.E4M3), (8, 24, 40, 104)
+    a, b, loads = groups(spec, ends, 208, 72, 96)
+    outputs, _ = run_region(spec, a, b, loads, machine(config))
+    exact = epilogue(product(a[0], b[0], ends), loads, ends).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert torch.equal(outputs[0][:104].float(), exact[:104].float())
+
+
 def _padded(rows: Tensor) -> Tensor:
     """A matrix whose rows lie 16 elements further apart, so that TMA reads it whatever its columns."""
     lines, columns = rows.shape

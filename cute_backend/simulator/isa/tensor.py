@@ -82,6 +82,16 @@ def _region(
     return Region(place, BoxFootprint(part, place.address), order)
 
 
+def _check_begin(tmap: TensorMap, given: tuple[int, ...], box: tuple[int, ...]) -> None:
+    """Raises IllegalAccess if a box begins at another multiple than 16 bytes along contiguous memory. On an
+    H100 and an H200 such loads, and on an H200 such stores, ended in CUDA error 715."""
+    begin = box[0] * tmap.dtype.nbytes
+    if begin % 16:
+        raise IllegalAccess(
+            f"a box at {given} begins {begin} bytes along contiguous memory; expected a multiple of 16"
+        )
+
+
 def _coordinates(binder: Binder, operand: Any, instruction: Instruction) -> list[Any]:
     assert isinstance(operand, Address) and isinstance(operand.rest[0], Vector)
     return [binder.get(e, "s32", instruction) for e in operand.rest[0].elements]
@@ -110,12 +120,7 @@ def _bind_tensor_load(binder: Binder, instruction: Instruction) -> Step:
             if tmap.rank != len(where):
                 raise DescriptorError(f"{len(where)} coordinates for a tensor map of rank {tmap.rank}")
             box = tmap.coordinates(tuple(where))
-            if box[0] * tmap.dtype.nbytes % 16:
-                # On an H100 and an H200, such loads ended in CUDA error 715.
-                raise IllegalAccess(
-                    f"a box at {tuple(where)} begins {box[0] * tmap.dtype.nbytes} bytes along contiguous "
-                    "memory; expected a multiple of 16"
-                )
+            _check_begin(tmap, tuple(where), box)
             goals = destinations(w, target, signal, None if mask is None else int(mask), pair)
             units = box_units(tmap, goals[0].offset)
             source = _region(tmap, box, memory, WEAK)
@@ -151,6 +156,7 @@ def _bind_tensor_store(binder: Binder, instruction: Instruction, reduction: str 
             if min(where) < 0:
                 # CUDA Programming Guide, on tensors of several dimensions; an H200 traps.
                 raise IllegalAccess(f"a store to a box at {tuple(where)}; only loads may begin before 0")
+            _check_begin(tmap, tuple(where), tuple(where))
             units = box_units(tmap, own_address(w, offset))
             begin_store(
                 w,

@@ -248,16 +248,16 @@ def grouped(a_major: Major = Major.K, b_major: Major = Major.K) -> EpilogueSpec:
     )
 
 
-def grouped_columns() -> EpilogueSpec:
+def grouped_columns(a_major: Major = Major.MN, dtype: DType = DType.BF16) -> EpilogueSpec:
     """`grouped` with (M, N) planes that are contiguous along M, like those of a product whose columns are in
-    groups, (G, N, K) by (K, M)."""
-    by_rows = grouped(Major.MN)
+    groups, (G, N, K) by (K, M). The plane that is written has this dtype."""
+    by_rows = grouped(a_major)
     residual = replace(RESIDUAL, stride_m=Stride.ONE, stride_n=Stride.OTHER)
     first, *others = by_rows.stores
     return replace(
         by_rows,
         loads=tuple(residual if load == RESIDUAL else load for load in by_rows.loads),
-        stores=(replace(first, order=Order.COLUMN), *others),
+        stores=(replace(first, order=Order.COLUMN, dtype=dtype), *others),
     )
 
 
