@@ -12,7 +12,7 @@ from dataclasses import replace
 from cute_backend.planning.epilogue_time import epilogue_cycles, mma_cycles
 from cute_backend.planning.shared_memory import SumScales, ab_stages
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.spec import Axis, BColumns, EpilogueSpec
+from cute_backend.spec import Axis, BColumns, EpilogueSpec, LoadKind, ProductKind
 
 MAX_THREAD_COLUMNS = 128
 """The most columns of a tile that one thread works on, if a second warpgroup can take the others."""
@@ -41,13 +41,16 @@ def can_halve(config: TileConfig, spec: EpilogueSpec) -> bool:
     leave A and B enough stages in shared memory.
 
     Threads have fewer registers with two warpgroups. Kernels then spilled 8 bytes with sums of columns or of
-    the plane (256 x 256 and 128 x 128), 32 bytes with even and odd columns of one B (256 x 128 x 2), and 8
-    bytes with split-K (128 x 128).
+    the plane (256 x 256 and 128 x 128), 32 bytes with even and odd columns of one B (256 x 128 x 2), 8 bytes
+    with split-K (128 x 128), and 8 to 32 bytes with rows in groups, a silu and a plane that is read (256 x
+    256).
     """
     if config.target.accumulators.in_registers or config.column_groups > 1:
         return False
     across = any(store.reduce is not None and store.reduce.axis is not Axis.ROW for store in spec.stores)
     if across or spec.b_columns is BColumns.INTERLEAVED or config.split_k > 1:
+        return False
+    if spec.product.kind is ProductKind.GROUPED and spec.loads_of(LoadKind.EXACT):
         return False
     if config.tile_n // 2 % config.subtile_n:
         return False
