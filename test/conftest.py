@@ -1,4 +1,5 @@
-"""Fixtures of all tests: a kernel cache of the run, and skips where there is no GPU or no compiler."""
+"""Fixtures of all tests: a kernel cache of the run, launches without cost, and skips where there is no GPU or
+no compiler."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from collections.abc import Generator, Iterator
 
 import pytest
 import torch
+
+from cute_backend.fx_walk import boundary, crossings
 
 pytest.register_assert_rewrite("support")
 pytest_plugins = ["support.compile_once", "support.cpu_times", "support.sweeps"]
@@ -116,3 +119,14 @@ def fresh_compiler() -> Iterator[None]:
     with fresh_cache():
         yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def free_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Launches that cost nothing, and second readings of rows that cost their bytes: what can be fused is
+    shown on planes so small that a launch would decide what is."""
+    boundary.choose.cache_clear()
+    monkeypatch.setattr(boundary, "LAUNCH_BYTES", 0)
+    monkeypatch.setattr(crossings, "ROW_HELD", 0)
+    yield
+    boundary.choose.cache_clear()

@@ -38,6 +38,7 @@ def test_compiled_program_is_right(name: str, fresh_compiler: None) -> None:
     compiled = torch.compile(epilogue.fn, backend="cute", dynamic=False)
     for seed, (m, n, k) in enumerate(SHAPES[:5]):
         m = n if epilogue.square else m
+        m = -(-m // 8) * 8 if name == "grouped_k" else m  # torch requires rows of gradients of 16 bytes
         inputs = epilogue.inputs(Problem(m, n, k, device="cuda", seed=seed))
         expected = in_float64(epilogue, inputs)
         poison(m, n)

@@ -72,7 +72,7 @@ def test_products(acc: Accumulator) -> None:
 STORES = [DType.F32, DType.F16, DType.E4M3, DType.E5M2, DType.I8, DType.U8, DType.I32]
 
 
-@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("order", [Order.ROW, Order.COLUMN])
 @pytest.mark.parametrize("dtype", STORES)
 def test_stores(dtype: DType, order: Order) -> None:
     """Integers are what the accumulator holds, brought into range: fp8 and integer stores must be exact."""

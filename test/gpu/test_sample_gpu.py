@@ -414,7 +414,9 @@ def test_compiled_it_draws_as_eager_does(fresh_compiler: None) -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.parametrize(("m", "n"), PLANES)
-def test_every_reduction_is_torchs(program: Program, m: int, n: int, fresh_compiler: None) -> None:
+def test_every_reduction_is_torchs(
+    program: Program, m: int, n: int, fresh_compiler: None, free_launches: None
+) -> None:
     """On planes cut by both edges: infinities, NaN and ties among their values, and all of them negative."""
     compiled = torch.compile(program.__call__, backend="cute", dynamic=False)
     for negative in (False, True):
