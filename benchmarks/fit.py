@@ -24,7 +24,7 @@ from problems import Drawn, Epilogue, Operands
 from torch import Tensor
 from torch.nn.functional import huber_loss
 
-from cute_backend.planning import Arch, offered
+from cute_backend.planning import Arch, TileConfig, offered
 from cute_backend.planning.cost import Work, time_of, work_of
 from cute_backend.planning.search import clustered
 from cute_backend.planning.targets import Cut, TileTime
@@ -36,7 +36,8 @@ STEPS = 600
 DELTA = 0.1
 """The relative error above which errors count linearly, and not by their square."""
 SHARED_WEIGHT = 0.1
-Problem = tuple[int, int, int, str]
+Problem = tuple[int, int, int, str, str]
+"""M, N, K, operands, epilogue."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Timed:
 
 
 @cache
-def spec_of(operands: str) -> EpilogueSpec:
+def spec_of(operands: str, epilogue: str) -> EpilogueSpec:
     """The spec that `tiles.py` times."""
-    return Drawn(256, 512, 256, Operands(operands), Epilogue.FULL).spec()
+    return Drawn(256, 512, 256, Operands(operands), Epilogue(epilogue)).spec()
 
 
 def read(paths: Iterable[Path]) -> list[Timed]:
@@ -61,17 +62,21 @@ def read(paths: Iterable[Path]) -> list[Timed]:
     for path in paths:
         with path.open() as file:
             for row in csv.DictReader(file):
-                spec, sizes = spec_of(row["operands"]), tuple(int(row[axis]) for axis in "mnk")
-                config = _configs(row["operands"]).get(row["tile"])
+                epilogue = row.get("epilogue", Epilogue.FULL.value)  # older files have no such column
+                kind = row["operands"], epilogue
+                m, n, k = (int(row[axis]) for axis in "mnk")
+                drawn = Drawn(m, n, k, Operands(kind[0]), Epilogue(kind[1]))
+                config = _configs(*kind).get(row["tile"])
                 if config is not None:
-                    work = work_of(config, spec, *sizes, ARCH.target.sm_count)
-                    found.append(Timed((*sizes, row["operands"]), config.cut, work, float(row["us"])))
+                    sizes = drawn.m, drawn.columns, drawn.k
+                    work = work_of(config, spec_of(*kind), *sizes, ARCH.target.sm_count)
+                    found.append(Timed((m, n, k, *kind), config.cut, work, float(row["us"])))
     return found
 
 
 @cache
-def _configs(operands: str) -> dict[str, object]:
-    spec = spec_of(operands)
+def _configs(operands: str, epilogue: str) -> dict[str, TileConfig]:
+    spec = spec_of(operands, epilogue)
     return {config.name: config for config in (*clustered(ARCH, spec), *offered(ARCH, spec))}
 
 
@@ -123,10 +128,11 @@ class Fit:
             predicted = self.predicted(timed)
         chosen: dict[Problem, tuple[float, float]] = {}
         fastest: dict[Problem, float] = {}
-        cuts = {operands: {c.cut for c in offered(ARCH, spec_of(operands))} for operands in ("fp8", "bf16")}
+        kinds = {each.problem[3:] for each in timed}
+        cuts = {kind: {each.cut for each in offered(ARCH, spec_of(*kind))} for kind in kinds}
         for each, us in zip(timed, predicted.tolist(), strict=True):
             fastest[each.problem] = min(each.us, fastest.get(each.problem, math.inf))
-            if each.cut in cuts[each.problem[3]]:
+            if each.cut in cuts[each.problem[3:]]:
                 chosen[each.problem] = min((us, each.us), chosen.get(each.problem, (math.inf, 0.0)))
         return math.exp(sum(math.log(chosen[p][1] / fastest[p]) for p in chosen) / len(chosen))
 

@@ -61,7 +61,8 @@ SHAPES = (
 )
 """(M, N, K)."""
 
-COLUMNS = ("m", "n", "k", "operands", "tile", "us")
+COLUMNS = ("m", "n", "k", "operands", "epilogue", "tile", "us")
+"""n counts all columns of the product: those of both halves of a gated pair."""
 
 _BYTES = 2 * 2**30
 """Bytes of inputs that rotate, so that every call of a graph has different ones."""
@@ -160,7 +161,7 @@ def main() -> None:
     done = set()
     if arguments.file.exists():
         with arguments.file.open() as file:
-            done = {(row["m"], row["n"], row["k"], row["operands"]) for row in csv.DictReader(file)}
+            done = {tuple(row[each] for each in COLUMNS[:5]) for row in csv.DictReader(file)}
     specs, kernels = {}, {}
     for operands in map(Operands, arguments.operands):
         specs[operands] = spec = Drawn(256, 512, 256, operands, Epilogue(arguments.epilogue)).spec()
@@ -176,7 +177,7 @@ def main() -> None:
         if not done:
             rows.writerow(COLUMNS)
         for drawn in track(list(wanted(arguments)), "timing"):
-            identity = (drawn.m, drawn.n, drawn.k, drawn.operands.value)
+            identity = (drawn.m, drawn.n, drawn.k, drawn.operands.value, drawn.epilogue.value)
             if tuple(map(str, identity)) in done or time.monotonic() > until:
                 continue
             ready = {each: built[each] for each in kernels[drawn.operands]}
