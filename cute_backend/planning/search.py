@@ -88,7 +88,7 @@ def _of_segments(
 
     found = serving_all(spec, lambda segment: of(arch, segment)) or serving_all(spec, of_blocks)
     if not found:
-        raise ValueError(f"no tile of {arch.value} serves all {len(spec.segments)} segments of columns")
+        raise ValueError(f"no tile of {arch.value} serves these {len(spec.segments)} products in one launch")
     return found
 
 
