@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
 from cute_backend import UsageError
-from cute_backend.api import Product
+from cute_backend.api import Product, Source
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.planning import Alignment, Arch
 from cute_backend.runtime import reach
@@ -193,6 +193,20 @@ def test_a_region_that_reads_anothers_result_says_so():
     first, second = cute_backend.explain(gated, *inputs, inputs[0].clone()).regions
     assert first.stores[0].name == "out0"
     assert [load.label for load in second.loads if load.kind == "exact"] == ["region 0, out0"]
+
+
+def test_a_region_has_the_number_of_its_place_behind_those_that_it_reads() -> None:
+    """The larger product takes the sum, although it comes first in the graph, as in Falcon's parallel MLP."""
+
+    def parallel(x, down, small, up):
+        return x @ down + F.relu(small @ up)
+
+    shapes = (32, 512), (512, 48), (32, 64), (64, 48)
+    operands = (torch.empty(shape, dtype=torch.bfloat16) for shape in shapes)
+    first, second = cute_backend.explain(parallel, *operands).regions
+    assert (first.sizes[2], second.sizes[2]) == (64, 512)
+    assert [load.label for load in second.loads] == ["region 0, out0"]
+    assert second.sources == (Source(0, 0),)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import fx
 
 from cute_backend import config
 from cute_backend.errors import UsageError
-from cute_backend.fx_walk.flow import sources
+from cute_backend.fx_walk.flow import in_order, sources
 from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.reasons import nearest_line, program_line
 from cute_backend.fx_walk.region import Region as FoundRegion
@@ -214,8 +214,9 @@ class _Results:
 
 
 def described(found: Sequence[FoundRegion], arch: str, first: int = 0) -> list[Region]:
-    """Describes the regions of one graph. The first of them gets the index `first`."""
-    results = _Results(first)
+    """Describes the regions of one graph, each behind those whose results it reads. They are numbered from
+    `first` on."""
+    found, results = in_order(found), _Results(first)
     return [
         replace(
             _region(each, results, arch),

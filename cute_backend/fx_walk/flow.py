@@ -19,6 +19,19 @@ def sources(regions: Sequence[Region]) -> list[dict[int, int]]:
     return [_sources(region, written) for region in regions]
 
 
+def in_order(regions: Sequence[Region]) -> list[Region]:
+    """The regions of a graph, each behind those whose results it reads, and otherwise as they come."""
+    read, placed = sources(regions), dict[int, Region]()
+    while len(placed) < len(regions):
+        index = next(
+            index
+            for index in range(len(regions))
+            if index not in placed and read[index].keys() <= placed.keys()
+        )
+        placed[index] = regions[index]
+    return list(placed.values())
+
+
 def _sources(region: Region, written: Mapping[fx.Node, int]) -> dict[int, int]:
     operands = {node for product in region.products for node in product.all_input_nodes}
     operands.update(region.load_nodes)
