@@ -98,9 +98,8 @@ multiples."""
 @dataclass(frozen=True)
 class Heads:
     """The memory of a plane as (B, H, S, D), contiguous, if M is (B, S) and N is (H, D): `rows` is S and
-    `columns` is D. Attention reads it so. Both are constants of a kernel, which divides by them.
-
-    With `rows` of 0, S is known only at launch (`EpilogueSpec.rows_of_heads`)."""
+    `columns` is D. Attention reads it so. A kernel divides by both, which are its constants; but if S is
+    known only at launch, `rows` is 0 (`EpilogueSpec.rows_of_heads`)."""
 
     rows: int
     columns: int
