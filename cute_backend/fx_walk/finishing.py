@@ -81,4 +81,4 @@ def _is_of_floats(draft: Draft, source: fx.Node, result: torch.Tensor) -> bool:
     value, tensor = draft.values[source], fake(source)
     assert isinstance(value, Reduced)
     kept = tensor.dtype in _FLOATS or (tensor.dtype is torch.bool and bool(value.after))
-    return kept and not value.reduce.kind.is_index and known(tensor.numel() == result.numel())
+    return kept and known(tensor.numel() == result.numel())

@@ -184,6 +184,12 @@ def test_without_arguments_every_product_is_told_once():
     assert Accumulator("acc", DType.E5M2, DType.E4M3) in PRODUCTS
 
 
+def test_without_arguments_ampere_multiplies_no_fp8_and_writes_none():
+    specs = [each.metadata.kernel.spec for each in Sm80FusedGemm.generate_operators(lambda _: True)]
+    assert {spec.product.a_dtype for spec in specs} == {DType.BF16, DType.F16}
+    assert not any(store.dtype.is_fp8 for spec in specs for store in spec.stores)
+
+
 def test_metadata_states_what_operands_must_be():
     aligned = found(gemm(*gemm_operands(E4M3, out=BF16)), "90a")[0].metadata.operands
     assert (aligned.A.dtype.width, aligned.A.stride, aligned.A.divisibility) == (8, (0, 0, 1), 16)

@@ -170,6 +170,14 @@ def test_facts_that_contradict_are_refused_with_the_arithmetic(changes, message)
         replace(SOUND, **changes)
 
 
+def test_barriers_beside_those_of_the_rings_need_room():
+    """Those of the tails of groups, for which `Tails.allocate` asks."""
+    SOUND.check_further(54)
+    message = "barriers take 16 bytes x (4 of ab) + 8 x 55 = 504; 496 are left"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SOUND.check_further(55)
+
+
 def test_a_template_is_refused_before_it_is_compiled(monkeypatch):
     monkeypatch.setattr(sm90, "LOAD_REGISTERS", 48)
     with pytest.raises(
