@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 from problems import DRAWN, ROWS, Drawn, Epilogue, Operands, draw
+from torch import Tensor
 
 from cute_backend.bench.environment import Nvml
 from cute_backend.bench.measure import Prepared, Run, prepare, relative_difference
@@ -83,7 +84,7 @@ def table_of(drawn: Drawn) -> Table:
             operations,
             (Runner.EAGER,),
             _TOLERANCE,
-            check=lambda args, result: relative_difference(result, drawn.product(*args)),
+            check=lambda args, result: relative_difference(result, expected(drawn, *args)),
             calls_kernels=True,
         )
     else:
@@ -97,6 +98,17 @@ def table_of(drawn: Drawn) -> Table:
             _TOLERANCE,
         )
     return Table(drawn.name, drawn.name, _BARE, (), (Problem(drawn.name, (bare, program)),))
+
+
+def expected(drawn: Drawn, x: Tensor, weight: Tensor, *scales: Tensor) -> Tensor:
+    """torch's product, with which a bare product is compared: of operands in fp32 if they are fp16.
+
+    For 2 x 352 x 26128 in fp16, torch's own product differed from float64 by 2.5 percent in norm, and ours by
+    0.02 (H200, torch 2.11).
+    """
+    if drawn.operands is Operands.FP16:
+        return torch.mm(x.float(), weight.float().t())
+    return drawn.product(x, weight, *scales)
 
 
 def row_of(drawn: Drawn, prepared: Prepared, turn: Turn, rounds: int) -> dict[str, object]:
