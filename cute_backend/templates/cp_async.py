@@ -78,6 +78,12 @@ class Box:
         since a line of 128 bytes has 2**3 vectors."""
         return (min(self.line_bytes, SWIZZLED_BYTES) // VECTOR_BYTES).bit_length() - 1
 
+    def first(self, line_stride: Int64, thread: Int32) -> Int64:
+        """The distance of a thread's first vector from the first element of the box in a tensor, in
+        elements."""
+        line, place = self._first(thread)
+        return Int64(line) * line_stride + place * (VECTOR_BYTES // self.width)
+
     def bring(
         self,
         source: cute.Pointer,
@@ -90,16 +96,15 @@ class Box:
         """Begins to copy the share of a box that belongs to one of `threads` threads. With `within` None all
         of the box lies within the tensor, and a vector takes fewer instructions.
 
-        `source` points to the box's first element, at a multiple of 16 bytes, and `target` to its place in
-        shared memory. Two lines of the tensor are `line_stride` elements apart. `threads` is a multiple of
-        the vectors of a line, and `lines` a multiple of the lines that all threads copy in one turn.
+        `source` points to the thread's first vector (`first`), and `target` to the box's place in shared
+        memory. Two lines of the tensor are `line_stride` elements apart. `threads` is a multiple of the
+        vectors of a line, and `lines` a multiple of the lines that all threads copy in one turn.
         """
         line, place = self._first(thread)
         inside = Int32(VECTOR_BYTES)
         if within is not None:
             left = within.elements * self.width - place * VECTOR_BYTES
             inside = Int32(cutlass.min(cutlass.max(left, 0), VECTOR_BYTES))
-        source += Int64(line) * line_stride + place * (VECTOR_BYTES // self.width)
         step = Int64(line_stride) * self._step(threads)
         for turn in range(self._turns(threads)):
             away = turn * self._step(threads)

@@ -12,8 +12,7 @@ In each tile, between `begin` and `end`, it calls these hooks in this order:
     planes_begun        after each of the first subtiles whose exact loads are begun
     stage_rows          the rowvecs of the tile
     wait                each k tile: the stage that has it
-    multiply            each k tile
-    next                each k tile: the position of the one after it
+    multiply            each k tile: its products, and the position of the one after it
     left_stage          if warps multiply side by side: memory in which they exchange their sums
     rows                the staged rowvecs of the tile, for its visits
     await_first_planes  each of the first subtiles, before its visit
@@ -81,14 +80,10 @@ class Feed(ABC):
     def wait(self, shared: Sm80Shared, at: Any) -> Int32:
         """Waits for a k tile, and returns the stage that has it."""
 
-    def multiply(self, shared: Sm80Shared, at: Any, thread: Int32, step: Callable[[Copies], None]) -> None:
-        """Multiplies a k tile by `step(copies)`, where `copies` are those of a later k tile that the warp
-        begins at the same time."""
-        step(())
-
     @abstractmethod
-    def next(self, shared: Sm80Shared, at: Any) -> Any:
-        """The position of the k tile after one that the warp has read."""
+    def multiply(self, shared: Sm80Shared, at: Any, thread: Int32, step: Callable[[Copies], None]) -> Any:
+        """Multiplies a k tile by `step(copies)`, where `copies` are those of a later k tile that the warp
+        begins at the same time. Returns the position of the k tile after it."""
 
     def left_stage(self, shared: Sm80Shared, at: Any) -> Int32:
         """The stage of the k tile before the one at `at`. It is called only for a feed that

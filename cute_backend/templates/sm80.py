@@ -52,12 +52,10 @@ from cute_backend.templates.warp_columns import (
     pairs_pay,
 )
 from cute_backend.templates.warp_copies import WarpCopies
-from cute_backend.templates.warp_mainloop import Sm80Mainloop, Sm80Plain, WarpOperands
+from cute_backend.templates.warp_mainloop import MMA_K_BYTES, Sm80Mainloop, Sm80Plain, WarpOperands
 
 WARPGROUP = WARPS * WARP
 """Threads of a warpgroup, which works on 64 rows of a tile at a time."""
-MMA_K_BYTES = 32
-"""K of an instruction: 16 elements of 16 bits or 32 of fp8 (PTX ISA, mma.m16n8k16 and mma.m16n8k32)."""
 
 ALL_SHARED = 100
 """The percentage of a multiprocessor's L1 to use as shared memory if several CTAs run on it. Without an
@@ -276,8 +274,7 @@ class Sm80Gemm(FragmentGemm):
         for _ in cutlass.range(shared.k_tiles, unroll=1):
             stage = self.feed.wait(shared, at)
             step = partial(self.mainloop.step, operands, multiplied, sums, stage)
-            self.feed.multiply(shared, at, thread, step)
-            at = self.feed.next(shared, at)
+            at = self.feed.multiply(shared, at, thread, step)
         if cutlass.const_expr(self.side_by_side):
             cute.arch.sync_threads()  # all warps must be done with the stage before it is overwritten
             stage = self._left_stage(shared, at)

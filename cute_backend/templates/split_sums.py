@@ -30,7 +30,7 @@ from cute_backend.templates.feed import Feed
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.sm80 import ALL_SHARED, Sm80Gemm, Sm80Shared
 from cute_backend.templates.tile import FragmentSubtile, FragmentTile
-from cute_backend.templates.warp_mainloop import Sm80Mainloop
+from cute_backend.templates.warp_mainloop import Copies, Sm80Mainloop
 from cute_backend.templates.workspace import sums_pitch
 
 PAIR = 2
@@ -156,7 +156,7 @@ class StoredSums(Feed):
     def wait(self, shared: Sm80Shared, at: Int32) -> Int32:
         return at
 
-    def next(self, shared: Sm80Shared, at: Int32) -> Int32:
+    def multiply(self, shared: Sm80Shared, at: Int32, thread: Int32, step: Callable[[Copies], None]) -> Int32:
         return at
 
     def planes_begun(self) -> None:

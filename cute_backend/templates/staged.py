@@ -22,13 +22,14 @@ WARP_ROWS = 16
 
 @dataclass(frozen=True)
 class Lines:
-    """The part of an operand that is copied to a stage: `rows` rows from `row` on, and the elements of K from
-    `column` on. Rows beyond the stage's last and elements beyond K are left out.
+    """The part of an operand that is copied to a stage: `rows` rows, and the elements of K from `column` on.
+    Rows beyond the stage's last and elements beyond K are left out. A thread's first vector is `place`
+    elements from the operand's first (`Stage.place`).
 
     `rows` is None if the whole stage is known to lie within the operand.
     """
 
-    row: Int32
+    place: Int64
     rows: Int32 | None
     column: Int32
 
@@ -83,33 +84,39 @@ class Stage:
         """Shared memory for `stages` stages."""
         return swizzled(smem, self.dtype, self.layout(stages))
 
-    def bring(
-        self,
-        operand: cute.Tensor,
-        target: cute.Pointer,
-        lines: Lines,
-        batch: Int32,
-        thread: Int32,
-        threads: int,
-    ) -> None:
-        """Begins to copy `lines` of an operand (rows, K), or (rows, K, batch), to the stage that begins at
-        `target`, a pointer to bytes. `threads` threads share the copy; this is the share of one."""
-        source, row, column = operand.iterator, lines.row, lines.column
+    def place(self, operand: cute.Tensor, row: Int32, column: Int32, batch: Int32, thread: Int32) -> Int64:
+        """The place of a thread's first vector of a stage that begins at (row, column) of an operand (rows,
+        K), or (rows, K, batch), in elements."""
+        along, line = (column, row) if self.k_major else (row, column)
+        place = Int64(line) * self._step(operand) + along + self.box.first(self._step(operand), thread)
         if cute.rank(operand) > 2:
-            source += Int64(batch) * operand.stride[2]
-        columns = operand.shape[1] - column
+            place += Int64(batch) * operand.stride[2]
+        return place
+
+    def after(self, operand: cute.Tensor, place: Int64) -> Int64:
+        """The place of the same thread's first vector in the next stage along K."""
+        return place + (self.columns if self.k_major else self.columns * self._step(operand))
+
+    def bring(
+        self, operand: cute.Tensor, target: cute.Pointer, lines: Lines, thread: Int32, threads: int
+    ) -> None:
+        """Begins to copy `lines` of an operand to the stage that begins at `target`, a pointer to bytes.
+        `threads` threads share the copy; this is the share of one."""
+        place = cute.assume(lines.place, divby=VECTOR_BYTES // self.width)
+        source, step = operand.iterator + place, self._step(operand)
+        columns = operand.shape[1] - lines.column
         if self.k_major:
-            step = operand.stride[0]
-            box = source + (Int64(row) * step + column)
             within = None if lines.rows is None else Within(lines.rows, columns)
-            self.box.bring(box, step, within, target, thread, threads)
+            self.box.bring(source, step, within, target, thread, threads)
             return
-        step = operand.stride[1]
         for first in range(0, self.rows, self.line):
-            box = source + (Int64(column) * step + (row + first))
             within = None if lines.rows is None else Within(columns, lines.rows - first)
-            self.box.bring(box, step, within, target, thread, threads)
+            self.box.bring(source + first, step, within, target, thread, threads)
             target += self.box.bytes
+
+    def _step(self, operand: cute.Tensor) -> Int64:
+        """The distance of two lines of an operand."""
+        return Int64(operand.stride[0] if self.k_major else operand.stride[1])
 
     def is_filled(self, operand: cute.Tensor, rows: Int32, column: Int32) -> Boolean:
         """Whether `rows` rows of an operand, from the element `column` of K on, fill the stage."""
@@ -146,7 +153,8 @@ class Planes:
     ) -> None:
         """Begins to copy a lane's share of the box at a corner of a plane to shared memory."""
         first, step, within = self._lines(plane, corner)
-        self.box.bring(first, step, within, self._at(boxes, index), lane, WARP)
+        mine = first + cute.assume(self.box.first(step, lane), divby=VECTOR_BYTES // self.box.width)
+        self.box.bring(mine, step, within, self._at(boxes, index), lane, WARP)
 
     def write(
         self, plane: cute.Tensor, boxes: cute.Tensor, index: Int32, corner: Corner, lane: Int32

@@ -4,6 +4,7 @@ tile."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import cutlass
@@ -19,6 +20,7 @@ from cute_backend.templates.feed import Feed
 from cute_backend.templates.rings import consumer_state, make_rows, producer_state, stages_of
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.staged import Stage
+from cute_backend.templates.warp_mainloop import Copies
 
 if TYPE_CHECKING:
     from cute_backend.templates.sm80 import Sm80Gemm, Sm80Shared
@@ -113,7 +115,14 @@ class TmaFeed(Feed):
         shared.ab_pipeline.consumer_wait(at)
         return at.index
 
-    def next(self, shared: Sm80Shared, at: pipeline.PipelineState) -> pipeline.PipelineState:
+    def multiply(
+        self,
+        shared: Sm80Shared,
+        at: pipeline.PipelineState,
+        thread: Int32,
+        step: Callable[[Copies], None],
+    ) -> pipeline.PipelineState:
+        step(())
         cute.arch.sync_warp()  # one lane hands the stage back, for all that have read it
         shared.ab_pipeline.consumer_release(at)
         at.advance()

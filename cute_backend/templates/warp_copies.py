@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Uint8
+from cutlass import Boolean, Int32, Int64, Uint8
 
 from cute_backend.templates.feed import Feed
 from cute_backend.templates.staged import Lines
@@ -30,21 +30,22 @@ class WarpCopies(Feed):
 
     The exact loads of a tile's first subtiles are in one group with the k tile that is copied after them.
 
-    If several CTAs share a multiprocessor, the k loop has two bodies: one for k tiles that lie wholly within
-    A and B, whose vectors need no count of their bytes, and one for all others. With two bodies, 128 x 128
-    took 0.92 to 0.94 of the time that it took with one. Tiles with one CTA on a multiprocessor were slower
-    with two bodies: 256 x 128 took 1.01 times as long, and 128 x 64 1.15 times (H200,
+    If several CTAs share a multiprocessor, the k loop has two bodies. One copies a k tile that lies wholly
+    within A and B, so that its vectors need no count of their bytes, and that is not the last of its work
+    item, so that the next one lies beside it. The other body copies all other k tiles. With two bodies, 128 x
+    128 took 0.92 to 0.94 of the time that it took with one. Tiles with one CTA on a multiprocessor were
+    slower with two bodies: 256 x 128 took 1.01 times as long, and 128 x 64 1.15 times (H200,
     benchmarks/findings/warp-mma.md).
     """
 
     leaves_a_stage = True
 
     def begin(self, shared: Sm80Shared, first_item: Int32, thread: Int32) -> tuple[KTile, Int32]:
-        ahead = self._first(shared, Int32(first_item), Int32(0))
+        ahead = self._first(shared, Int32(first_item), thread)
         for _ in range(self.stages.ab - 1):
             self._bring_a(shared, ahead, thread)
             self._bring_b(shared, ahead, thread)
-            ahead = self._after_it(shared, ahead)
+            ahead = self._after_it(shared, ahead, thread)
         return KTile(Int32(0), ahead), Int32(0)
 
     def wait(self, shared: Sm80Shared, at: KTile) -> Int32:
@@ -60,13 +61,22 @@ class WarpCopies(Feed):
         thread: Int32,
         step: cutlass.Constexpr[Callable[[Copies], None]],
     ):
-        copies = self._copies(shared, at.ahead, thread)
+        ahead = at.ahead
         if cutlass.const_expr(self.gemm.config.occupancy == 1):
-            step(copies)
-        elif self._is_whole(shared, at.ahead):
-            step(self._copies(shared, at.ahead.whole, thread))
+            step(self._copies(shared, ahead, thread))
+            ahead = self._after_it(shared, ahead, thread)
         else:
-            step(copies)
+            if self._is_whole(shared, ahead) & (ahead.k + 1 != self._end(shared, ahead)):
+                step(self._copies(shared, ahead.whole, thread))
+                ahead = self._beside(shared, ahead)
+            else:
+                step(self._copies(shared, ahead, thread))
+                ahead = self._after_it(shared, ahead, thread)
+        return KTile(_after(at.stage, self.stages.ab), ahead)
+
+    def _end(self, shared: Sm80Shared, ahead: Ahead) -> Int32:
+        """The index after the last k tile of the work item of one."""
+        return self.first_k(shared, ahead.batch) + shared.k_tiles
 
     def _is_whole(self, shared: Sm80Shared, ahead: Ahead) -> Boolean:
         """Whether a k tile lies wholly within A and B. All B have one shape."""
@@ -80,10 +90,6 @@ class WarpCopies(Feed):
 
     def left_stage(self, shared: Sm80Shared, at: KTile) -> Int32:
         return cutlass.select_(at.stage == 0, Int32(self.stages.ab - 1), at.stage - 1)
-
-    def next(self, shared: Sm80Shared, at: KTile) -> KTile:
-        ahead = self._after_it(shared, at.ahead)
-        return KTile(_after(at.stage, self.stages.ab), ahead)
 
     @cute.jit
     def await_first_planes(self, shared: Sm80Shared, later: int):
@@ -104,19 +110,19 @@ class WarpCopies(Feed):
         """Begins to copy the next k tile of A, if there is one."""
         stage = self.gemm.a_stage
         target = cute.recast_ptr(shared.s_a.iterator, dtype=Uint8) + ahead.stage * stage.bytes
-        stage.bring(shared.a, target, ahead.of_a, ahead.batch, thread, self.gemm.threads)
+        stage.bring(shared.a, target, ahead.of_a, thread, self.gemm.threads)
 
     def _bring_b(self, shared: Sm80Shared, ahead: Ahead, thread: Int32) -> None:
         """Begins to copy the next k tile of B, if there is one, as one group with A's."""
         piece = self.gemm.piece
         target = cute.recast_ptr(shared.s_b.iterator, dtype=Uint8) + ahead.stage * self.gemm.b_stage.bytes
-        for b in shared.bs:
-            piece.bring(b, target, ahead.of_b, ahead.batch, thread, self.gemm.threads)
+        for i, b in enumerate(shared.bs):
+            piece.bring(b, target, ahead.of_b(i), thread, self.gemm.threads)
             target += piece.bytes
         cute.arch.cp_async_commit_group()
 
-    def _first(self, shared: Sm80Shared, item: Int32, stage: Int32) -> Ahead:
-        """The first k tile of a work item. It has no rows if there is no such item."""
+    def _first(self, shared: Sm80Shared, item: Int32, thread: Int32) -> Ahead:
+        """The first k tile of a work item, in stage 0. It has no rows if there is no such item."""
         config, place = self.gemm.config, shared.schedule.place(item)
         m0, n0 = self.gemm._origin(shared, place)
         b0 = n0 * config.products // config.pieces
@@ -127,36 +133,42 @@ class WarpCopies(Feed):
         )
         columns, batch = self.gemm.a_stage.columns, Int32(place.batch)
         k = self.first_k(shared, batch)
-        return Ahead(item, k, stage, Int32(m0), Int32(b0), rows_a, rows_b, batch, columns)
+        place_a = self.gemm.a_stage.place(shared.a, Int32(m0), k * columns, batch, thread)
+        places_b = tuple(self.gemm.piece.place(b, Int32(b0), k * columns, batch, thread) for b in shared.bs)
+        return Ahead(item, k, Int32(0), place_a, places_b, rows_a, rows_b, batch, columns)
+
+    def _beside(self, shared: Sm80Shared, ahead: Ahead) -> Ahead:
+        """The next k tile of the same work item."""
+        place_a = self.gemm.a_stage.after(shared.a, ahead.place_a)
+        places_b = tuple(self.gemm.piece.after(b, p) for b, p in zip(shared.bs, ahead.places_b, strict=True))
+        stage = _after(ahead.stage, self.stages.ab)
+        return replace(ahead, k=ahead.k + 1, stage=stage, place_a=place_a, places_b=places_b)
 
     @cute.jit
-    def _after_it(self, shared: Sm80Shared, ahead: Ahead) -> Ahead:
-        """The k tile that follows one. The places of the next work item are computed only once."""
-        item, k, stage = ahead.item, ahead.k + 1, _after(ahead.stage, self.stages.ab)
-        row_a, row_b, rows_a, rows_b = ahead.row_a, ahead.row_b, ahead.rows_a, ahead.rows_b
-        batch = ahead.batch
-        if k == self.first_k(shared, batch) + shared.k_tiles:
-            first = self._first(shared, item + shared.item_step, stage)
-            item, k = first.item, first.k
-            row_a, row_b, rows_a, rows_b = first.row_a, first.row_b, first.rows_a, first.rows_b
-            batch = first.batch
-        return Ahead(item, k, stage, row_a, row_b, rows_a, rows_b, batch, ahead.columns)
+    def _after_it(self, shared: Sm80Shared, ahead: Ahead, thread: Int32):
+        """The k tile that follows one: the next of its work item, or the first of the next work item."""
+        after = self._beside(shared, ahead)
+        if after.k == self._end(shared, ahead):
+            first = self._first(shared, ahead.item + shared.item_step, thread)
+            after = replace(first, stage=after.stage)
+        return after
 
 
 @dataclass(frozen=True)
 class Ahead:
     """The k tile that is copied next: its work item, its index among the item's k tiles, and its stage.
 
-    It begins at `row_a` of A and at `row_b` of each B, in the `batch`-th product. At most `rows_a` and
+    A thread's first vectors are at `place_a` of A and at `places_b` of each B. At most `rows_a` and
     `rows_b` rows are copied from there on, and at most those of the stage. They are None if the k tile is
-    known to lie wholly within A and B. `columns` is the number of elements of K in a k tile.
+    known to lie wholly within A and B. It is of the `batch`-th product. `columns` is the number of elements
+    of K in a k tile.
     """
 
     item: Int32
     k: Int32
     stage: Int32
-    row_a: Int32
-    row_b: Int32
+    place_a: Int64
+    places_b: tuple[Int64, ...]
     rows_a: Int32 | None
     rows_b: Int32 | None
     batch: Int32
@@ -170,12 +182,11 @@ class Ahead:
     @property
     def of_a(self) -> Lines:
         """Its rows of A."""
-        return Lines(self.row_a, self.rows_a, self.k * self.columns)
+        return Lines(self.place_a, self.rows_a, self.k * self.columns)
 
-    @property
-    def of_b(self) -> Lines:
-        """Its rows of each B."""
-        return Lines(self.row_b, self.rows_b, self.k * self.columns)
+    def of_b(self, index: int) -> Lines:
+        """Its rows of a B."""
+        return Lines(self.places_b[index], self.rows_b, self.k * self.columns)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import AddressSpace, Float32, Int32
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import warp
+from cutlass.cutlass_dsl import dsl_user_op
 
+from cute_backend.templates.cp_async import VECTOR_BYTES
 from cute_backend.templates.staged import Stage
+
+MMA_K_BYTES = 32
+"""K of an instruction: 16 elements of 16 bits or 32 of fp8 (PTX ISA, mma.m16n8k16 and mma.m16n8k32)."""
 
 Copies = Sequence[Callable[[], None]]
 """Copies that are begun while the tensor cores are at work, up to one for each instruction's K."""
@@ -24,16 +30,39 @@ Copies = Sequence[Callable[[], None]]
 @dataclass(frozen=True)
 class Fragments:
     """One operand of a thread: its copy by ldmatrix, the thread's part of all stages, and its registers, as
-    they are read and as they are multiplied."""
+    they are read and as they are multiplied. If the stages are K-major, `first` is the address in shared
+    memory of what the thread reads first of the first stage."""
 
     copy: cute.TiledCopy
+    stage: Stage
     staged: cute.Tensor
     read: cute.Tensor
     multiplied: cute.Tensor
+    first: Int32 | None
+
+    @staticmethod
+    def of(
+        copy: cute.TiledCopy, stage: Stage, shared: cute.Tensor, fragment: cute.Tensor, thread: Int32
+    ) -> Fragments:
+        """The fragments of a thread that reads the stages in `shared` into `fragment`."""
+        mine = copy.get_slice(thread)
+        staged = mine.partition_S(shared)
+        first = None
+        if stage.k_major:
+            place = Int32(staged.iterator.toint())
+            first = _kept(place ^ (place >> 7 & (1 << stage.box.swizzle_bits) - 1) << 4)
+        return Fragments(copy, stage, staged, mine.retile(fragment), fragment, first)
 
     def load(self, k_block: int, stage: Int32) -> cute.Tensor:
         """Reads the part of a stage along K that one MMA multiplies, and returns its registers."""
-        cute.copy(self.copy, self.staged[(None, None, k_block, stage)], self.read[(None, None, k_block)])
+        source = self.staged[(None, None, k_block, stage)]
+        if self.first is not None:
+            # All k of a row are in one line, and k_block changes bits that the vector's place in a slice
+            # leaves 0. So one instruction counts slices, where the swizzle of an address takes three.
+            place = self.first + stage * self.stage.bytes ^ k_block * MMA_K_BYTES
+            start = cute.make_ptr(source.element_type, place, AddressSpace.smem, assumed_align=VECTOR_BYTES)
+            source = cute.make_tensor(start, source.layout)
+        cute.copy(self.copy, source, self.read[(None, None, k_block)])
         return self.multiplied[(None, None, k_block)]
 
 
@@ -57,11 +86,10 @@ class WarpOperands:
         )
         a_fragment = mma.make_fragment_A(mine.partition_A(s_a[(None, None, 0)]))
         b_fragment = mma.make_fragment_B(mine.partition_B(s_b[(None, None, 0)]))
-        a_mine, b_mine = a_copy.get_slice(thread), b_copy.get_slice(thread)
         return WarpOperands(
             mma,
-            Fragments(a_copy, a_mine.partition_S(s_a), a_mine.retile(a_fragment), a_fragment),
-            Fragments(b_copy, b_mine.partition_S(s_b), b_mine.retile(b_fragment), b_fragment),
+            Fragments.of(a_copy, a, s_a, a_fragment, thread),
+            Fragments.of(b_copy, b, s_b, b_fragment, thread),
         )
 
     def multiply(self, acc: cute.Tensor, stage: Int32, copies: Copies) -> None:
@@ -110,3 +138,19 @@ class Sm80Promoted:
         operands.multiply(held, stage, copies)
         for i in range(cute.size(acc)):
             acc[i] = acc[i] + held[i]
+
+
+@dsl_user_op
+def _kept(value: Int32, *, loc: Any = None, ip: Any = None) -> Int32:
+    """The value, in a register. The compiler can't see what it is computed from; otherwise it would compute
+    it again for each k tile, ahead of the first product."""
+    word = llvm.inline_asm(
+        Int32.mlir_type,
+        [value.ir_value(loc=loc, ip=ip)],
+        "mov.b32 $0, $1;",
+        "=r,r",
+        has_side_effects=True,
+        loc=loc,
+        ip=ip,
+    )
+    return Int32(word)

@@ -234,6 +234,7 @@ WARPS = Subject(sm80(64, 64), (136, 136, 896), spec=scaled_residual(DType.BF16, 
 FEW_K_TILES = replace(WARPS, problem=(72, 72, 72))
 MANY_SUBTILES = replace(WARPS, config=sm80(128, 128), problem=(136, 136, 72))
 TWO_CTAS = replace(WARPS, config=sm80(64, 64, occupancy=2), problem=(136, 136, 208))
+WHOLE_K_TILES = replace(TWO_CTAS, problem=(136, 136, 192))
 ADA = Subject(TileConfig(Arch.SM89, 64, 64), (72, 136, 304), spec=SLOW)
 FED_BY_TMA = replace(WARPS, config=TileConfig(Arch.SM120A, 64, 64))
 ROWS_BESIDE_TMA = replace(
@@ -245,6 +246,8 @@ SUMS_BY_WGMMA = Subject(sm90(64, 64, split_k=6), (72, 72, 1040))
 SUMS_IN_MEMORY = replace(
     WARPS, config=sm80(64, 64, split_k=4, rowvecs=Rowvecs.SMEM_STAGED), problem=(136, 72, 720)
 )
+# In the third of four parts, K ends in a k tile that another one follows.
+TWO_CTAS_IN_PARTS = replace(TWO_CTAS, config=sm80(64, 64, occupancy=2, split_k=4), problem=(72, 72, 272))
 SUMS_BY_TMA = replace(FED_BY_TMA, config=replace(FED_BY_TMA.config, split_k=2), problem=(72, 72, 304))
 
 ROTATING = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=ROTATED)
@@ -320,6 +323,8 @@ SUBJECTS = {
     "few k tiles": FEW_K_TILES,
     "many subtiles": MANY_SUBTILES,
     "two CTAs on a multiprocessor": TWO_CTAS,
+    "whole k tiles": WHOLE_K_TILES,
+    "parts of two CTAs": TWO_CTAS_IN_PARTS,
     "fp8 on Ada": ADA,
     "warps fed by TMA": FED_BY_TMA,
     "rowvecs beside TMA": ROWS_BESIDE_TMA,

@@ -15,9 +15,11 @@ from support.simulator.mutants import (
     SUMS_BY_TMA,
     SUMS_IN_MEMORY,
     TWO_CTAS,
+    TWO_CTAS_IN_PARTS,
     UNFINISHED,
     UNWRITTEN,
     WARPS,
+    WHOLE_K_TILES,
     Edit,
     Mutant,
     Text,
@@ -155,7 +157,7 @@ MUTANTS = [
     ),
     Mutant(
         "the last k tile copied as if it were the one before",
-        TWO_CTAS,
+        TWO_CTAS_IN_PARTS,
         instead("column = ahead.k * ahead.columns", "column = (ahead.k - 1) * ahead.columns"),
         WrongNumbers,
         "are wrong",
@@ -176,6 +178,22 @@ MUTANTS = [
         IllegalAccess,
         r"cp\.async",
         Text.WARP_COPIES,
+    ),
+    Mutant(
+        "k tiles that follow the last one of a tile",
+        WHOLE_K_TILES,
+        instead(" & (ahead.k + 1 != self._end(shared, ahead))", ""),
+        WrongNumbers,
+        "are wrong",
+        Text.WARP_COPIES,
+    ),
+    Mutant(
+        "slices of K counted ahead of the swizzle",
+        TWO_CTAS,
+        instead("^ k_block * MMA_K_BYTES", "+ k_block * MMA_K_BYTES"),
+        RaceError,
+        UNFINISHED.format(SHARED) + r"(.|\n)*ldmatrix",
+        Text.WARP_MAINLOOP,
     ),
     # Warps that TMA feeds: the ring of operands, rowvecs, and the first planes of a tile.
     Mutant(
@@ -271,8 +289,8 @@ MUTANTS = [
         "every part is the first",
         SUMS_IN_MEMORY,
         (
-            Edit("first_k(shared, batch)", "first_k(shared, 0 * batch)", times=2, at=1),
             Edit("first_k(shared, batch)", "first_k(shared, 0 * batch)"),
+            Edit("first_k(shared, ahead.batch)", "first_k(shared, 0 * ahead.batch)"),
         ),
         WrongNumbers,
         "are wrong",
