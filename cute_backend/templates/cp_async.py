@@ -12,7 +12,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint8, Uint16, Uint32, Uint64
-from cutlass._mlir.dialects import nvvm
+from cutlass._mlir.dialects import llvm, nvvm
 from cutlass.cutlass_dsl import dsl_user_op
 
 VECTOR_BYTES = 16
@@ -37,6 +37,20 @@ def copy_vector(
         VECTOR_BYTES,
         nvvm.LoadCacheModifierKind.CG,
         cp_size=nbytes.ir_value(loc=loc, ip=ip),
+        loc=loc,
+        ip=ip,
+    )
+
+
+@dsl_user_op
+def fetch_line(source: cute.Pointer, *, loc: Any = None, ip: Any = None) -> None:
+    """Asks L2 for the line that holds an address of global memory (PTX ISA, prefetch)."""
+    llvm.inline_asm(
+        None,
+        [source.toint(loc=loc, ip=ip).ir_value(loc=loc, ip=ip)],
+        "prefetch.global.L2 [$0];",
+        "l",
+        has_side_effects=True,
         loc=loc,
         ip=ip,
     )

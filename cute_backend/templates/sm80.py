@@ -234,6 +234,7 @@ class Sm80Gemm(FragmentGemm):
                 for subtile in cutlass.range_constexpr(min(stages.exact, self.subtiles)):
                     self._bring(shared, tile, subtile, thread)
                     self.feed.planes_begun()
+            self._fetch_planes(shared, tile)
             if cutlass.const_expr(stages.row > 0):
                 self.feed.stage_rows(shared, place, rows_at, thread)
             at = sum_up(tile, at)
@@ -359,6 +360,18 @@ class Sm80Gemm(FragmentGemm):
         index, corner = self._index(thread, subtile, self.stages.exact), self._corner(shared, tile, subtile)
         for planes, s_load in zip(self.load_planes, shared.loads, strict=True):
             planes.bring(getattr(shared.glob, planes.operand.name), s_load, index, corner, tile.lane)
+
+    def _fetch_planes(self, shared: Sm80Shared, tile: FragmentTile) -> None:
+        """Asks L2 for a warp's exact loads of a tile, if copies of later subtiles begin only after the
+        products. Then they wait for L2 instead of memory."""
+        if self.subtiles <= self.stages.exact:
+            return
+        for block in range(self.blocks):
+            corner = Corner(tile.warp_row(block), tile.n0, tile.m, shared.n)
+            for planes in self.load_planes:
+                if planes.operand.order is Order.ROW:
+                    plane = getattr(shared.glob, planes.operand.name)
+                    planes.fetch(plane, corner, self.config.tile_n, tile.lane)
 
     def _index(self, thread: Int32, subtile: int, stages: int) -> Int32:
         """The index of the box with a warp's part of a subtile. The stages of a warp are consecutive."""

@@ -11,10 +11,13 @@ from cutlass import Boolean, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
 from cute_backend.spec import Order
-from cute_backend.templates.cp_async import SWIZZLED_BYTES, VECTOR_BYTES, Box, Within
+from cute_backend.templates.cp_async import SWIZZLED_BYTES, VECTOR_BYTES, Box, Within, fetch_line
 from cute_backend.templates.crew import SMEM_ALIGN, WARP
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.rings import swizzled
+
+L2_LINE = 128
+"""Bytes of a line of L2."""
 
 WARP_ROWS = 16
 """The rows of a warp's box of a plane: those of an instruction's accumulators (PTX ISA, mma.m16n8k16)."""
@@ -155,6 +158,18 @@ class Planes:
         first, step, within = self._lines(plane, corner)
         mine = first + cute.assume(self.box.first(step, lane), divby=VECTOR_BYTES // self.box.width)
         self.box.bring(mine, step, within, self._at(boxes, index), lane, WARP)
+
+    @cute.jit
+    def fetch(self, plane: cute.Tensor, corner: Corner, columns: cutlass.Constexpr[int], lane: Int32):
+        """Asks L2 for `columns` columns of the 16 rows at a corner of a plane, whose rows are contiguous.
+        Nothing beyond the plane's edge is asked for."""
+        width = self.operand.dtype.width // 8
+        lines = -(-columns * width // L2_LINE)
+        for turn in cutlass.range_constexpr(-(-lines * WARP_ROWS // WARP)):
+            line = lane + turn * WARP
+            row, column = corner.row + line // lines, corner.column + line % lines * (L2_LINE // width)
+            if (line < lines * WARP_ROWS) & (row < corner.end_row) & (column < corner.end_column):
+                fetch_line(plane.iterator + (Int64(row) * plane.stride[0] + column))
 
     def write(
         self, plane: cute.Tensor, boxes: cute.Tensor, index: Int32, corner: Corner, lane: Int32

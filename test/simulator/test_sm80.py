@@ -34,9 +34,11 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from cute_backend.templates.crew import WARP
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm80 import Sm80Gemm
 from cute_backend.templates.split_sums import SplitGemm, SumGemm
+from cute_backend.templates.staged import L2_LINE
 from cute_backend.templates.stages import Stages
 from support.simulator import pairs
 from support.simulator.exact import (
@@ -154,6 +156,15 @@ def test_two_ctas_share_a_multiprocessor(problem: tuple[int, int, int]) -> None:
     whole = config.target.smem_bytes + CTA_SMEM_BYTES
     assert 2 * (config.smem_bytes + CTA_SMEM_BYTES) == whole and config.least_ab_stages == 2
     check_exact(scaled_residual(DType.BF16, DType.BF16), problem, machine(config))
+
+
+def test_planes_are_asked_for_before_the_products() -> None:
+    """The lines of a warp's 32 rows, a lane's share each time, if not all visits' copies begin that early."""
+    lines = 32 * 128 * RESIDUAL.dtype.bits // 8 // L2_LINE
+    spec = scaled_residual(DType.BF16, DType.BF16)
+    for config, shares in ((sm80(128, 128, occupancy=2), lines // WARP), (sm80(64, 64), 0)):
+        before, _ = build(Kernel(spec, config, Alignment.TMA)).ptx.split("mma.sync", 1)
+        assert before.count("prefetch.global.L2") == shares
 
 
 @pytest.mark.sweep(2)
