@@ -191,8 +191,23 @@ def _can_split(arch: Arch, spec: EpilogueSpec) -> bool:
     nor for scales that the MMA applies."""
     if spec.product.kind.has_offsets or spec.product.a_scaling.by_mma:
         return False
+    if arch.target.clusters:
+        return True
     alone = len(spec.accumulators) == 1
-    return arch.target.clusters or (alone and _can_leave_sums(spec) and not spec.reductions)
+    return alone and _can_leave_sums(spec) and not spec.reductions and _leaves_room_for_sums(spec)
+
+
+MAX_PLANES_BESIDE_SUMS = 3
+"""The most planes that a kernel moves beside the sums of parts of K where CTAs pass them through memory. With
+four, 64 x 64 in four parts spilled 16 to 152 bytes (sm_80, sm_86, sm_89, sm_120a)."""
+
+
+def _leaves_room_for_sums(spec: EpilogueSpec) -> bool:
+    """Whether the planes of a spec leave a thread registers for adding up the sums of parts of K. A plane
+    whose rows are of several modes did not: 64 x 64 in four parts spilled 16 bytes."""
+    loads = spec.loads_of(LoadKind.EXACT)
+    planes = len(loads) + len(spec.planes)
+    return planes <= MAX_PLANES_BESIDE_SUMS and not any(load.is_split for load in loads)
 
 
 def _can_leave_sums(spec: EpilogueSpec) -> bool:
