@@ -3,7 +3,7 @@
    out1 = f32(row_max(t4))
 
     colvec0  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
-    exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
+    exact0   exact   bf16  vector          by element when needed
 
 cute_grouped_mm_silu_scale_residual_max_128x128_81cdfd24:
 sm_100a, tile 128x128_1x1, planes aligned to 16 bytes:
@@ -23,7 +23,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
-from cute_backend.spec import Axis, Order, ProductKind
+from cute_backend.spec import Axis, ProductKind
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
@@ -34,12 +34,8 @@ class Epilogue:
     loads = ("colvec0", "exact0")
     stores = ("out0", "out1_max")
     staged = ()
-    shared_loads = (
-        SmemOperand("exact0", BFloat16),
-    )
-    shared_stores = (
-        SmemOperand("out0", BFloat16, Order.COLUMN),
-    )
+    shared_loads = ()
+    shared_stores = ()
 
     @cute.jit
     def begin(self, tile, glob):
@@ -52,9 +48,9 @@ class Epilogue:
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
         exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
-        sub.copy_from(smem.exact0, exact0_bf16)
+        for e in cutlass.range_constexpr(sub.elements):
+            exact0_bf16[e] = glob.exact0[sub.row(e), sub.column(e)]
         exact0 = math.widen(exact0_bf16, Float32)
-        smem.release()
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         out1 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
@@ -66,7 +62,12 @@ class Epilogue:
             t4 = t3 + exact0[e]
             out0[e] = t4
             out1[e] = t4
-        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+        out0_glob = glob.out0
+        out0_rmem = math.narrow(out0, BFloat16)
+        for e in cutlass.range_constexpr(sub.elements):
+            row, column, inside = sub.target(e)
+            if inside:
+                out0_glob[row, column] = out0_rmem[e]
         held.out1.take_rows(out1, sub)
 
     @cute.jit

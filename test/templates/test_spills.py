@@ -101,7 +101,7 @@ def distinct(arch: Arch, spec: EpilogueSpec) -> list[Kernel]:
 def one_of_each_configuration(arch: Arch, specs: list[EpilogueSpec]) -> list[Kernel]:
     """A kernel of every configuration that is offered to any of the specs, which take turns."""
     kernels: dict[TileConfig, Kernel] = {}
-    for i, spec in enumerate(specs * 4):
+    for i, spec in enumerate(specs * 6):
         for config in with_hoists(arch, spec):
             if config not in kernels:
                 kernels[config] = Kernel(spec, config, list(Alignment)[i % 2])
