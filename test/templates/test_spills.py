@@ -26,6 +26,7 @@ from cute_backend.planning import (
     unserved,
 )
 from cute_backend.planning.hoisting import can_hoist
+from cute_backend.planning.search import table as table_of
 from cute_backend.planning.shared_memory import plane_bits
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
@@ -176,6 +177,25 @@ def test_a_logsumexp_beside_planes_by_element_does_not_spill() -> None:
     config = max(offered(Arch.SM90A, spec), key=lambda each: each.thread_accumulators)
     assert config.thread_accumulators == 128
     assert_none_spills([Kernel(spec, config, Alignment.PLAIN)])
+
+
+def test_groups_that_read_a_plane_by_element_do_not_spill() -> None:
+    """The widest tile on sm_100a: with two epilogue warpgroups it spilled 32 bytes."""
+    epilogue = GROUPED["grouped_columns"]
+    (report,) = collect(epilogue.fn, epilogue.inputs(Problem(256, 256, 256)))
+    spec = report.regions[0].spec
+    assert_none_spills([Kernel(spec, table_of(Arch.SM100A, spec)[0], Alignment.PLAIN)])
+
+
+@pytest.mark.parametrize("name", ["four_read", "four_results"])
+def test_k_is_not_split_beside_four_planes_where_sums_go_through_memory(name: str) -> None:
+    """64 x 64 in four parts spilled up to 152 bytes. With a plane less, K may be split."""
+    spec = heavy_spec(name)
+    accs = tuple(replace(acc, a_dtype=DType.BF16, b_dtype=DType.BF16) for acc in spec.accumulators)
+    spec = replace(spec, accumulators=accs)
+    assert len(spec.loads_of(LoadKind.EXACT)) + len(spec.planes) > 3
+    assert {config.split_k for config in offered(Arch.SM80, spec)} == {1}
+    assert max(config.split_k for config in offered(Arch.SM80, spec_in("sm_80", "addmm_relu"))) > 1
 
 
 @pytest.mark.exhaustive
