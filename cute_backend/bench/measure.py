@@ -214,9 +214,8 @@ def prepare(problem: Problem, run: Run) -> Prepared:
                     f"{workload.name} of {problem.name} fails in eager: {_reason(error)}"
                 ) from error
             work = work_of(workload, args, expected)
-            sets = _input_sets(
-                workload, args, run.unit_us / max(work.limit_us(run.ceilings), 1e-3), work.bytes
-            )
+            limit_us = work.limit_us(run.ceilings)
+            sets = _input_sets(workload, args, limit_us, work.bytes, run.unit_us)
         works.append(work)
         for runner in workload.runners:
             run.progress(f"{problem.name}: {runner.value} {workload.name}")
@@ -287,6 +286,9 @@ def _input_sets(
     workload: Workload, args: tuple[Any, ...], limit_us: float, taken: int, unit_us: float = UNIT_US
 ) -> list[tuple[Any, ...]]:
     """Copies of the arguments, one for each call of a unit.
+
+    A call takes at least `limit_us` microseconds, so the calls of a unit take at least `unit_us` together,
+    unless there are MAX_CALLS of them. The arguments and results of a call have `taken` bytes.
 
     A module's weights would be warm from the second call on, so a module is called once.
     """

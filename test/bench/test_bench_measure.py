@@ -58,7 +58,8 @@ def on_cpu(monkeypatch):
 
 def a_run(**changes):
     told = []
-    return measure.Run(CEILINGS, changes.get("notes", {}), FakeNvml(), 2, told.append), told
+    run = measure.Run(CEILINGS, {}, FakeNvml(), 2, told.append)
+    return replace(run, **changes), told
 
 
 def small_table(*problems):
@@ -180,6 +181,15 @@ def test_each_call_of_a_unit_has_inputs_of_its_own(on_cpu, monkeypatch):
     assert len(measure._input_sets(workload, args, limit_us=100.0, taken=2**14)) == 4
     layer = replace(workload, fn=torch.nn.Linear(4, 4))
     assert len(measure._input_sets(layer, args, limit_us=100.0, taken=1000)) == 1
+
+
+def test_calls_of_small_problems_are_many_and_those_of_large_ones_few(on_cpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**40, 2**40))
+    sizes = {3: MAX_CALLS, 2**20: 12, 2**24: 1}  # 8 bytes an element, at 1e12 bytes a second
+    for size, calls in sizes.items():
+        table = function_table("sine", torch.sin, (torch.ones(size),), Rate.BF16)
+        (found,) = measure.measure_table(table, a_run(unit_us=100.0)[0])
+        assert {each.calls for each in found.problems[0].measurements} == {calls}, size
 
 
 @pytest.mark.parametrize(
