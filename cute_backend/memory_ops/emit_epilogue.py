@@ -157,7 +157,9 @@ class EpilogueText:
     def _stage(self) -> list[str]:
         """The hook of the staging warp, if any rowvec is staged."""
         staged = self.plan.in_ring(Ring.ROW, self.spec)
-        return [*_method("stage(self, tile, glob, smem)"), *reads.stage(staged), ""] if staged else []
+        if not staged:
+            return []
+        return [*_method("stage(self, tile, glob, smem)"), *reads.stage(staged, self.config.tile_n), ""]
 
     def _begin(self) -> list[str]:
         lines = _method("begin(self, tile, glob)")

@@ -42,12 +42,16 @@ def begin(load: Load, placement: Placement) -> list[str]:
     return [*_read_by_element(load, placement.begin, read), f"        {load.name} = math.pack({read})"]
 
 
-def stage(loads: Sequence[Load]) -> list[str]:
-    """Statements by which a warp copies the tile's columns of vectors to shared memory."""
+def stage(loads: Sequence[Load], columns: int) -> list[str]:
+    """Statements by which a warp copies the `columns` columns of a tile of vectors to shared memory. Its last
+    lanes may copy columns beyond the tile, for which shared memory has room."""
     group = {load.name: "tile.group, " if load.kind is LoadKind.GROUPVEC else "" for load in loads}
     reads = [f"smem.{name}[column] = glob.{name}[{group[name]}tile.clamp_column(column)]" for name in group]
+    count = f"tile.tile_n // {STAGED_COLUMNS}"
+    if columns % STAGED_COLUMNS:
+        count = f"cute.ceil_div(tile.tile_n, {STAGED_COLUMNS})"
     return [
-        f"        for i in cutlass.range_constexpr(tile.tile_n // {STAGED_COLUMNS}):",
+        f"        for i in cutlass.range_constexpr({count}):",
         f"            column = tile.lane + {STAGED_COLUMNS} * i",
         *(f"            {read}" for read in reads),
     ]

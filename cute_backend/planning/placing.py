@@ -36,7 +36,7 @@ def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
     spec = multiplied(spec, config)
     alignment = moved(spec, config, alignment)
     rowvecs = sum(
-        ring_bytes(config.tile_n, load.dtype) for load in spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC)
+        ring_bytes(config.staged_n, load.dtype) for load in spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC)
     )
     room = Room(hoist_budget(spec, config, alignment), config.epilogue_smem_bytes - rowvecs)
     shared_stores = []

@@ -84,10 +84,12 @@ def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConf
 
 
 def whole_subtiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Requires whole subtiles in a pair's columns, so that a visit has equally many columns of each
-    product."""
-    whole = config.tile_n // config.ctas % config.subtile_n == 0
-    return config if config.products == 1 or whole else None
+    """Requires whole subtiles in a tile's columns, so that a visit has equally many columns of each product
+    of a pair. A tile whose columns are whole wider subtiles has no narrow ones."""
+    columns = config.tile_n // config.ctas
+    if config.subtile_n < NARROW_SUBTILE_N and columns % NARROW_SUBTILE_N == 0:
+        config = replace(config, subtile_n=NARROW_SUBTILE_N)
+    return config if config.products == 1 or columns % config.subtile_n == 0 else None
 
 
 def whole_rows_of_the_swizzle(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
@@ -113,6 +115,15 @@ def whole_blocks_of_b(config: TileConfig, spec: EpilogueSpec) -> TileConfig | No
     block = spec.product.b_block
     shares = (config.tile_n, config.tile_n // config.cluster_m) if block else ()
     return None if any(min(each % block, block % each) for each in shares) else config
+
+
+def planes_for_narrow_subtiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """Excludes tiles of narrow subtiles for even and odd columns, and for planes of several modes of M or N.
+    If planes move by element, even and odd columns spilled 72 bytes in 128 x 112 x 2, and a plane of several
+    modes 8 bytes in 128 x 208."""
+    split = any(load.is_split for load in spec.loads_of(LoadKind.EXACT))
+    able = spec.b_columns is BColumns.APART and not split
+    return config if able or config.subtile_n >= NARROW_SUBTILE_N else None
 
 
 def few_draws_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
@@ -300,6 +311,7 @@ RULES: tuple[Rule, ...] = (
     whole_blocks_of_b,
     whole_subtiles,
     whole_rows_of_the_swizzle,
+    planes_for_narrow_subtiles,
     few_draws_in_a_visit,
     half_the_rows_for_a_crowded_thread,
     narrow_subtiles_by_element,
@@ -428,11 +440,21 @@ def a_loop_where_nothing_is_hoisted(
     return config if hoists else replace(config, unrolled=False)
 
 
+def unrolled_visits_of_planes(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
+    """Unrolls visits of narrow subtiles if TMA moves planes, whose stages an unrolled visit knows, or if a
+    visit has accumulators of two products. Visits without planes remain the iterations of a loop."""
+    if config.target.unrolled_subtile_n is None or not config.target.planes_by_tma or not config.rolled:
+        return config
+    by_tma = alignment is Alignment.TMA and has_planes(spec)
+    return replace(config, unrolled=True) if by_tma or config.products > 1 else config
+
+
 SUBTILE_RULES = (
     narrow_subtiles_without_room,
     narrow_subtiles_of_many_planes,
     a_loop_by_element,
     a_loop_where_nothing_is_hoisted,
+    unrolled_visits_of_planes,
 )
 """The rules by which an alignment sets the width of subtiles, in the order of application."""
 
@@ -473,7 +495,7 @@ def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Ti
     if len(spec.segments) > 1:
         return min(
             (subtiled(segment, config, alignment) for segment in spec.segments),
-            key=lambda each: each.subtile_n,
+            key=lambda each: (each.subtile_n, each.rolled),
         )
     spec = multiplied(spec, config)
     alignment = moved(spec, config, alignment)

@@ -131,7 +131,7 @@ def _left_bytes(config: TileConfig, spec: EpilogueSpec) -> int:
     kinds = (
         (lambda of: of.loads_of(LoadKind.EXACT), config.stage_elements, EPILOGUE_STAGES),
         (lambda of: of.planes, config.stage_elements, config.store_stages),
-        (lambda of: of.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC), config.tile_n, EPILOGUE_STAGES),
+        (lambda of: of.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC), config.staged_n, EPILOGUE_STAGES),
     )
     rings = [
         ring_bytes(elements, dtype, stages)

@@ -54,8 +54,7 @@ TILE_K_BYTES = 128
 
 
 STAGED_COLUMNS = 32
-"""Columns of a rowvec that a warp stages in shared memory at once, one a lane. Where rowvecs are staged, a
-tile's columns are a multiple of them."""
+"""Columns of a rowvec that a warp stages in shared memory at once, one a lane."""
 
 
 class Alignment(str, Enum):
@@ -100,7 +99,8 @@ class TileConfig:
     in memory (`sums_in_memory`).
 
     With `unrolled`, visits are unrolled instead of being the iterations of a loop, so that each visit can
-    index the values that a thread holds in registers: hoisted rowvecs.
+    index the values that a thread holds in registers: hoisted rowvecs. On sm_90a the rules set it for narrow
+    subtiles whose planes TMA moves (`rules.unrolled_visits_of_planes`).
 
     A tile with `transposed` computes D^T = B^T A^T: `tile_m` counts columns of D, and `tile_n` rows
     (`planning/transposing.py`).
@@ -153,10 +153,12 @@ class TileConfig:
                 f"tile {self.name} is transposed, of {self.products} products and {self.ctas} CTAs; a "
                 "transposed one is of one product and one CTA"
             )
-        if self.unrolled and self.target.unrolled_subtile_n is not None:
+        least = self.target.unrolled_subtile_n
+        if self.unrolled and least is not None and not (self.target.planes_by_tma and self.subtile_n < least):
             raise ValueError(
                 f"tile {self.name} of {self.arch.value} has unrolled visits, but there its subtiles of "
-                f"{self.subtile_n} columns decide: {self.target.unrolled_subtile_n} and more are unrolled"
+                f"{self.subtile_n} columns decide: {least} and more are unrolled, and fewer only for planes "
+                "that TMA moves"
             )
         threads = WARPGROUP * self.warpgroups * self.occupancy
         if self.occupancy < 1 or (self.occupancy > 1 and threads > MAX_WORKING_THREADS):
@@ -331,7 +333,7 @@ class TileConfig:
         """Whether visits are the iterations of a loop, which long chains need; otherwise they are
         unrolled."""
         unrolled = self.target.unrolled_subtile_n
-        return not self.unrolled if unrolled is None else self.subtile_n < unrolled
+        return not self.unrolled and (unrolled is None or self.subtile_n < unrolled)
 
     @property
     def block_m(self) -> int:
@@ -377,6 +379,12 @@ class TileConfig:
     def stage_elements(self) -> int:
         """Elements in one stage of an exact load or an output: a subtile for each warpgroup of the CTA."""
         return self.block_m * self.warpgroups * self.subtile_n
+
+    @property
+    def staged_n(self) -> int:
+        """Elements of a staged rowvec in shared memory: the tile's columns, rounded up to those that a warp
+        stages at once."""
+        return -(-self.tile_n // STAGED_COLUMNS) * STAGED_COLUMNS
 
     @property
     def smem_bytes(self) -> int:

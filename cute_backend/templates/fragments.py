@@ -97,5 +97,6 @@ class FragmentGemm(Gemm):
             for turn in cutlass.range(turns, unroll=1):
                 self._visits(part, first + turn * part, block, acc, tile, glob, held, smem)
                 if turn < turns - 1:
-                    for i in cutlass.range_constexpr((count - part) * sub.elements):
-                        row[i] = row[i + part * sub.elements]
+                    for step in cutlass.range_constexpr(count - part):
+                        for e in cutlass.range_constexpr(sub.elements):
+                            row[step * sub.elements + e] = row[(step + part) * sub.elements + e]

@@ -18,7 +18,6 @@ from cutlass.cute.nvgpu import cpasync
 from cute_backend.planning import TileConfig
 from cute_backend.planning.mma_scales import MmaScales
 from cute_backend.planning.shared_memory import SumScales
-from cute_backend.planning.tiles import STAGED_COLUMNS
 from cute_backend.spec import Order, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, Crew
@@ -68,11 +67,6 @@ class Gemm(ABC):
             if bool(each.staged) != isinstance(each, Staging):
                 has = "a method" if isinstance(each, Staging) else "no method"
                 raise ValueError(f"an epilogue stages {len(each.staged)} rowvecs and has {has} `stage`")
-            if each.staged and config.tile_n % STAGED_COLUMNS:
-                raise ValueError(
-                    f"a warp stages a rowvec {STAGED_COLUMNS} columns at a time, and tile {config.name} has "
-                    f"{config.tile_n} columns, which is no multiple of them"
-                )
 
     @property
     def _epilogues(self) -> tuple[Epilogue, ...]:

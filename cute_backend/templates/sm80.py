@@ -208,7 +208,7 @@ class Sm80Gemm(FragmentGemm):
         return {
             "loads": tuple(planes.allocate(smem, stages.exact * warps) for planes in self.load_planes),
             "stores": tuple(planes.allocate(smem, stages.store * warps) for planes in self.store_planes),
-            "rows": tuple(allocate_rows(smem, self.epilogue.staged, self.config.tile_n, stages.row)),
+            "rows": tuple(allocate_rows(smem, self.epilogue.staged, self.config.staged_n, stages.row)),
         }
 
     @cute.jit

@@ -384,7 +384,9 @@ class Sm90Gemm(FragmentGemm):
         # Barriers come last: ahead of buffers aligned to 1024 bytes, they would take up 1024 bytes.
         s_a = swizzled(smem, self.a_dtype, a_smem)
         s_b = swizzled(smem, self.b_dtype, b_smem)
-        buffers = allocate_buffers(smem, self.epilogue, load_planes, store_planes, config.tile_n, stages.row)
+        buffers = allocate_buffers(
+            smem, self.epilogue, load_planes, store_planes, config.staged_n, stages.row
+        )
         scale_stages = None
         if cutlass.const_expr(self.scaling is not None):
             scale_stages = ScaleStages.allocate(smem, stages.ab, cast(SumScales, self.scaling), config)

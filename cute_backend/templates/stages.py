@@ -39,7 +39,7 @@ class Stages:
         ) -> tuple[int, int]:
             return sum(operand.bytes(elements) for operand in operands), stages if operands else 0
 
-        row_bytes, rows = ring(epilogue.staged, config.tile_n)
+        row_bytes, rows = ring(epilogue.staged, config.staged_n)
         store_bytes, store = ring(epilogue.shared_stores, config.stage_elements, config.store_stages)
         exact_bytes, exact = ring(epilogue.shared_loads, config.stage_elements)
         free = config.smem_bytes - SMEM_RESERVE - rows * row_bytes - config.sum_bytes

@@ -95,6 +95,11 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(by_element("exact0"), by_element("exact1")),
         None,
     ),
+    rules.planes_for_narrow_subtiles: (
+        Shape(128, 112, subtile_n=16),
+        spec_of(by_element("exact0")),
+        None,
+    ),
     rules.two_warpgroups_for_wide_tiles: (
         Shape(256, 256, 2, ctas=2),
         spec_of(exact("exact0", DType.BF16)),

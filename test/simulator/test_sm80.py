@@ -327,15 +327,6 @@ def test_sums_of_parts_in_large_tiles_and_along_other_modes() -> None:
     check_exact(promoted(scaled_residual()), (1, 72, 1040), machine(ada))
 
 
-def test_tiles_narrower_than_a_warp_are_refused_for_staged_rowvecs() -> None:
-    def stage(tile: object, glob: object, smem: object) -> None: ...
-
-    rows = (SmemOperand("rowvec0", cutlass.BFloat16),)
-    epilogue = SimpleNamespace(staged=rows, shared_loads=(), shared_stores=(), stage=stage)
-    with pytest.raises(ValueError, match="a warp stages a rowvec 32 columns at a time, and tile 64x48"):
-        Sm80Gemm(epilogue, sm80(64, 48))
-
-
 def test_sums_that_no_tile_leaves_in_memory_are_refused() -> None:
     with pytest.raises(ValueError, match="tile 64x64_1x1 leaves no sums in memory for a second kernel"):
         SplitGemm(Sm80Gemm, SimpleNamespace(), sm80(64, 64))

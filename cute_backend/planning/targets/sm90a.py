@@ -119,6 +119,8 @@ _TILES = Tiles(
         Shape(64, 128, pingpong=True),
         Shape(64, 64, pingpong=True),
         *(Shape(128, columns, transposed=True) for columns in (224, 192, 160, 128, 96)),
+        # A pair has half of the columns for each product: 128 x 112 x 2 and 128 x 80 x 2.
+        *(Shape(128, columns, subtile_n=16) for columns in (240, 224, 208, 176, 160, 144, 112, 80)),
     ),
     # In 128 x 96 x 2 and three parts of K, 932 x 896 x 13936 gated took 52.5 us on an H100 and 49.5 on an
     # H200, and in the fastest tile without split-K 66.6 and 59.5. On an H100 in bf16, 229 x 5312 x 22224 took
