@@ -41,7 +41,10 @@ class Sm90BlockScaled(Sm90Promoted):
     the accumulators. A k tile is one block of K."""
 
     def __init__(self, a: Scaling, b: Scaling, sets: int, pieces: int = 1) -> None:
-        super().__init__(sets, k_tiles_a_step=4 if sets > 1 else 1, pieces=pieces)
+        # In 128 x 256, which has one set, two k tiles instead of four take 0.98 to 1.00 times as long with
+        # blocks of 128 columns, and 1.02 times with lines (H100, benchmarks/findings/block-scales.md).
+        few = sets == 1 and b is not Scaling.LINE
+        super().__init__(sets, k_tiles_a_step=2 if few else 4, pieces=pieces)
         self.scaling = SumScales(a, b)
         self.reads_stages_late = b is Scaling.LINE
 

@@ -54,17 +54,23 @@ class WarpgroupOperands:
         """The same operands, but with only the first block of 64 rows of A."""
         return replace(self, a=first_block(self.a))
 
-    def multiply(self, sums: cute.Tensor, state: State, *, anew: bool = False, piece: int = 0) -> None:
+    def multiply(
+        self, sums: cute.Tensor, state: State, *, anew: bool = False, piece: int = 0, looked: Any = None
+    ) -> None:
         """Issues the wgmmas of one piece of a stage's k tile as one group; `anew` overwrites the sums. Issue
-        piece 0 first: it waits for the stage."""
+        piece 0 first: it waits for the stage. `looked` is the result of `look` for this stage."""
         if piece == 0:
-            self.ring.consumer_wait(state)
+            self.ring.consumer_wait(state, looked)
         warpgroup.fence()
         for k_block in range(cute.size(self.a, mode=[2])):
             stage = (None, None, k_block, state.index)
             mma = self.setting if anew and k_block == 0 else self.adding
             cute.gemm(mma, sums, self.a[stage], self.b[piece][stage], sums)
         warpgroup.commit_group()
+
+    def look(self, state: State) -> Any:
+        """Whether a stage has been filled. The answer arrives later, beside the instructions that follow."""
+        return self.ring.consumer_try_wait(state)
 
     def release(self, state: State) -> None:
         """Releases a stage that the warp has read. One lane arrives, after all lanes have read the scales."""
@@ -178,8 +184,10 @@ class Sm90Promoted:
     A step takes several k tiles: while the threads add the sums of one, the tensor cores work on the next,
     whose sums lie in another of the `sets` of registers. No product is in flight at the end of the loop body,
     because there the compiler would move the registers of its sums. With one set, the products of the other
-    warpgroup hide the additions of this one. If the accumulators leave too few registers, a set holds the
-    sums of only one piece of the columns, and the pieces of a k tile are multiplied one after the other.
+    warpgroup hide the additions of this one. Within a step, a thread asks whether the stage of the next
+    products has been filled before it adds sums, which hides the latency of the barrier. If the accumulators
+    leave too few registers, a set holds the sums of only one piece of the columns, and the pieces of a k tile
+    are multiplied one after the other.
     """
 
     lead = 0
@@ -210,11 +218,12 @@ class Sm90Promoted:
         sets, pieces = self.sets, self.pieces
         groups = count * pieces
         scales: Any = None
+        looked: Any = None
 
         def multiply(group: int) -> None:
             if group < groups:
                 piece = group % pieces
-                operands.multiply(held.sums[group % sets], state, anew=True, piece=piece)
+                operands.multiply(held.sums[group % sets], state, anew=True, piece=piece, looked=looked)
                 if piece == pieces - 1:
                     state.advance()
 
@@ -229,12 +238,15 @@ class Sm90Promoted:
             is_last = piece == pieces - 1
             if is_last and not self.reads_stages_late:
                 operands.release(release)
+            following, looked = group + sets, None
+            if following < groups and following % pieces == 0:
+                looked = operands.look(state)
             self.promote(acc, held.sums[group % sets], scales, piece)
             if is_last and self.reads_stages_late:
                 operands.release(release)
             if is_last:
                 release.advance()
-            multiply(group + sets)
+            multiply(following)
         return state, release
 
     def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> Any:
