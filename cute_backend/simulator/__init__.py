@@ -39,7 +39,8 @@ A run proves, for the inputs it ran on:
   differ from seed to seed, so a read of them shows in the results.
 - That any two accesses to a byte of global memory, one of which writes, are ordered, or are both strong, as
   atomic updates are. CTAs of a cluster are ordered by barriers. Clusters are ordered by a release and an
-  acquire whose scopes include both; a fence next to a relaxed access counts as one.
+  acquire whose scopes include both; a fence next to a relaxed access counts as one. The other lanes of a warp
+  know of what one acquires once they have met it at a barrier.
 - That a launch that may overlap the one before it accesses no global memory before griddepcontrol.wait.
 - That the kernel ends, with its tensor memory freed, under the delays of the seeds that were tried.
 

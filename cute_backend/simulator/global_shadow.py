@@ -219,6 +219,11 @@ class Release:
     scope: Scope
     clock: Clock
 
+    def includes(self, other: Release) -> bool:
+        """Whether one who has acquired this release knows all that the other one published."""
+        at_home = self.cta.cluster == other.cta.cluster
+        return at_home and bool((self.clock.seen >= other.clock.seen).all())
+
 
 @dataclass(frozen=True)
 class Flag:

@@ -1,10 +1,15 @@
-"""The accesses of a warp to global memory, and the lanes that know of them."""
+"""The accesses of a warp to global memory, and the lanes that know of them and of those of other clusters."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_backend.simulator.shadow import Clock
+
+if TYPE_CHECKING:
+    from cute_backend.simulator.global_shadow import Release
 
 LANES = 32
 ALL_LANES = (1 << LANES) - 1
@@ -64,3 +69,43 @@ class LaneAccesses:
                 here = np.unpackbits(np.array([lanes], np.uint32).view(np.uint8), bitorder="little") != 0
                 self.published[here] = np.maximum(self.published[here], last)
         self.apart = bool((self.done > self.published).any())
+
+
+class LaneReleases:
+    """The releases of other clusters that some lanes of a warp have acquired while others had not."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Release, int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def add(self, release: Release, lanes: int) -> None:
+        """These lanes acquire a release, and with it the earlier ones that it includes."""
+        known = lanes
+        for i, (earlier, some) in enumerate(self._known):
+            if release.includes(earlier):
+                self._known[i] = earlier, some | lanes
+            if earlier is release:
+                known |= some
+        self._known = [(earlier, some) for earlier, some in self._known if earlier is not release]
+        self._known.append((release, known))
+
+    def of_all(self, lanes: int) -> list[Release]:
+        """The releases that every one of these lanes has acquired."""
+        return [release for release, some in self._known if not lanes & ~some]
+
+    def of_any(self, lanes: int) -> list[Release]:
+        """The releases that some of these lanes have acquired."""
+        return [release for release, some in self._known if lanes & some]
+
+    def forget(self, clock: Clock) -> None:
+        """Forgets the releases that a clock has, which all lanes know."""
+        self._known = [
+            (release, some)
+            for release, some in self._known
+            if (home := clock.elsewhere.get(release.cta.cluster)) is None
+            or bool((release.clock.seen > home.seen).any())
+        ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_backend.simulator.asynchrony import Pipe
-from cute_backend.simulator.lane_accesses import LaneAccesses
+from cute_backend.simulator.lane_accesses import LaneAccesses, LaneReleases, bits
 from cute_backend.simulator.memory import GlobalMemory, LocalMemory
 from cute_backend.simulator.scopes import CtaId, Order, Scope
 from cute_backend.simulator.shadow import Access, Clock
@@ -119,6 +119,7 @@ class Warp(Registers):
         self.apart: list[tuple[int, np.ndarray]] = []
         self.fenced: Clock | None = None
         self.lane_accesses = LaneAccesses(cluster.agents.new(f"global memory of {self.name}"), self.clock)
+        self.lane_releases = LaneReleases()
         # The clock of the last fence that releases to each scope, and the releases that strong reads have met
         # and that a later fence may acquire.
         self.fences: dict[Scope, Clock] = {}
@@ -331,8 +332,22 @@ class Warp(Registers):
         clock = self.clock.copy()
         clock.seen[self.agent] = self._known(self.mask)
         self.lane_accesses.publish(clock, self.mask)
+        if self.lane_releases:
+            self._hear(clock, self.lane_releases.of_any(bits(self.mask)))
         self._begin_event()
         return clock
+
+    def global_clock(self) -> Clock:
+        """The clock of the running lanes for an access to global memory."""
+        if not self.lane_releases:
+            return self.clock
+        clock = self.clock.copy()
+        self._hear(clock, self.lane_releases.of_all(bits(self.mask)))
+        return clock
+
+    def _hear(self, clock: Clock, releases: list[Release]) -> None:
+        for release in releases:
+            clock.hear(release.clock, release.cta.cluster, self.cta.cluster.index)
 
     def acquire(self, clock: Clock) -> None:
         """The running lanes learn the events of `clock`. If all lanes are running, they also learn the warp's
@@ -340,6 +355,8 @@ class Warp(Registers):
         self.clock.join(clock)
         if self.lane_accesses.apart:
             self.lane_accesses.meet(clock)
+        if self.lane_releases and not (self.alive & ~self.mask).any():
+            self.lane_releases.forget(self.clock)
         if self.apart and not (self.alive & ~self.mask).any():
             before = int(clock.seen[self.agent])
             ends = [*(first - 1 for first, _ in self.apart[1:]), self.epoch]
@@ -358,17 +375,20 @@ class Warp(Registers):
         if globally:
             public = self.clock.copy()
             public.public = None
+            self._hear(public, self.lane_releases.of_any(bits(self.mask)))
             self.lane_accesses.publish(public, self.mask)
             self.clock.publish_too(public)
         self._begin_event()
 
     def learn(self, release: Release) -> None:
-        """The running lanes learn the events of a release, which may be another cluster's."""
-        home, own = release.cta.cluster, self.cta.cluster.index
-        if home == own:
+        """The running lanes learn the events of a release. Other lanes don't learn those of another cluster,
+        until all lanes meet."""
+        if release.cta.cluster == self.cta.cluster.index:
             self.acquire(release.clock)
+        elif (self.alive & ~self.mask).any():
+            self.lane_releases.add(release, bits(self.mask))
         else:
-            self.clock.hear(release.clock, home, own)
+            self._hear(self.clock, [release])
 
     def observe(self, releases: list[Release], order: Order) -> None:
         """Records the releases that a strong read met. An acquire learns their events at once, any other read
@@ -403,6 +423,7 @@ class Warp(Registers):
         Each lane knows its own events, and those of the others up to the last time that all met.
         """
         clock = self.clock.copy()
+        self._hear(clock, self.lane_releases.of_all(bits(self.mask)))
         alone = np.count_nonzero(self.mask) == 1
         lanes = self.mask if alone else np.zeros_like(self.mask)
         clock.seen[self.agent] = self._known(lanes)

@@ -76,6 +76,36 @@ def test_a_flag_hands_data_to_another_cta(writer: str, reader: str) -> None:
         assert out.tolist() == list(range(100, 100 + THREADS))
 
 
+EACH_WARP = """mov.u32 %r6, %laneid; setp.eq.u32 %p4, %r6, 0; @!%p4 bra MEET;
+    SPIN: ld.acquire.gpu.global.b32 %r4, [%rd1]; setp.eq.u32 %p2, %r4, 0; @%p2 bra SPIN;
+    MEET: bar.warp.sync -1;"""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_lane_acquires_for_the_others_if_they_meet_it(seed: int | None) -> None:
+    out = run(pass_on(WRITERS["release"], EACH_WARP), seed)
+    assert out.tolist() == list(range(100, 100 + THREADS))
+    with pytest.raises(RaceError, match=r"reads byte .* of array 0, which .*" + RACE):
+        run(pass_on(WRITERS["release"], EACH_WARP.replace("bar.warp.sync -1;", "")), seed)
+    alone = "MEET: @%p4 ld.global.b32 %r3, [%rd3]; @%p4 st.global.b32 [%rd4], %r3;"
+    out = run(pass_on(WRITERS["release"], EACH_WARP.replace("MEET: bar.warp.sync -1;", alone)), seed)
+    assert out[::32].tolist() == [100, 132]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lanes_that_acquire_one_after_another_all_know(seed: int | None) -> None:
+    """Each of two halves of a warp waits for the flag in a loop of its own."""
+    halves = """mov.u32 %r6, %laneid; setp.lt.u32 %p4, %r6, 16; @!%p4 bra UPPER;
+    SPIN: ld.acquire.gpu.global.b32 %r4, [%rd1]; setp.eq.u32 %p2, %r4, 0; @%p2 bra SPIN; bra MEET;
+    UPPER: ld.acquire.gpu.global.b32 %r4, [%rd1]; setp.eq.u32 %p2, %r4, 0; @%p2 bra UPPER; MEET:"""
+    for writer in ("release", "release, then more"):
+        out = run(pass_on(WRITERS[writer], halves), seed)
+        assert out.tolist() == list(range(100, 100 + THREADS))
+    with pytest.raises(RaceError, match="of array 0"):
+        unheard = halves.replace("UPPER: ld.acquire", "UPPER: ld.relaxed")
+        run(pass_on(WRITERS["release"], unheard), seed)
+
+
 RACE = "in the same kernel .*no release and acquire"
 
 

@@ -123,7 +123,7 @@ def bind_cp_async(binder: Binder, instruction: Instruction) -> Step:
                     event = Event(
                         w.cta.id, copies.agent, epoch, 0, "generic", False, order, w.name, text, footprint
                     )
-                    w.cta.cluster.global_shadow.read(piece.place, event, w.clock)
+                    w.cta.cluster.global_shadow.read(piece.place, event, w.global_clock())
                     data[here[piece.here], :size] = piece.read(int(size))
         addresses = per_lane(w, target(w), lanes)
         aligned(addresses, nbytes)

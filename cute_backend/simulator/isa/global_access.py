@@ -21,7 +21,7 @@ def load_global(w: Warp, addresses: np.ndarray, lanes: np.ndarray, nbytes: int, 
     shadow = w.cta.cluster.global_shadow
     if not order.updates:  # the write of an update checks both
         for piece in pieces:
-            shadow.read(piece.place, _event(w, piece, lanes, nbytes, order, writes=False), w.clock)
+            shadow.read(piece.place, _event(w, piece, lanes, nbytes, order, writes=False), w.global_clock())
     if order.strong:
         w.observe(shadow.observe(_elements(addresses, nbytes, order), order, w.cta.id), order)
     if len(pieces) == 1:
@@ -38,7 +38,7 @@ def store_global(w: Warp, addresses: np.ndarray, lanes: np.ndarray, data: np.nda
     pieces = w.global_memory.pieces(addresses, nbytes)
     shadow = w.cta.cluster.global_shadow
     for piece in pieces:
-        shadow.write(piece.place, _event(w, piece, lanes, nbytes, order, writes=True), w.clock)
+        shadow.write(piece.place, _event(w, piece, lanes, nbytes, order, writes=True), w.global_clock())
         piece.write(data[piece.here])
     if order.scope is None:
         return
