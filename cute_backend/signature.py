@@ -51,6 +51,11 @@ WORKSPACE = "workspace"
 """The argument with the bytes for the partials of all reductions, or for the sums of parts of K."""
 
 
+COUNTERS = "counters"
+"""The argument with the counters of the tiles of rows, by which a kernel finds a row's last tile. Each is 0
+before a launch, and again after it. If there are none, a second kernel finishes the reductions."""
+
+
 class Role(Enum):
     """The purpose of an argument. The order of the members is the order of the arguments."""
 
@@ -62,12 +67,13 @@ class Role(Enum):
     LOAD = "load"
     STORE = "store"
     WORKSPACE = "workspace"
+    COUNTERS = "counters of tiles"
 
     @property
     def is_operand(self) -> bool:
         """Whether the kernel reads it. The caller of the op passes these arguments; the runtime allocates the
         others."""
-        return self not in (Role.STORE, Role.WORKSPACE)
+        return self not in (Role.STORE, Role.WORKSPACE, Role.COUNTERS)
 
 
 class Extent(Enum):
@@ -92,6 +98,7 @@ class Extent(Enum):
     TILES = "scales of blocks of columns, in tiles"
     COLUMNS_OF_BATCHES = "columns of all batches of rows"
     BYTES = "bytes of the workspace"
+    COUNTERS = "counters of the tiles of rows"
 
 
 class ArgumentAlignment(Enum):
@@ -243,10 +250,11 @@ class Argument:
         return tuple(strides[axis] for axis in range(len(self.dims)))
 
 
-def signature(spec: EpilogueSpec, sums: bool = False) -> tuple[Argument, ...]:
+def signature(spec: EpilogueSpec, sums: bool = False, counts: bool = False) -> tuple[Argument, ...]:
     """The arguments of a spec's kernels, in order: A, every B, loads, stores and, if some stores reduce or if
-    the tile leaves the `sums` of parts of K there (`TileConfig.sums_in_memory`), the workspace. Scales of A's
-    blocks come after A, then the offsets of groups. Scales of the blocks of every B come after all B."""
+    the tile leaves the `sums` of parts of K there (`TileConfig.sums_in_memory`), the workspace. Then, if the
+    kernel `counts` the tiles of rows (`planning.may_finish_rows`), the counters. Scales of A's blocks come
+    after A, then the offsets of groups. Scales of the blocks of every B come after all B."""
     first = spec.product
     batched, grouped = first.kind is ProductKind.BATCHED, first.kind is ProductKind.GROUPED
     batches = (Extent.BATCHES,) if batched else ()
@@ -287,6 +295,9 @@ def signature(spec: EpilogueSpec, sums: bool = False) -> tuple[Argument, ...]:
         arguments.append(
             Argument(WORKSPACE, "the workspace", Role.WORKSPACE, DType.U8, room, ArgumentAlignment.WORKSPACE)
         )
+    if counts:
+        each = (Dim(Extent.COUNTERS, Stride.ONE),)
+        arguments.append(Argument(COUNTERS, "the counters of tiles", Role.COUNTERS, DType.I32, each))
     return tuple(arguments)
 
 

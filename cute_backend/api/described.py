@@ -18,7 +18,7 @@ from cute_backend.fx_walk.reasons import nearest_line, program_line
 from cute_backend.fx_walk.region import Region as FoundRegion
 from cute_backend.fx_walk.static import Size, fake, hint, target_name
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.planning import Alignment, Arch, Plan, plan
+from cute_backend.planning import Alignment, Arch, Plan, counters_needed, plan
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import config_here
 from cute_backend.runtime.reach import Problem, stores_aligned
@@ -54,10 +54,10 @@ class Store:
 
     A plane (M, N) has the `placement` "tma", "smem" or "vector", the `order` "row", "column" or, for scales
     of blocks, "tiled", and an empty `reduce`. A reduction of such a plane has its name in `reduce`, such as
-    "row_max", and the `placement` "two_stage", since a second kernel combines the partials of tiles. With a
-    `block`, a number of columns, the output is (M, N / block). A plane with a `part`, such as "1 of 2",
-    shares one tensor with the other parts. A plane with `heads` is in memory as these say, such as "(B, H,
-    2048, 128)".
+    "row_max", and the `placement` "last_tile" if the kernel itself combines the partials of tiles,
+    "two_stage" if a second kernel does. With a `block`, a number of columns, the output is (M, N / block). A
+    plane with a `part`, such as "1 of 2", shares one tensor with the other parts. A plane with `heads` is in
+    memory as these say, such as "(B, H, 2048, 128)".
     """
 
     name: str
@@ -140,7 +140,8 @@ class Region:
         name, dtype, order = store.name, store.dtype.value, store.order.value
         if store.reduce is not None:
             reduce = f"{store.reduce.axis.value}_{store.reduce.kind.value}"
-            return Store(name, dtype, order, "two_stage", reduce)
+            counts = counters_needed(self.spec, self.kernel().config, *self.hints[:2]) > 0
+            return Store(name, dtype, order, "last_tile" if counts else "two_stage", reduce)
         shared = "tma" if self.kernel().arch.target.planes_by_tma else "smem"
         placement = shared if name in self._plan.shared_stores else "vector"
         part = f"{store.part.index + 1} of {store.part.count}" if store.part else ""

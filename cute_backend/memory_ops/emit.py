@@ -16,9 +16,9 @@ from cute_backend.memory_ops.mainloops import mainloop
 from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.schedule import kernel_names, renamed
 from cute_backend.memory_ops.simplify import simplify
-from cute_backend.planning import Alignment, Rowvecs, TileConfig, subtiled, unserved
+from cute_backend.planning import Alignment, Rowvecs, TileConfig, may_finish_rows, subtiled, unserved
 from cute_backend.planning.naming import entry_name
-from cute_backend.signature import WORKSPACE, Argument, Extent, Role, of_role, signature
+from cute_backend.signature import COUNTERS, WORKSPACE, Argument, Extent, Role, of_role, signature
 from cute_backend.spec import BColumns, EpilogueSpec, Load, ProductKind
 
 _WHERE_TO_READ_ON = (
@@ -45,6 +45,8 @@ def emit(
     max_active_clusters, stream)`, whose arguments carry the spec's names. If a store reduces, there is also a
     kernel `finish`, and an argument `workspace` after the stores, in which `gemm` leaves partials for it.
     `workspace` also holds the sums of parts of K, if the tile leaves them for `gemm`'s own second kernel.
+    If the last tile of a row may finish its reductions, an argument `counters` follows, and `finish` is only
+    launched where they are not counted.
     `lines` maps names of ops and stores of the spec to lines of a program, such as "model.py:12". They become
     comments behind the statements, for people to read; kernels are compiled without them. Raises UsageError
     if the architecture has no instructions for the spec.
@@ -56,7 +58,7 @@ def emit(
     simple = renamed(simplify(spec, folded), names)
     shown = {names.get(name, name): line for name, line in _behind(names, lines)}
     config = subtiled(spec, config, alignment)
-    arguments = signature(spec, config.sums_in_memory)
+    arguments = signature(spec, config.sums_in_memory, may_finish_rows(spec, config))
     epilogues = [
         EpilogueText(name, segment, folded, config, alignment, shown, _of_segment(arguments, index, segment))
         for index, (name, segment) in enumerate(zip(_class_names(spec), simple.segments, strict=True))
@@ -245,7 +247,10 @@ class _Module:
         for store in self.spec.reductions:
             _, _, overflow = self.epilogues[0].chain.stored(store)
             results.append(emit_reductions.result(store, CUTE_TYPES[store.dtype], overflow))
-        return ["finish = Finish(", "    gemm.config,", *(f"    {result}," for result in results), ")"]
+        arguments = ["gemm.config", *results]
+        kind, counts = self.spec.product.kind, bool(of_role(self.arguments, Role.COUNTERS))
+        arguments += [f"kind=ProductKind.{kind.name}"] if counts and kind is not ProductKind.DENSE else []
+        return ["finish = Finish(", *(f"    {argument}," for argument in arguments), ")"]
 
     def _calls(self, views: dict[str, str]) -> list[str]:
         """The body of `launch` after `views` of its arguments are made."""
@@ -256,7 +261,7 @@ class _Module:
         (a,), bs = of_role(self.arguments, Role.A), of_role(self.arguments, Role.B)
         if self.config.transposed:
             (a,), bs = bs, (a,)
-        reductions = self.spec.reductions
+        reductions, counts = self.spec.reductions, bool(of_role(self.arguments, Role.COUNTERS))
         stores = [store for epilogue in self.epilogues for store in epilogue.spec.stores]
         planes = names(store.name for store in stores if store.reduce is None)
         scales = names(argument.name for argument in self._scales())
@@ -267,7 +272,10 @@ class _Module:
         loads, products = names(every), names(b.name for b in bs)
         written = f"[{planes}]"
         if reductions:
+            finished = names(store.name for store in reductions)
             written = f"[{planes}, *partials]" if planes else "partials"
+            if counts:
+                written = f"[{planes}{', ' if planes else ''}*partials, {finished}, {COUNTERS}]"
         written += f", {WORKSPACE}" if self.config.sums_in_memory else ""
         gemm = (
             f"    gemm({names([a.name])}, [{products}], [{loads}], {written}, "
@@ -285,7 +293,7 @@ class _Module:
             f"    m, n = {m}, {n}",
             f"    partials = finish.partials({WORKSPACE}, m, n)",
             gemm,
-            f"    finish(partials, [{names(store.name for store in reductions)}], m, n, stream)",
+            f"    finish(partials, [{finished}], m, n, stream{f', {COUNTERS}' if counts else ''})",
         ]
 
 

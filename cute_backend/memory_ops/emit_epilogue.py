@@ -10,7 +10,7 @@ from cute_backend.memory_ops.partials import written
 from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.statements import Chain, Loop, register_type
 from cute_backend.ops import GUMBEL
-from cute_backend.planning import Alignment, Ring, TileConfig, plan
+from cute_backend.planning import Alignment, Ring, TileConfig, may_finish_rows, plan
 from cute_backend.planning.transposing import multiplied
 from cute_backend.signature import Argument, Extent, Role, of_role
 from cute_backend.spec import ROTATE_HALF, DType, EpilogueSpec, Load, Order, Overflow, Store
@@ -35,6 +35,7 @@ class EpilogueText:
     ) -> None:
         self.name, self.config, self._lines, self._arguments = name, config, lines, arguments
         self.plan = plan(spec, config, alignment)
+        self._counts = may_finish_rows(spec, config)
         self.spec = spec = multiplied(spec, config)
         self.chain = Chain(spec, self._reads(), folded)
 
@@ -51,7 +52,7 @@ class EpilogueText:
         return [
             f"class {self.name}:",
             f"    loads = {_names(load.name for load in self.spec.loads)}",
-            f"    stores = {_names(written(self.spec.stores))}",
+            f"    stores = {_names(written(self.spec.stores, self._counts))}",
             *(["    pads_rows = True"] if self.pads_rows() else []),
             *_tuple("staged", staged),
             *_tuple("shared_loads", shared_loads),
@@ -61,7 +62,7 @@ class EpilogueText:
             *self._begin(),
             "",
             *self._visit(),
-            *(["", *end] if (end := emit_reductions.end(self.spec.stores)) else []),
+            *(["", *end] if (end := emit_reductions.end(self.spec.stores, self._counts)) else []),
         ]
 
     def types(self) -> set[str]:

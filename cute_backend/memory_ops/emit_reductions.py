@@ -17,6 +17,7 @@ from cute_backend.memory_ops.schedule import kernel_names, renamed
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.memory_ops.statements import Chain
 from cute_backend.ops import BLOCK_REDUCTIONS, conversion_expression
+from cute_backend.signature import COUNTERS
 from cute_backend.spec import REDUCED, ROTATE_HALF, Axis, DType, EpilogueSpec, Op, Overflow, Reduction, Store
 
 _HELD = {Axis.ROW: "tile.rows", Axis.COLUMN: "sub.columns", Axis.ALL: "1"}
@@ -76,8 +77,9 @@ def take(store: Store) -> list[str]:
     ]
 
 
-def end(stores: Sequence[Store]) -> list[str]:
-    """The hook that writes the partials of rows and planes; no lines where there are none."""
+def end(stores: Sequence[Store], counts: bool) -> list[str]:
+    """The hook that writes the partials of rows and planes; no lines where there are none. If the kernel
+    `counts` the tiles of rows, the last tile then finishes the reductions."""
     lines = []
     for store in filter(held, stores):
         rows = _reduction(store).axis is Axis.ROW
@@ -87,6 +89,11 @@ def end(stores: Sequence[Store]) -> list[str]:
             f"        held.{store.name}.across(tile.{lanes})",
             *_write(store, f"held.{store.name}", target),
         ]
+    if counts:
+        reducing = [store for store in stores if store.reduce is not None]
+        parts = ", ".join(f"glob.{part.name}" for store in reducing for part in partials(store))
+        results = ", ".join(f"glob.{store.name}" for store in reducing)
+        lines.append(f"        finish.rows(tile, glob.{COUNTERS}, [{parts}], [{results}])")
     return ["    @cute.jit", "    def end(self, tile, glob, held):", *lines] if lines else []
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cute_backend.planning import TileConfig
 from cute_backend.planning.transposing import multiplied
+from cute_backend.signature import COUNTERS
 from cute_backend.spec import Axis, DType, EpilogueSpec, ReduceKind, Store
 from cute_backend.templates.workspace import partials_bytes, sums_bytes
 
@@ -43,12 +44,13 @@ def partials(store: Store) -> tuple[Partial, ...]:
     )
 
 
-def written(stores: tuple[Store, ...]) -> tuple[str, ...]:
+def written(stores: tuple[Store, ...], counts: bool = False) -> tuple[str, ...]:
     """The names of all tensors that a GEMM writes, in order: planes and elements of blocks, then the partials
-    of reductions."""
+    of reductions. If it `counts` the tiles of rows, the results of reductions follow, and the counters."""
     planes = [store.name for store in stores if store.reduce is None]
     reducing = [store for store in stores if store.reduce is not None]
-    return (*planes, *(part.name for store in reducing for part in partials(store)))
+    finished = (*(store.name for store in reducing), COUNTERS) if counts else ()
+    return (*planes, *(part.name for store in reducing for part in partials(store)), *finished)
 
 
 def workspace_bytes(spec: EpilogueSpec, config: TileConfig, m: int, n: int) -> int:

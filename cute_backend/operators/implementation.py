@@ -15,8 +15,10 @@ from torch import Tensor
 from cute_backend.errors import UsageError
 from cute_backend.memory_ops.partials import workspace_bytes
 from cute_backend.numerics import TORCH_DTYPES
+from cute_backend.planning import counters_needed, may_finish_rows
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.build import obtain
+from cute_backend.runtime.counters import counters_for
 from cute_backend.runtime.device import device_at, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import KernelFunction
@@ -102,8 +104,12 @@ class Implementation:
                     memory[i] = workspace[start : start + length * dtype.itemsize].view(dtype)
                     finished.append((store, results[i], memory[i]))
             memory.append(workspace[: self._partials(m, n)])
+        memory = self._binding.written(memory)
+        if may_finish_rows(self.kernel.spec, self.kernel.config):
+            count = counters_needed(self.kernel.spec, self.kernel.config, m, n)
+            memory.append(counters_for(count, a))
         clusters = max_active_clusters(gpu.index, self.kernel.config.cluster_size)
-        function(*bound.tensors, *self._binding.written(memory), clusters)
+        function(*bound.tensors, *memory, clusters)
         for store, result, whole in finished:
             assert store.reduce is not None
             _COMBINE.get(store.reduce.kind, _write)(result, whole.view(result.shape))

@@ -6,6 +6,7 @@ of a kernel is written elsewhere (`memory_ops`).
 - Facts about each architecture: `targets`, `served`.
 - Tiles: `tiles`, `rules` (what a spec demands of its tile), `search`, `cost`, `epilogue_time`, `halving`,
   `hoisting`, `shallow`, `transposing`, `segment_tiles`.
+- Reductions of rows: `last_tile`.
 - Placements: `placements`, `placing`.
 - Resources: `registers`, `shared_memory`, `mma_scales`, `capacity`.
 - Names of kernels: `naming`.
@@ -13,6 +14,7 @@ of a kernel is written elsewhere (`memory_ops`).
 
 from cute_backend.planning.capacity import PLANES, REDUCTIONS, plane_bits_held
 from cute_backend.planning.hoisting import with_rowvecs
+from cute_backend.planning.last_tile import counters_needed, may_finish_rows
 from cute_backend.planning.placements import ByElement, Placement, Ring
 from cute_backend.planning.placing import Plan, plan
 from cute_backend.planning.rules import subtiled
@@ -63,8 +65,10 @@ __all__ = [
     "candidates",
     "choose",
     "clustered",
+    "counters_needed",
     "fastest",
     "holds_planes",
+    "may_finish_rows",
     "named",
     "offered",
     "plan",

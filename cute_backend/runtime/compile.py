@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from cute_backend.memory_ops.emit import CUTE_TYPES
-from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, subtiled
+from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, may_finish_rows, subtiled
 from cute_backend.planning.naming import FINISH
 from cute_backend.runtime.cache import scratch_folder
 from cute_backend.runtime.cubin import resources
@@ -133,7 +133,8 @@ def _compile(gpu: Arch, kernel: Kernel, module: ModuleType, scratch: str) -> Any
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
 
-    operands = fake_operands(kernel.spec, kernel.alignment, kernel.config.sums_in_memory)
+    counts = may_finish_rows(kernel.spec, kernel.config)
+    operands = fake_operands(kernel.spec, kernel.alignment, kernel.config.sums_in_memory, counts)
     expected = [*operands, "max_active_clusters", "stream"]
     parameters = list(inspect.signature(module.launch).parameters)
     if kernel.edited is not None and module.gemm.config != (tile := _tile(kernel)):
@@ -172,16 +173,18 @@ def _collect(compiled: Any, source: str, scratch: Path) -> Built:
     )
 
 
-def fake_operands(spec: EpilogueSpec, alignment: Alignment, sums: bool = False) -> dict[str, Any]:
+def fake_operands(
+    spec: EpilogueSpec, alignment: Alignment, sums: bool = False, counts: bool = False
+) -> dict[str, Any]:
     """A stand-in for each tensor of `launch`, by name: dynamic sizes that share symbols, strides by class.
-    `sums` as for `signature`."""
+    `sums` and `counts` as for `signature`."""
     import cutlass.cute as cute
 
     sizes = {extent: cute.sym_int32() for extent in Extent}
     sizes[Extent.COLUMNS] = cute.sym_int32(divisibility=2)
     sizes[Extent.BYTES] = cute.sym_int64()
     tma = alignment is Alignment.TMA
-    return {argument.name: _fake(argument, sizes, tma) for argument in signature(spec, sums)}
+    return {argument.name: _fake(argument, sizes, tma) for argument in signature(spec, sums, counts)}
 
 
 def _fake(argument: Argument, sizes: Mapping[Extent, Any], tma: bool) -> Any:

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from cute_backend import config
-from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, fastest
+from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, fastest, may_finish_rows
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.build import Outcome, load_known, obtain
+from cute_backend.runtime.counters import set_aside
 from cute_backend.runtime.device import Device, device_at, max_active_clusters
 from cute_backend.runtime.forks import free_in_children
 from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
@@ -283,6 +284,8 @@ class Launcher:
             count("builds_failed")
             warn_once(("failed", str(outcome)), f"cute_backend: {outcome}")
         else:
+            if may_finish_rows(kernel.spec, kernel.config):
+                set_aside(self._gpu.index)
             clusters = max_active_clusters(self._gpu.index, kernel.config.cluster_size)
             self._kernels[key] = Ready(outcome, Outputs(kernel.spec, kernel.config), clusters)
         self._choices.clear()

@@ -1,4 +1,4 @@
-"""The memory that a kernel writes: the op's results, and room for the partials of reductions."""
+"""The memory that a kernel writes: the op's results, room for the partials of reductions, and counters."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch._C._dynamo import guards
 
 from cute_backend.memory_ops.partials import workspace_bytes
 from cute_backend.numerics import TORCH_DTYPES
-from cute_backend.planning import TileConfig
+from cute_backend.planning import TileConfig, counters_needed, may_finish_rows
 from cute_backend.runtime.bind import Binding
+from cute_backend.runtime.counters import counters_for
 from cute_backend.signature import Argument, Extent, Role, of_role, signature
 from cute_backend.spec import EpilogueSpec
 
@@ -38,7 +39,8 @@ class Outputs:
             (Argument.of_store(stores[0], spec.width_of(stores[0].value)), len(stores))
             for stores in spec.results
         ]
-        given = signature(spec, config.sums_in_memory)
+        counts = may_finish_rows(spec, config)
+        given = signature(spec, config.sums_in_memory, counts)
         arguments = [*results, *((each, 1) for each in of_role(given, Role.WORKSPACE))]
 
         @lru_cache(_MAX_SIZES)
@@ -48,7 +50,8 @@ class Outputs:
             for argument, parts in arguments:
                 shape = argument.shape({**sizes, Extent.N: n * parts * argument.dtype.values})
                 layouts.append((shape, argument.packed(shape), TORCH_DTYPES[argument.dtype.part]))
-            return Memory(tuple(layouts), len(results), written)
+            counters = counters_needed(spec, config, m, n) if counts else None
+            return Memory(tuple(layouts), len(results), written, counters)
 
         self.of_size = of_size
         """The memory for a plane of (m, n)."""
@@ -56,15 +59,17 @@ class Outputs:
 
 class Memory(NamedTuple):
     """The layouts of all tensors that a kernel writes for a plane of some size. The first are `results`.
-    `Binding.written` is kept if it changes anything."""
+    `Binding.written` is kept if it changes anything. `counters` is the number of counters that a launch
+    needs, None if the kernel takes none."""
 
     layouts: tuple[Layout, ...]
     results: int
     written: Callable[[list[Tensor]], list[Tensor]] | None
+    counters: int | None = None
 
     def allocate(self, like: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Allocates uninitialised memory on the device of `like`. Returns the results, and the arguments that
-        a kernel writes: the results, and the workspace if there is one."""
+        a kernel writes: the results, the workspace if there is one, and the counters, which are zeros."""
         if like.is_cuda and like.get_device() == torch._C._cuda_getDevice():
             memory = [_empty_on_current_gpu(*layout) for layout in self.layouts]
         else:
@@ -73,4 +78,5 @@ class Memory(NamedTuple):
                 for size, stride, dtype in self.layouts
             ]
         results = memory[: self.results]
-        return results, memory if self.written is None else self.written(memory)
+        memory = memory if self.written is None else self.written(memory)
+        return results, memory if self.counters is None else [*memory, counters_for(self.counters, like)]

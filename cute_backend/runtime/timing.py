@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from cute_backend.memory_ops.partials import workspace_bytes
-from cute_backend.planning import TileConfig
+from cute_backend.planning import TileConfig, may_finish_rows
 from cute_backend.runtime.bind import Binding
+from cute_backend.runtime.counters import counters_for
 from cute_backend.runtime.device import Device, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import KernelFunction
@@ -135,17 +136,23 @@ def arguments_of(
 ) -> list[Tensor]:
     """Random arguments of kernels with any of these tiles, in order: operands, loads and what they write.
 
-    Each kernel takes those that `taken_by` returns: if one leaves sums in memory, others have no workspace.
+    Each kernel takes those that `taken_by` returns: if one leaves sums in memory, others have no workspace,
+    and not all count tiles.
     """
     bound = Binding(spec).bind(*random_operands(spec, m, n, k, generator, groups))
+    configs = list(configs)
     roomiest = max(configs, key=lambda config: workspace_bytes(spec, config, m, n))
-    _, memory = Outputs(spec, roomiest).of_size(m, n).allocate(bound.tensors[0])
+    _, memory = Outputs(spec, roomiest).of_size(m, n)._replace(counters=None).allocate(bound.tensors[0])
+    if any(may_finish_rows(spec, config) for config in configs):
+        memory.append(counters_for(max(m, n), bound.tensors[0]))
     return bound.tensors + memory
 
 
 def taken_by(kernel: Kernel, arguments: list[Tensor]) -> list[Tensor]:
-    """The arguments of a kernel among those of all kernels of its spec. It may lack the workspace."""
-    return arguments[: len(signature(kernel.spec, kernel.config.sums_in_memory))]
+    """The arguments of a kernel among those of all kernels of its spec. It may lack the workspace or the
+    counters."""
+    counts = may_finish_rows(kernel.spec, kernel.config)
+    return arguments[: len(signature(kernel.spec, kernel.config.sums_in_memory, counts))]
 
 
 def _call(function: KernelFunction, memory: list[Tensor], clusters: int) -> Run:

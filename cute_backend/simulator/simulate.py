@@ -26,7 +26,7 @@ from cute_backend.fx_walk.collect import as_the_pass_meets_it
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from cute_backend.fx_walk.reasons import Rejection
 from cute_backend.fx_walk.rewrite import rewrite
-from cute_backend.planning import TILE_K_BYTES, Alignment, Arch, TileConfig, unserved
+from cute_backend.planning import TILE_K_BYTES, Alignment, Arch, TileConfig, may_finish_rows, unserved
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.build import build
 from cute_backend.runtime.compile import SYMBOL
@@ -39,6 +39,7 @@ from cute_backend.runtime.reach import Problem, config_for, stores_aligned
 from cute_backend.simulator.host import HostProgram
 from cute_backend.simulator.machine import Progress
 from cute_backend.simulator.report import Observer, Report
+from cute_backend.simulator.simulation_errors import SimulationError
 from cute_backend.spec import EpilogueSpec
 
 CLUSTERS = 2
@@ -285,7 +286,9 @@ def run_region(
 
     def function(*arguments: Any) -> None:
         """Stands for the loaded kernel."""
-        for written in arguments[len(bound.tensors) : -1]:
+        memory = arguments[len(bound.tensors) : -1]
+        counters = memory[-1:] if may_finish_rows(spec, config) else ()
+        for written in memory[: len(memory) - len(counters)]:
             storage = written.untyped_storage()
             ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())
         reports.extend(
@@ -297,6 +300,10 @@ def run_region(
                 most_instructions=int(INSTRUCTIONS_PER_SECOND * (1 + seconds)),
             )
         )
+        if any(each.any() for each in counters):
+            raise SimulationError(
+                f"counters of tiles are not 0 after {kernel.entry}; a later launch would count on from there"
+            )
 
     outputs = Ready(function, Outputs(spec, config), machine.clusters).run(bound.tensors, m, n)
     return outputs, Launch(kernel, (m, n, k), reports[0], reports[1] if config.sums_in_memory else None)

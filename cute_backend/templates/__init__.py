@@ -8,6 +8,6 @@
   `tails`.
 - The warps of a CTA: `crew`, `rings`, `stages`.
 - Schedules: `scheduler`, `split_k`, `split_sums`, `overlap`.
-- Reductions: `finish`, `workspace`.
+- Reductions: `finish`, `last_tile`, `results`, `workspace`.
 - Names of kernels: `entry`.
 """

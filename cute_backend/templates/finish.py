@@ -1,5 +1,7 @@
 """The second stage of reductions: one kernel that combines the partials of a GEMM into every reducing store.
 
+If rows have few tiles, the GEMM itself does so, and this kernel is not launched (`last_tile.py`).
+
 Partials are (parts, results), results contiguous. A CTA computes a few neighbouring results of one store, and
 deals their parts round-robin to its threads:
 
@@ -13,8 +15,7 @@ whatever the number of other results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -24,9 +25,12 @@ from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
 from cute_backend.signature import WORKSPACE_ALIGN
-from cute_backend.spec import Axis
+from cute_backend.spec import Axis, ProductKind
 from cute_backend.templates.entry import named
+from cute_backend.templates.last_tile import finish_rows, has_last_tile, is_counted
 from cute_backend.templates.overlap import await_earlier_kernels
+from cute_backend.templates.results import Held, Result
+from cute_backend.templates.tile import Tile
 from cute_backend.templates.workspace import partials_bytes, partials_shape, sums_bytes
 
 LANES = 32
@@ -40,40 +44,16 @@ UNROLL = 8
 """Parts that a thread loads before it combines them. A row of a vocabulary of 128256 takes one such step."""
 
 
-class Held(Protocol):
-    """A thread's partial of one result; `cute_backend.memory_ops.device_reduce.Partials` is one."""
-
-    def __getitem__(self, slot: int) -> tuple[Any, ...]: ...
-
-    def take(self, slot: int, partial: tuple[Any, ...], inside: Any) -> None: ...
-
-    def across(self, lanes: Sequence[int]) -> None: ...
-
-
-class Result(Protocol):
-    """The interface by which a store combines partials: see `cute_backend.memory_ops.device_reduce.Result`.
-
-    A partial has one component for each of `types`, and each component has a tensor of its own.
-    """
-
-    axis: Axis
-    types: tuple[type[cutlass.Numeric], ...]
-    rows: int
-    """Rows of a batch, if the columns of each batch of rows have a result; else 0."""
-
-    def identity(self) -> Held: ...
-
-    def element(self, whole: tuple[Any, ...], count: Int64) -> cutlass.Numeric: ...
-
-
 class Finish:
-    """The second stage for the stores `results` of a region whose kernel has the tile `config`."""
+    """The second stage for the stores `results` of a region whose kernel has the tile `config`, and computes
+    a product of `kind`."""
 
     name = ""
     """The name of the entry; see `entry.named`."""
 
-    def __init__(self, config: TileConfig, *results: Result):
+    def __init__(self, config: TileConfig, *results: Result, kind: ProductKind = ProductKind.DENSE):
         self.config = config
+        self.kind = kind
         self.results = results
 
     def partials(self, workspace: cute.Tensor, m: Int32, n: Int32) -> list[cute.Tensor]:
@@ -97,9 +77,41 @@ class Finish:
         return tensors
 
     @cute.jit
-    def __call__(self, partials: list, outputs: list, m: Int32, n: Int32, stream: cuda.CUstream):
-        """Launches the kernel after the GEMM. `partials` are the tensors of the method `partials`, and
-        `outputs` a vector for each result."""
+    def rows(self, tile: Tile, counters: cute.Tensor, partials: list, outputs: list):
+        """Finishes the reductions of a warp's rows in the GEMM, if the launch counts the tiles of rows and
+        the warp has the last one. Every warp of the epilogue calls this after it has written the partials of
+        its rows.
+
+        `counters` are those that `planning.counters_needed` counts, 0 before and after the launch. If there
+        are none, tiles are not counted. The other arguments are those of a call, of reductions of rows.
+        """
+        parts = cute.size(partials[0], mode=[0])
+        if is_counted(counters, parts):
+            if has_last_tile(tile, counters, parts, self.kind):
+                of_results = [parts for _, parts in self._parts(partials)]
+                finish_rows(tile, self.results, of_results, outputs)
+
+    @cute.jit
+    def __call__(
+        self,
+        partials: list,
+        outputs: list,
+        m: Int32,
+        n: Int32,
+        stream: cuda.CUstream,
+        counters: cute.Tensor | None = None,
+    ):
+        """Launches the kernel after the GEMM, unless the GEMM calls `rows` with these `counters` and finishes
+        the reductions itself. `partials` are the tensors of the method `partials`, and `outputs` a vector for
+        each result."""
+        if cutlass.const_expr(counters is None):
+            self._launch(partials, outputs, m, n, stream)
+        else:
+            if not is_counted(counters, cute.size(partials[0], mode=[0])):
+                self._launch(partials, outputs, m, n, stream)
+
+    @cute.jit
+    def _launch(self, partials: list, outputs: list, m: Int32, n: Int32, stream: cuda.CUstream):
         blocks = Int32(1)
         for result, output in zip(self.results, outputs, strict=True):
             blocks = cutlass.max(blocks, cute.ceil_div(output.shape[0], WIDTH[result.axis]))

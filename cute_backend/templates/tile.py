@@ -22,12 +22,15 @@ from cute_backend.spec import BColumns
 class Tile(ABC):
     """The rows and columns in which a thread has elements of an output tile, which begins at (m0, n0).
 
-    `rows` and `columns` count them, and `lane` is the thread's index in its warp. `group` is the group of a
-    grouped product that the rows belong to; the warp that stages vectors knows it.
+    `rows` and `columns` count them, and `lane` is the thread's index in its warp. The warp has `strips`
+    strips of `warp_rows` neighbouring rows. `group` is the group of a grouped product that the rows belong
+    to; the warp that stages vectors knows it.
     """
 
     rows: int
     columns: int
+    warp_rows: int
+    strips: int
     group: Any
     lanes = (1, 2, 4, 8, 16)
     """The differences between the numbers of lanes that exchange partials, to combine those of a whole warp:
@@ -265,6 +268,11 @@ class FragmentTile(Tile):
         self._column0 = self.lane % 4 * 2
 
     row_lanes = (1, 2)
+    warp_rows = 16
+
+    @property
+    def strips(self) -> int:  # type: ignore[override]
+        return self.rows // 2
 
     def row_target(self, r: int) -> tuple[Int32, Int32, Boolean]:
         row = self.raw_row(r)
@@ -420,6 +428,8 @@ class Sm100Tile(Tile):
 
     rows = 1
     row_lanes = ()
+    warp_rows = 32
+    strips = 1
 
     def __init__(
         self, config: TileConfig, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32, columns: int

@@ -33,7 +33,7 @@ from cute_backend.templates.sm90 import Sm90Gemm
 
 class Epilogue:
     loads = ("bias", "rowvec0", "exact0")
-    stores = ("out0", "out1_max")
+    stores = ("out0", "out1_max", "out1", "counters")
     staged = (
         SmemOperand("rowvec0", Float32),
     )
@@ -94,12 +94,14 @@ class Epilogue:
             (out1_max_part,) = held.out1[r]
             if inside:
                 out1_max_glob[part, row] = out1_max_part
+        finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True, raster_m=16), kind=ProductKind.BATCHED)
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),
+    kind=ProductKind.BATCHED,
 )
 
 
@@ -113,11 +115,12 @@ def launch(
     out0: cute.Tensor,
     out1: cute.Tensor,
     workspace: cute.Tensor,
+    counters: cute.Tensor,
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
     bias_plane = collapse_m(bias, 2)
     m, n = a.shape[0] * a.shape[1], b.shape[2]
     partials = finish.partials(workspace, m, n)
-    gemm(a, [b], [bias_plane, rowvec0, exact0], [out0, *partials], max_active_clusters, stream)
-    finish(partials, [out1], m, n, stream)
+    gemm(a, [b], [bias_plane, rowvec0, exact0], [out0, *partials, out1, counters], max_active_clusters, stream)
+    finish(partials, [out1], m, n, stream, counters)

@@ -30,7 +30,7 @@ from cute_backend.templates.sm90 import Sm90Gemm
 
 class Epilogue:
     loads = ()
-    stores = ("out0", "out1_max")
+    stores = ("out0", "out1_max", "out1", "counters")
     staged = ()
     shared_loads = ()
     shared_stores = (
@@ -62,6 +62,7 @@ class Epilogue:
             (out1_max_part,) = held.out1[r]
             if inside:
                 out1_max_glob[part, row] = out1_max_part
+        finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_m=2), Sm90BlockScaled(Scaling.SQUARE, Scaling.LINE, sets=1, pieces=2))
@@ -80,10 +81,11 @@ def launch(
     out0: cute.Tensor,
     out1: cute.Tensor,
     workspace: cute.Tensor,
+    counters: cute.Tensor,
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
     m, n = a.shape[0], b.shape[1]
     partials = finish.partials(workspace, m, n)
-    gemm(a, [b], [], [out0, *partials], max_active_clusters, stream, [a_scales, b_scales])
-    finish(partials, [out1], m, n, stream)
+    gemm(a, [b], [], [out0, *partials, out1, counters], max_active_clusters, stream, [a_scales, b_scales])
+    finish(partials, [out1], m, n, stream, counters)

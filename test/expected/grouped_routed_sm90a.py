@@ -32,7 +32,7 @@ from cute_backend.templates.sm90 import Sm90Gemm
 
 class Epilogue:
     loads = ("colvec0", "exact0")
-    stores = ("out0", "out1_max")
+    stores = ("out0", "out1_max", "out1", "counters")
     staged = ()
     shared_loads = (
         SmemOperand("exact0", BFloat16),
@@ -76,12 +76,14 @@ class Epilogue:
             (out1_max_part,) = held.out1[r]
             if inside:
                 out1_max_glob[part, row] = out1_max_part
+        finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, pingpong=True), kind=ProductKind.GROUPED)
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),
+    kind=ProductKind.GROUPED,
 )
 
 
@@ -95,10 +97,11 @@ def launch(
     out0: cute.Tensor,
     out1: cute.Tensor,
     workspace: cute.Tensor,
+    counters: cute.Tensor,
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
     m, n = a.shape[0], b.shape[2]
     partials = finish.partials(workspace, m, n)
-    gemm(a, [b], [colvec0, exact0], [out0, *partials], max_active_clusters, stream, offsets=offsets)
-    finish(partials, [out1], m, n, stream)
+    gemm(a, [b], [colvec0, exact0], [out0, *partials, out1, counters], max_active_clusters, stream, offsets=offsets)
+    finish(partials, [out1], m, n, stream, counters)

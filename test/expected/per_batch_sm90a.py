@@ -35,7 +35,7 @@ from cute_backend.templates.sm90 import Sm90Gemm
 
 class Epilogue:
     loads = ("scale_a", "scale_b", "exact0", "colvec0", "exact1", "colvec1")
-    stores = ("out0", "out1_max")
+    stores = ("out0", "out1_max", "out1", "counters")
     staged = (
         SmemOperand("scale_b", Float32),
     )
@@ -103,6 +103,7 @@ class Epilogue:
             (out1_max_part,) = held.out1[r]
             if inside:
                 out1_max_glob[part, row] = out1_max_part
+        finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, cluster_m=2, pingpong=True, raster_m=16))
@@ -125,6 +126,7 @@ def launch(
     out0: cute.Tensor,
     out1: cute.Tensor,
     workspace: cute.Tensor,
+    counters: cute.Tensor,
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
@@ -134,5 +136,5 @@ def launch(
     colvec1_plane = collapse_m(colvec1, 2)
     m, n = a.shape[0], b.shape[1]
     partials = finish.partials(workspace, m, n)
-    gemm(a, [b], [scale_a, scale_b, exact0_plane, colvec0_plane, exact1_plane, colvec1_plane], [out0, *partials], max_active_clusters, stream)
-    finish(partials, [out1], m, n, stream)
+    gemm(a, [b], [scale_a, scale_b, exact0_plane, colvec0_plane, exact1_plane, colvec1_plane], [out0, *partials, out1, counters], max_active_clusters, stream)
+    finish(partials, [out1], m, n, stream, counters)

@@ -31,7 +31,7 @@ from cute_backend.templates.sm90 import Sm90Gemm
 
 class Epilogue:
     loads = ("scale_a", "scale_b")
-    stores = ("out0", "out1_max")
+    stores = ("out0", "out1_max", "out1", "counters")
     staged = (
         SmemOperand("scale_b", Float32),
     )
@@ -84,6 +84,7 @@ class Epilogue:
             (out1_max_part,) = held.out1[r]
             if inside:
                 out1_max_glob[part, row] = out1_max_part
+        finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True, raster_m=16))
@@ -102,10 +103,11 @@ def launch(
     out0: cute.Tensor,
     out1: cute.Tensor,
     workspace: cute.Tensor,
+    counters: cute.Tensor,
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
     m, n = a.shape[0], b.shape[1]
     partials = finish.partials(workspace, m, n)
-    gemm(a, [b], [scale_a, scale_b], [out0, *partials], max_active_clusters, stream)
-    finish(partials, [out1], m, n, stream)
+    gemm(a, [b], [scale_a, scale_b], [out0, *partials, out1, counters], max_active_clusters, stream)
+    finish(partials, [out1], m, n, stream, counters)

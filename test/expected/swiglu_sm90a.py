@@ -32,7 +32,7 @@ from cute_backend.templates.sm90 import Sm90Gemm
 
 class Epilogue:
     loads = ("scale_a", "scale_b0", "scale_b1")
-    stores = ("out0", "out1_max")
+    stores = ("out0", "out1_max", "out1", "counters")
     staged = (
         SmemOperand("scale_b0", Float32),
         SmemOperand("scale_b1", Float32),
@@ -93,6 +93,7 @@ class Epilogue:
             (out1_max_part,) = held.out1[r]
             if inside:
                 out1_max_glob[part, row] = out1_max_part
+        finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_n=2, subtile_n=64, pingpong=True, raster_m=16, products=2))
@@ -113,10 +114,11 @@ def launch(
     out0: cute.Tensor,
     out1: cute.Tensor,
     workspace: cute.Tensor,
+    counters: cute.Tensor,
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
     m, n = a.shape[0], b0.shape[1]
     partials = finish.partials(workspace, m, n)
-    gemm(a, [b0, b1], [scale_a, scale_b0, scale_b1], [out0, *partials], max_active_clusters, stream)
-    finish(partials, [out1], m, n, stream)
+    gemm(a, [b0, b1], [scale_a, scale_b0, scale_b1], [out0, *partials, out1, counters], max_active_clusters, stream)
+    finish(partials, [out1], m, n, stream, counters)

@@ -159,3 +159,18 @@ def test_what_a_user_draws_next_does_not_change() -> None:
     spec = make_spec()
     arguments_of(spec, table(Arch.SM90A, spec), 16, 16, 16, torch.Generator().manual_seed(0))
     assert torch.equal(torch.randn(3), expected)
+
+
+def test_kernels_that_count_tiles_are_timed_beside_others() -> None:
+    """Tiles of the transposed product, and those that leave sums in memory, take no counters."""
+    largest = Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+    spec = EpilogueSpec((Accumulator("acc", DType.BF16, DType.BF16),), (), (), (largest,))
+    counting = TileConfig(Arch.SM90A, 128, 64)
+    others = replace(counting, transposed=True), TileConfig(Arch.SM90A, 64, 64, split_k=6)
+    for configs in ((counting, *others), (*others, counting), others):
+        arguments = arguments_of(spec, configs, 200, 300, 64, torch.Generator().manual_seed(0))
+        for config in configs:
+            kernel = Kernel(spec, config, Alignment.PLAIN)
+            check_layouts(kernel, taken := taken_by(kernel, arguments))
+            if config is counting:
+                assert len(taken[-1]) >= 13 and not taken[-1].any()

@@ -78,6 +78,7 @@ def without_a_gpu(patch: pytest.MonkeyPatch, function_of: Callable[[Any], Callab
 
 def replayed(kernel: Any) -> Callable[..., None]:
     """A stand-in for a compiled kernel, which checks the layouts of the arguments and replays the spec."""
+    from cute_backend.planning import may_finish_rows
     from cute_backend.replay import replay
     from cute_backend.runtime.compile import fake_operands
 
@@ -85,7 +86,7 @@ def replayed(kernel: Any) -> Callable[..., None]:
 
     def function(*given: Any) -> None:
         *tensors, _ = given
-        expected = fake_operands(spec, kernel.alignment)
+        expected = fake_operands(spec, kernel.alignment, counts=may_finish_rows(spec, kernel.config))
         assert len(tensors) == len(expected)
         for (name, stand_in), tensor in zip(expected.items(), tensors, strict=True):
             assert tensor.dim() == len(stand_in.shape), name

@@ -7,13 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
+from cute_backend.planning import may_finish_rows
 from cute_backend.runtime.compile import fake_operands
 from cute_backend.runtime.kernel import Kernel
 
 
 @cache
 def compiled_for(kernel: Kernel) -> list[Any]:
-    return list(fake_operands(kernel.spec, kernel.alignment, kernel.config.sums_in_memory).values())
+    counts = may_finish_rows(kernel.spec, kernel.config)
+    return list(fake_operands(kernel.spec, kernel.alignment, kernel.config.sums_in_memory, counts).values())
 
 
 def check_layouts(kernel: Kernel, tensors: list[Tensor]) -> None:

@@ -68,6 +68,10 @@ SPEC = scaled_residual()
 LARGEST = replace(
     SPEC, stores=(Store("out0", "t2", DType.F32, reduce=Reduction(Axis.COLUMN, ReduceKind.MAX)),)
 )
+# Its largest element of each row, which the last tile of the row writes.
+LARGEST_OF_ROWS = replace(
+    SPEC, stores=(Store("out0", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),)
+)
 # A product with DeepSeek's fp32 scales, A in blocks of 1 x 128 and B in blocks of 128 x 128.
 BLOCKWISE = replace(
     SPEC,
@@ -219,6 +223,7 @@ STAGED = Subject(sm90(128, 256), (136, 264, 512))  # the row is too long for reg
 PROMOTED = Subject(sm90(64, 64), (72, 72, 896), spec=SLOW)
 HOPPER_MULTICAST = Subject(sm90(128, 64, 2, 1), (136, 136, 512))
 REDUCING = Subject(sm90(128, 64), (136, 136, 128), spec=LARGEST)
+REDUCING_ROWS = Subject(sm90(128, 64, 1, 2), (136, 136, 128), spec=LARGEST_OF_ROWS, clusters=4)
 BLOCK_SCALED = Subject(sm90(64, 128, pingpong=True), (72, 136, 1280), spec=BLOCKWISE)
 COLUMN_SCALED = Subject(sm90(64, 64), (72, 72, 1040), spec=COLUMNWISE)
 PIECES = Subject(sm90(64, 256, pingpong=True), (72, 264, 1040), spec=COLUMNWISE)
@@ -296,6 +301,7 @@ SUBJECTS = {
     "NVFP4 by a pair": NVFP4,
     "hopper multicast": HOPPER_MULTICAST,
     "reducing": REDUCING,
+    "reducing rows": REDUCING_ROWS,
     "parts": PARTS,
     "parts on Blackwell": BLACKWELL_PARTS,
     "rotating": ROTATING,
@@ -340,6 +346,7 @@ class Text(Enum):
     EPILOGUE = "epilogue"
     SCHEDULER = "scheduler"
     FINISH = "finish"
+    LAST_TILE = "last_tile"
     SPLIT_K = "split_k"
     SPLIT_SUMS = "split_sums"
     MAINLOOP = "mainloop"
@@ -456,6 +463,8 @@ class Mutant:
     @property
     def _used(self) -> str:
         """The name of the module through which the generated module uses the edited one."""
+        if self.text is Text.LAST_TILE:
+            return Text.FINISH.value
         return self._module if self.text in _BY_MODULES_ALONE else self._template
 
     def _edited(self, text: str) -> str:

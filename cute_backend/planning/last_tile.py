@@ -1,0 +1,52 @@
+"""The choice of what finishes reductions of rows: the warp that has a row's last tile, or a second kernel.
+
+A second launch costs 1 to 2 us, and rows with few tiles give it little to do. So kernels have the code for
+both ways (`templates/last_tile.py`, `templates/finish.py`), and each launch takes one of them by its N.
+"""
+
+from __future__ import annotations
+
+from cute_backend.planning.targets import Arch
+from cute_backend.planning.tiles import TileConfig
+from cute_backend.planning.transposing import multiplied
+from cute_backend.spec import Axis, EpilogueSpec, ProductKind, ReduceKind
+
+MOST_PARTS = 64
+"""The partials of a row up to which its last tile finishes it. A lane then loads at most 32 numbers, all at
+once. It has registers for them, since its accumulators are no longer needed."""
+
+MOST_RESULTS = 4
+"""The most results of a row that its last tile finishes."""
+
+_ARCHS = frozenset({Arch.SM90A})
+"""The architectures whose last tiles finish rows."""
+
+_KINDS = frozenset({ReduceKind.SUM, ReduceKind.MEAN, ReduceKind.PROD, ReduceKind.MAX, ReduceKind.MIN})
+"""The kinds of reductions whose partials are one number each. The others reduce rows of a vocabulary, which
+have hundreds of tiles."""
+
+
+def may_finish_rows(spec: EpilogueSpec, config: TileConfig) -> bool:
+    """Whether a kernel has the code to finish its reductions in a row's last tile, and an argument with the
+    counters of tiles: all its reductions are of rows, and few.
+
+    A kernel that adds up the parts of K from memory has not: for pairs it spilled up to 128 bytes.
+    """
+    reductions = [store.reduce for store in multiplied(spec, config).reductions]
+    return (
+        config.arch in _ARCHS
+        and not config.sums_in_memory
+        and 0 < len(reductions) <= MOST_RESULTS
+        and all(each is not None and each.axis is Axis.ROW and each.kind in _KINDS for each in reductions)
+    )
+
+
+def counters_needed(spec: EpilogueSpec, config: TileConfig, m: int, n: int) -> int:
+    """The counters that a launch on a plane of (m, n) needs: one for the rows of each warp of a tile or, if
+    tiles may begin at any row because rows are in batches or groups, one for each row. 0 if a second kernel
+    finishes the reductions."""
+    if config.transposed:
+        m, n = n, m
+    if -(-n // config.summing.group_n) > MOST_PARTS or not may_finish_rows(spec, config):
+        return 0
+    return -(-m // config.summing.warp_rows) if spec.product.kind is ProductKind.DENSE else m
