@@ -11,7 +11,12 @@ from cute_backend.planning.cost import cost
 from cute_backend.planning.halving import can_halve, halving
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
-from cute_backend.planning.registers import leaves_registers, leaves_sums_registers, long_ops
+from cute_backend.planning.registers import (
+    NARROW_SUBTILE_N,
+    leaves_registers,
+    leaves_sums_registers,
+    long_ops,
+)
 from cute_backend.planning.rules import ABOVE_THE_SMALLEST, MAX_ROTATED, WHOLE_SUBTILES, subtiled, suited
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.shallow import shallowed
@@ -287,6 +292,8 @@ def fastest(
     def time(config: TileConfig) -> tuple[bool, float]:
         untimed = m > config.target.tiles.middle_rows and config in _middle(config.arch, spec)
         margin = _UNTIMED_MARGIN if untimed else 1.0
+        if config.products > 1 and config.tile_n % NARROW_SUBTILE_N:
+            margin = _NARROW_PAIR_MARGIN
         slow = config.transposed and (untimed or _reduces_rows(spec))
         return slow, margin * cost(config, spec, m, n, k, sm_count, groups)
 
@@ -322,6 +329,13 @@ as long as the fastest for 86 problems of more rows; without these tiles, 1.036 
 margin, the model would also choose them for large squares, where it predicts gains of up to 4 percent: 4103
 x 26176 x 14976 took 2.4 percent longer in fp8 on an H200 (benchmarks/findings/tiles.md). Transposed tiles
 are left out: of the four that the model would choose there, one was more than 2 percent faster."""
+
+
+_NARROW_PAIR_MARGIN = 1.05
+"""The predicted speed-up that a pair needs in tiles of 112 columns of each product. Where they are few, these
+tiles took down to 0.73 times as long as others, but large pairs took 1.01 (bf16) and 1.06 (fp8) times as
+long, as geometric means, where gains of up to 4.9 percent were predicted (H100,
+benchmarks/findings/tiles.md)."""
 
 
 @lru_cache(maxsize=256)

@@ -175,6 +175,18 @@ def test_tiles_that_were_timed_for_fewer_rows_need_a_margin(problem: tuple[int, 
 
 
 @pytest.mark.parametrize(
+    ("problem", "tile"),
+    [
+        ((2301, 1456, 6672), "128x112x2_2x1_by16"),  # 137 us, by 128x128x2_1x2 156
+        ((491, 6696, 10256), "128x112x2_2x1_by16"),  # 220 us, by 128x128x2_1x2 252
+        ((2048, 14336, 4096), "128x128x2_1x2"),  # 703 us, by 128x112x2_1x2_by16 714
+    ],
+)
+def test_pairs_of_112_columns_need_a_margin(problem: tuple[int, int, int], tile: str) -> None:
+    assert choose(Arch.SM90A, shared_spec("swiglu"), *problem, sm_count=132).name == tile
+
+
+@pytest.mark.parametrize(
     ("name", "tile"), [("blockwise", "128x256_2x1"), ("blockwise_silu_residual", "128x128_2x1")]
 )
 def test_block_scaled_products_with_a_residual_get_narrower_tiles(name: str, tile: str) -> None:
