@@ -11,9 +11,10 @@ from cute_backend.planning.tiles import TileConfig
 from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import Axis, EpilogueSpec, ProductKind, ReduceKind
 
-MOST_PARTS = 64
-"""The partials of a row up to which its last tile finishes it. A lane then loads at most 32 numbers, all at
-once. It has registers for them, since its accumulators are no longer needed."""
+MOST_PARTS = 16
+"""The partials of a row up to which its last tile finishes it. With 3 to 14 of them, five problems with row
+maxima took 0.88 to 1.02 times as long as with a second kernel, 0.94 times in the geometric mean; with 26 to
+64, six took 0.95 to 1.07 times, 1.01 in the mean (H100, benchmarks/findings/limits.md)."""
 
 MOST_RESULTS = 4
 """The most results of a row that its last tile finishes."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning.last_tile import MOST_PARTS
 from cute_backend.runtime import outputs
 from cute_backend.simulator.host import HostProgram
 from cute_backend.simulator.simulate import Machine, run_region
@@ -115,9 +116,9 @@ def test_one_launch_gives_the_bits_of_two(config: TileConfig, size: tuple[int, i
 
 def test_as_many_parts_as_a_last_tile_combines() -> None:
     """With one tile more, a second kernel finishes the rows."""
-    narrow, (a, b) = TILES["ping-pong"], factors(20, 64 * 64)
+    narrow, (a, b) = TILES["ping-pong"], factors(20, MOST_PARTS * 64)
     check(of_rows(), [a], [b], narrow, [1])
-    a, b = factors(20, 64 * 64 + 8)
+    a, b = factors(20, MOST_PARTS * 64 + 8)
     _, launches = results(of_rows(), [a], [b], Machine(Arch.SM90A, 1, narrow))
     assert launches == 2
 

@@ -522,7 +522,7 @@ MUTANTS = [
     Mutant(
         "wgmma's operands not waited for",
         COOPERATIVE,
-        without("self.ring.consumer_wait(state)"),
+        without("self.ring.consumer_wait(state, looked)"),
         RaceError,
         r"wgmma\.mma_async.*" + UNFINISHED.format(SHARED),
         Text.MAINLOOP,
