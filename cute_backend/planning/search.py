@@ -174,7 +174,8 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     tiles, shipped = arch.target.tiles, table(arch, spec)
     if spec.product.kind is ProductKind.BATCHED:
         return shipped
-    sized = (*tiles.sized, *tiles.middle) if _shipped(arch, spec) is tiles.shipped else ()
+    pairs = tiles.pairs if len(spec.accumulators) > 1 else ()
+    sized = (*tiles.sized, *tiles.middle, *pairs) if _shipped(arch, spec) is tiles.shipped else ()
     if SumScales.of(spec) is not None:
         sized = tiles.sized_by_blocks
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))

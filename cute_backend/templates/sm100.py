@@ -381,9 +381,7 @@ class Sm100Gemm(Gemm):
         # Barriers come last: ahead of buffers, which are aligned to 1024 bytes, they would take 1024 bytes.
         s_a = swizzled(smem, self.a_dtype, a_smem)
         s_b = swizzled(smem, self.b_dtype, b_smem)
-        buffers = allocate_buffers(
-            smem, self.epilogue, load_planes, store_planes, config.staged_n, stages.row
-        )
+        buffers = allocate_buffers(smem, epilogue, load_planes, store_planes, config.staged_n, stages.row)
         s_scales = self.mainloop.allocate(smem, tiled_mma, self.tile, stages.ab, config.pieces)
         ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, None, 0)))
         ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, None, 0)))

@@ -61,9 +61,11 @@ _TILES = Tiles(
         Shape(64, 64, 2, pingpong=True),
         Shape(64, 64, cluster_n=2, pingpong=True),
         Shape(64, 64, pingpong=True),
-        # A pair has 112 columns of each product in them. With a predicted gain of more than 5 percent
-        # (`search._NARROW_PAIR_MARGIN`), the chosen tile took 0.992 times as long as without them for 34
-        # drawn pairs in bf16 and for 40 in fp8 (H100). They are tiles of `middle` for a single product.
+    ),
+    # A pair has 112 columns of each product in them. With a predicted gain of more than 5 percent
+    # (`search._NARROW_PAIR_MARGIN`), the chosen tile took 0.992 times as long as without them for 34 drawn
+    # pairs in bf16 and for 40 in fp8 (H100).
+    pairs=(
         Shape(128, 224, 2, subtile_n=16),
         Shape(128, 224, cluster_n=2, subtile_n=16),
     ),

@@ -79,6 +79,8 @@ class Tiles:
     sized: tuple[Shape, ...] = ()
     """Further tiles that the heuristic chooses from if sizes are known, for specs that `shipped` serves. A
     launch of unknown sizes has no kernels of them."""
+    pairs: tuple[Shape, ...] = ()
+    """Further tiles like those of `sized`, for specs of two products."""
     sized_by_blocks: tuple[Shape, ...] = ()
     """The tiles of `sized` for specs whose sums are scaled by blocks as they are promoted."""
     middle: tuple[Shape, ...] = ()
