@@ -105,6 +105,8 @@ class Drawn:
         """The bare product by one of our kernels. `torch.compile` would leave it to torch, as nothing follows
         it."""
         scale_a, scale_b = scales or (None, None)
+        if scale_b is not None and self.operands in (Operands.BLOCKS, Operands.LINES):
+            scale_b = scale_b.t()
         return gemm(x, weight.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=self.operands.out_dtype)
 
     @property

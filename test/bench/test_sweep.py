@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cute_backend.bench.measure import Prepared
+from cute_backend.bench.measure import Prepared, relative_difference
 from cute_backend.bench.program_timing import Unit
 from cute_backend.bench.results import Timing
 from cute_backend.bench.table import Cell, Runner
@@ -104,6 +104,19 @@ def test_a_bare_product_is_one_of_our_kernels() -> None:
         assert torchs.fn is not ours.fn
         assert ours.check(inputs, drawn.by_gemm(*inputs)) < 0.01
         assert ours.check(inputs, drawn.by_gemm(*inputs) * 1.5) > 0.02
+
+
+@pytest.mark.parametrize("operands", ["fp8-blocks", "fp8-lines"])
+def test_a_bare_product_may_have_scales_of_blocks(operands: str) -> None:
+    """torch multiplies them on a GPU alone, so they are dequantised here."""
+    from problems import Drawn, Epilogue, Operands
+
+    drawn = Drawn(16, 256, 384, Operands(operands), Epilogue.BARE)
+    x, weight, of_x, of_weight = inputs = drawn.product_inputs()
+    lines = weight.shape[0] // of_weight.shape[0]
+    scales = of_weight.repeat_interleave(lines, 0).repeat_interleave(128, 1)
+    right = (x.double() * of_x.repeat_interleave(128, 1)) @ (weight.double() * scales).t()
+    assert relative_difference(drawn.by_gemm(*inputs), right) < 0.01
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
