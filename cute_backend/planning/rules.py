@@ -264,7 +264,8 @@ def pairs_halves(columns: int, spec: EpilogueSpec) -> bool:
     if not block or columns >= block:
         return not block or (columns % block == 0 and block % _PAIRED == 0)
     # If B's blocks were larger than the rotated ones, B would have six axes; TMA takes at most five.
-    fits = spec.product.b_block in (0, block)
+    # Of every eight columns, each thread that shares a row has equally many.
+    fits = spec.product.b_block in (0, block) and columns // 2 % 8 == 0
     return fits and block // 2 % (columns // 2) == 0 and columns // 2 * bits >= TMA_ALIGN * 8
 
 

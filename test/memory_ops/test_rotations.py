@@ -319,3 +319,13 @@ def test_a_rotated_block_has_halves(block: int) -> None:
 def test_a_formula_says_what_is_rotated() -> None:
     assert "block64_rotate_half(t0) * exact1" in kernel_formula(rotary(64))
     assert EpilogueSpec.from_json(rotary(64).to_json()) == rotary(64)
+
+
+def test_halves_in_a_subtile_are_whole_eights_of_columns() -> None:
+    """In 8 columns, with halves of 4, a thread's partner of a column would be in another thread."""
+    spec = rotary(64)
+    loads = (replace(load, dtype=DType.F32) if load.kind is LoadKind.EXACT else load for load in spec.loads)
+    stores = spec.stores[0], replace(spec.stores[1], dtype=DType.F32)
+    spec = replace(spec, loads=tuple(loads), stores=stores)
+    for config in table(Arch.SM90A, spec):
+        assert all(subtiled(spec, config, each).subtile_n >= 16 for each in Alignment), config.name
