@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
 from operator import getitem
 
 from torch import fx
@@ -15,30 +16,41 @@ from cute_backend.fx_walk.region import Region
 def sources(regions: Sequence[Region]) -> list[dict[int, int]]:
     """For each region of a graph, the indices of the regions whose results it reads, and the number of ops
     outside of regions between the two, not counting views."""
+    if not regions:
+        return []
     written = {node: index for index, region in enumerate(regions) for node in region.outputs}
-    return [_sources(region, written) for region in regions]
+    order = {node: place for place, node in enumerate(regions[0].first.node.graph.nodes)}
+    return [_sources(region, written, order) for region in regions]
 
 
 def in_order(regions: Sequence[Region]) -> list[Region]:
     """The regions of a graph, each behind those whose results it reads, and otherwise as they come."""
-    read, placed = sources(regions), dict[int, Region]()
-    while len(placed) < len(regions):
-        index = next(
-            index
-            for index in range(len(regions))
-            if index not in placed and read[index].keys() <= placed.keys()
-        )
-        placed[index] = regions[index]
-    return list(placed.values())
+    read = sources(regions)
+    readers: list[list[int]] = [[] for _ in regions]
+    for index, of_region in enumerate(read):
+        for source in of_region:
+            readers[source].append(index)
+    waits = [len(of_region) for of_region in read]
+    ready = [index for index, count in enumerate(waits) if not count]  # in order, so it is a heap
+    placed = []
+    while ready:
+        index = heappop(ready)
+        placed.append(regions[index])
+        for reader in readers[index]:
+            waits[reader] -= 1
+            if not waits[reader]:
+                heappush(ready, reader)
+    assert len(placed) == len(regions), "regions read each other in a cycle"
+    return placed
 
 
-def _sources(region: Region, written: Mapping[fx.Node, int]) -> dict[int, int]:
+def _sources(region: Region, written: Mapping[fx.Node, int], order: Mapping[fx.Node, int]) -> dict[int, int]:
     operands = {node for product in region.products for node in product.all_input_nodes}
     operands.update(region.load_nodes)
     before = _before(operands, written)
     origins: dict[fx.Node, set[int]] = {}
     found: dict[int, int] = {}
-    for node in (node for node in region.first.node.graph.nodes if node in before):
+    for node in sorted(before, key=order.__getitem__):
         if node in written:
             origins[node] = {written[node]}
             continue
