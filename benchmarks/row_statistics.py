@@ -3,18 +3,20 @@ that reads the rows again.
 
     python benchmarks/row_statistics.py benchmarks/results/GPU-DATE-row-statistics.csv
 
-Two programs: a product with a residual, an RMSNorm and another product, in bf16 (4096 x 4096 x 4096 each);
-and a product with a gelu, rowwise quantisation to fp8 and another product (N and K 14336 and 4096). Each is
-compiled by Inductor alone and twice with our pass, which is made to find no reduction of rows, or to fuse
-each one whatever a launch costs and however short its rows are. Kernels are timed alone, in CUDA graphs,
-interleaved, from a cold L2; figures are medians in microseconds. The command takes two minutes on a GPU.
+Two programs: a product with a residual, an RMSNorm and another product, in bf16 (N and K equal); and a
+product with a gelu, rowwise quantisation to fp8 and another product (K and the second N 4096). `columns` is
+the length of the rows between the two products. Each program is compiled by Inductor alone and twice with our
+pass, which is made to find no reduction of rows, or to fuse each one whatever a launch costs and however
+short its rows are. `finished` says what combines the partials of a row then: the row's last tile, or a second
+kernel. Kernels are timed alone, in CUDA graphs, interleaved, from a cold L2; figures are medians in
+microseconds. The command takes some four minutes on a GPU.
 """
 
 from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,18 @@ from torch._inductor import config as inductor_config
 from torch.utils._pytree import tree_leaves
 
 from cute_backend import explain
+from cute_backend.api import Region
 from cute_backend.backend import cute
 from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
 from cute_backend.fx_walk import boundary, crossings
 from cute_backend.runtime import launch
 
-ROWS = (1, 64, 2048, 8192)
-WIDTH, INNER = 4096, 14336
+ROWS = (64, 2048, 8192)
+COLUMNS = {"norm": (1024, 2048, 4096), "quantise": (2048, 14336)}
+"""The lengths of the rows between the two products of each program."""
+WIDTH = 4096
 ROUNDS = 20
-CALLS = {1: 16, 64: 16, 2048: 4, 8192: 1}
+CALLS = {64: 16, 2048: 4, 8192: 1}
 """Calls of a unit, each with different inputs, by the number of rows."""
 
 WRONG = 0.02
@@ -46,7 +51,7 @@ FP8 = torch.float8_e4m3fn
 
 def norm(x: Tensor, residual: Tensor, first: Tensor, gain: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     stream = x @ first.t() + residual
-    return stream, F.rms_norm(stream, (WIDTH,), gain, 1e-6) @ second.t()
+    return stream, F.rms_norm(stream, gain.shape, gain, 1e-6) @ second.t()
 
 
 def quantise(x: Tensor, scale: Tensor, first: Tensor, second: Tensor, columns: Tensor) -> Tensor:
@@ -64,22 +69,21 @@ def quantise(x: Tensor, scale: Tensor, first: Tensor, second: Tensor, columns: T
 PROGRAMS: dict[str, Callable[..., Any]] = {"norm": norm, "quantise": quantise}
 
 
-def inputs(name: str, rows: int) -> tuple[Tensor, ...]:
+def inputs(name: str, columns: int, rows: int) -> tuple[Tensor, ...]:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
     if name == "norm":
-        weights = (random(WIDTH, WIDTH) / WIDTH**0.5 for _ in range(2))
-        first, second = weights
-        return random(rows, WIDTH), random(rows, WIDTH), first, random(WIDTH), second
-    columns = torch.full((1, INNER), WIDTH**-0.5, device="cuda")
+        first, second = (random(columns, columns) / columns**0.5 for _ in range(2))
+        return random(rows, columns), random(rows, columns), first, random(columns), second
+    of_columns = torch.full((1, max(columns, WIDTH)), WIDTH**-0.5, device="cuda")
     scale = torch.ones(rows, 1, device="cuda")
     return (
         random(rows, WIDTH).to(FP8),
         scale,
-        random(INNER, WIDTH).to(FP8),
-        random(WIDTH, INNER).to(FP8),
-        columns,
+        random(columns, WIDTH).to(FP8),
+        random(WIDTH, columns).to(FP8),
+        of_columns,
     )
 
 
@@ -90,6 +94,7 @@ def statistics(wanted: bool) -> Iterator[None]:
     with ExitStack() as stack:
         if wanted:
             stack.enter_context(mock.patch.object(boundary, "LAUNCH_BYTES", 0))
+            stack.enter_context(mock.patch.object(boundary, "LAST_TILE_BYTES", 0))
             stack.enter_context(mock.patch.object(crossings, "ROW_HELD", 0))
         else:
             stack.enter_context(mock.patch("cute_backend.fx_walk.walk.find_reductions", lambda nodes: {}))
@@ -105,21 +110,25 @@ def main() -> None:
     """Writes all times to the file that the command names, and prints a row for each case."""
     require_gpu()
     cases = {
-        (name, rows): [inputs(name, rows) for _ in range(CALLS[rows])] for name in PROGRAMS for rows in ROWS
+        (name, columns, rows): [inputs(name, columns, rows) for _ in range(CALLS[rows])]
+        for name, of_rows in COLUMNS.items()
+        for columns in of_rows
+        for rows in ROWS
     }
-    found: dict[tuple[str, int, bool], Any] = {}
-    for (name, rows), sets in cases.items():
+    found: dict[tuple[tuple[str, int, int], bool], Any] = {}
+    for case, sets in cases.items():
         for wanted in (False, True):
             with statistics(wanted):
-                found[name, rows, wanted] = explain(PROGRAMS[name], *sets[0]).regions
-            assert any(each.spec.reductions for each in found[name, rows, wanted]) == wanted
+                found[case, wanted] = explain(PROGRAMS[case[0]], *sets[0]).regions
+            assert any(each.spec.reductions for each in found[case, wanted]) == wanted
     regions = [region for each in found.values() for region in each]
     launch.announce([(each.spec, *each.sizes, each.groups) for each in regions], torch.device("cuda"))
     with Path(sys.argv[1]).open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(("program", "rows", "by", "us"))
-        for (name, rows), sets in cases.items():
-            expected = PROGRAMS[name](*sets[0])
+        table.writerow(("program", "columns", "rows", "finished", "by", "us"))
+        for case, sets in cases.items():
+            program, (finished,) = PROGRAMS[case[0]], _finished(found[case, True])
+            expected = program(*sets[0])
             units = {}
             for by, backend, wanted in (
                 ("inductor", "inductor", False),
@@ -128,13 +137,18 @@ def main() -> None:
             ):
                 torch._dynamo.reset()
                 with statistics(wanted):
-                    compiled = torch.compile(PROGRAMS[name], backend=backend, dynamic=False)
-                    _compare(f"{name} of {rows} rows by {by}", compiled(*sets[0]), expected)
+                    compiled = torch.compile(program, backend=backend, dynamic=False)
+                    _compare(f"{case} by {by}", compiled(*sets[0]), expected)
                 units[by] = unit_of(compiled, sets)
             times = {by: timing.median_us for by, timing in time_units(units, ROUNDS).items()}
-            table.writerows((name, rows, by, f"{us:.2f}") for by, us in times.items())
+            table.writerows((*case, finished, by, f"{us:.2f}") for by, us in times.items())
             file.flush()
-            print(f"{name:<9} {rows:>5} rows: " + ", ".join(f"{by} {us:.1f} us" for by, us in times.items()))
+            print(*case, finished, ", ".join(f"{by} {us:.1f}" for by, us in times.items()), sep=", ")
+
+
+def _finished(regions: Sequence[Region]) -> set[str]:
+    """The placements of the reductions of rows in some regions."""
+    return {store.placement for region in regions for store in region.stores if store.reduce}
 
 
 def _compare(name: str, results: Any, expected: Any) -> None:

@@ -30,10 +30,14 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import NopKernelSchedulerNode
 
 from cute_backend import config
+from cute_backend.api.described import default_arch
 from cute_backend.fx_walk.anchors import is_anchor
+from cute_backend.fx_walk.capability import Capability, Named, device_capability
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
+from cute_backend.fx_walk.launches import launches
 from cute_backend.fx_walk.reasons import Rejection
 from cute_backend.fx_walk.region import Region
+from cute_backend.planning import Arch
 from cute_backend.tracing.shape_rules import shape_rules
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,12 +69,14 @@ this page{device}.
 - fused: the number of products that our kernels compute, and the number of these kernels. A gated pair has
   one kernel, and so have products that share a launch. A product that packs queries, keys and values counts
   as three if it is divided.
-- kernels: the launches with Inductor alone, and with our kernels. A region with reductions counts one more,
-  for the kernel that finishes them.
+- kernels: the launches with Inductor alone, and with our kernels. A region whose reductions a second kernel
+  finishes counts two, and one whose reductions are finished by the
+  [last tiles of rows](what-fuses.md#the-last-tile-of-a-row) counts one.
 - KiB: the bytes that all kernels read and write, with Inductor alone and with our kernels. Each kernel counts
   each buffer once. Sequences here have 64 tokens, so most of these bytes are weights.
 
-Inductor's kernels are those that it would make for a GPU.
+Inductor's kernels are those that it would make for a GPU, and ours those for {arch}. Either may add up parts
+of K in one more kernel after a product, which is not counted.
 
 `scaled_mm_recipes.py` needs a torch whose Dynamo traces `torch.nn.functional.scaled_mm`. Dynamo of torch 2.11
 breaks the graph there, and leaves the product to eager; it traces `torch._scaled_mm`.
@@ -98,6 +104,12 @@ end, by [reason](refusals.md). In these models,
 """
 
 
+ARCH = Arch(default_arch()) if torch.cuda.is_available() else Arch.SM90A
+"""The architecture whose launches are counted."""
+
+CAPABILITY = device_capability if torch.cuda.is_available() else Named(ARCH)
+
+
 class Recorder(EpiloguePass):
     """The pass, which records its regions and rejections."""
 
@@ -108,9 +120,11 @@ class Recorder(EpiloguePass):
         self.rejections: list[tuple[Rejection, bool]] = []
         """Rejections, each with whether it is a product's."""
 
-    def analyse(self, graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
+    def analyse(
+        self, graph: fx.Graph, capability: Capability = CAPABILITY
+    ) -> tuple[list[Region], list[Rejection]]:
         anchors = {node.name for node in graph.nodes if is_anchor(node)}
-        regions, rejections = super().analyse(graph)
+        regions, rejections = super().analyse(graph, capability)
         self.products += len(anchors)
         self.regions += regions
         self.rejections += [(rejection, rejection.node in anchors) for rejection in rejections]
@@ -199,7 +213,7 @@ def row(model: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Row:
         args = tuple(arg.detach().cuda().requires_grad_(arg.requires_grad) for arg in args)
     recorder = Recorder()
     (before, bytes_before), (after, bytes_after) = scheduled(fn, args, None), scheduled(fn, args, recorder)
-    after += sum(bool(region.spec.reductions) for region in recorder.regions)
+    after += sum(launches(region, ARCH) - 1 for region in recorder.regions)
     fused = sum(len(region.products) for region in recorder.regions)
     left, ends = (reasons(recorder.rejections, of_products) for of_products in (True, False))
     return Row(
@@ -243,7 +257,7 @@ def main() -> None:
     sys.path.insert(0, str(ROOT / "examples"))
     where = f" on an {torch.cuda.get_device_name()}" if torch.cuda.is_available() else " without a GPU"
     device = f"{where}, with torch {torch.__version__}"
-    head = HEAD.format(device=device)
+    head = HEAD.format(device=device, arch=ARCH.value)
     (ROOT / "docs" / "models.md").write_text(head + "\n" + "\n".join(tables([*rows()])) + "\n")
 
 

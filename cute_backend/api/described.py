@@ -18,7 +18,7 @@ from cute_backend.fx_walk.reasons import nearest_line, program_line
 from cute_backend.fx_walk.region import Region as FoundRegion
 from cute_backend.fx_walk.static import Size, fake, hint, target_name
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.planning import Alignment, Arch, Plan, counters_needed, plan
+from cute_backend.planning import Alignment, Arch, Plan, finishes_apart, plan
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import config_here
 from cute_backend.runtime.reach import Problem, stores_aligned
@@ -140,8 +140,8 @@ class Region:
         name, dtype, order = store.name, store.dtype.value, store.order.value
         if store.reduce is not None:
             reduce = f"{store.reduce.axis.value}_{store.reduce.kind.value}"
-            counts = counters_needed(self.spec, self.kernel().config, *self.hints[:2]) > 0
-            return Store(name, dtype, order, "last_tile" if counts else "two_stage", reduce)
+            apart = finishes_apart(self.spec, self.kernel().config, *self.hints[:2])
+            return Store(name, dtype, order, "two_stage" if apart else "last_tile", reduce)
         shared = "tma" if self.kernel().arch.target.planes_by_tma else "smem"
         placement = shared if name in self._plan.shared_stores else "vector"
         part = f"{store.part.index + 1} of {store.part.count}" if store.part else ""

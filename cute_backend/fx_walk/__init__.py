@@ -16,7 +16,7 @@
   `rotations`, `tiled_scales`, `concatenation`, `pairs`, `shared_launch`, `region`.
 - Operands and shapes: `classify`, `frame`, `free_strides`, `views`, `static`, `labels`, `capability`,
   `rounded`.
-- Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `redo`.
+- Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `launches`, `redo`.
 - Facts about graphs: `equal`, `flow`, `mutation`, `questions`, `spelled`.
 - Refusals: `reasons`.
 - Tuning: `tuning_jobs`, `unfused`.

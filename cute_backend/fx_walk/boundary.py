@@ -3,7 +3,8 @@
 This module knows nothing of graphs. Each `Value` of a region could be stored. If a value is needed outside of
 the kernel and is not stored, the `consumers` that need it compute it again from stored values. The bytes are
 those that the kernel loads and stores and that its consumers read and write. A launch that some choices have
-and others don't counts as LAUNCH_BYTES; the kernel that finishes a region's reductions is such a launch.
+and others don't counts as LAUNCH_BYTES; a second kernel that finishes a region's reductions is such a launch.
+Reductions that rows' last tiles finish take no launch, but time, which counts as LAST_TILE_BYTES.
 
 The set of stores decides everything else, so the search is over sets of stores: branch and bound, from the
 region's last value to its first. Once all values after one are decided, it is known which consumers need that
@@ -18,16 +19,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from cute_backend.planning import LAST_TILE_RESULTS
+
 LAUNCH_BYTES = 5 << 20
 """The cost of a launch in bytes: one more kernel in a CUDA graph took 1.0 to 1.4 microseconds on an H200, in
 which a copy moves 4.0 to 5.7 MiB (benchmarks/launches.py)."""
 
+LAST_TILE_BYTES = 2 * LAUNCH_BYTES // 3
+"""The cost of reductions that rows' last tiles finish. Beside a product with a residual, a mean square took
+1.1 to 2.0 microseconds in this way for planes of up to 2048 x 2048, and 1.7 to 2.6 with a second kernel
+(benchmarks/findings/epilogues.md, one H100)."""
+
 ROW_HELD = 8 << 10
 """The bytes of the longest row that a kernel was found to read a second time without cost. Inductor keeps
 rows of up to 1024 elements in registers, and asks L1 to keep longer ones. Between two products, a kernel that
-computes the statistic of rows of 8 KiB itself was 1 to 2 microseconds faster than one that gets it from the
-product's kernel, for 2048 and 8192 rows alike. For rows of 28 KiB it was 14 and 15 microseconds slower
-(benchmarks/row_statistics.py, one H200). No length between was measured."""
+computes the mean square of rows of 2 to 8 KiB itself was 0.4 to 9.2 microseconds faster than one that gets it
+from the product's kernel, whatever finished it there, for 64, 2048 and 8192 rows alike. For maxima of 28 KiB
+it was 13 and 21 microseconds slower for 2048 and 8192 rows (benchmarks/row_statistics.py, one H100). No
+length between was measured."""
 
 MAX_CANDIDATES = 40
 """The most values that a region could store for which a search is made."""
@@ -49,7 +58,9 @@ class Value:
     home does that work as well, and otherwise it is a launch. A home that uses the result of a reduction
     together with the reduction's input reads `again` bytes of that input a second time, 0 if it holds the
     rows. A value that `finishes` is work on a reduction's result alone, which the kernel does when it
-    finishes the reduction. `bits` is the size of one element of all `planes` together.
+    finishes the reduction. With either of these, `apart` is whether this takes a second kernel; if not, rows'
+    last tiles finish up to LAST_TILE_RESULTS results. `bits` is the size of one element of all `planes`
+    together.
     """
 
     size: int
@@ -59,6 +70,7 @@ class Value:
     product: bool = False
     reduces: bool = False
     finishes: bool = False
+    apart: bool = True
     in_memory: bool = False
     home: int = 0
     followed: bool = False
@@ -135,6 +147,14 @@ class Choices:
     def reduced(self, stores: int) -> int:
         """The number of reductions among them."""
         return sum(self.values[place].is_reduced for place in members(stores))
+
+    def finish_bytes(self, stores: int) -> int:
+        """The cost of finishing the reductions among these values, if a kernel stores them."""
+        reduced = [self.values[place] for place in members(stores) if self.values[place].is_reduced]
+        if not reduced:
+            return 0
+        is_many = sum(value.planes for value in reduced) > LAST_TILE_RESULTS
+        return LAUNCH_BYTES if is_many or any(value.apart for value in reduced) else LAST_TILE_BYTES
 
     def bits(self, stores: int, loaded: int) -> int:
         """The bits of one element of all planes that a kernel writes and reads."""
@@ -254,7 +274,6 @@ class _State:
 class _Search:
     def __init__(self, choices: Choices, candidates: int, room: Room) -> None:
         self.choices, self.candidates, self.room = choices, candidates, room
-        self.reductions = sum(value.is_reduced << place for place, value in enumerate(choices.values))
         self.best: _State | None = None
         self.work = 0
         self.cuts: dict[int, int] = {0: 0}
@@ -306,11 +325,12 @@ class _Search:
             loaded |= self.choices.values[each].loads
         readers = sum(needs >> place & 1 for needs in state.needs)
         size = state.size + value.size * (1 + readers) + self._bytes(loaded & ~state.loaded)
-        is_first = value.is_reduced and not state.stores & self.reductions
-        size += LAUNCH_BYTES * (value.followed + is_first)
+        stores = state.stores | 1 << place
+        size += self.choices.finish_bytes(stores) - self.choices.finish_bytes(state.stores)
+        size += LAUNCH_BYTES * value.followed
         return replace(
             state,
-            stores=state.stores | 1 << place,
+            stores=stores,
             inside=inside,
             loaded=loaded,
             size=size,

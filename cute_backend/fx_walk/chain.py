@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
@@ -221,6 +221,17 @@ class Chain:
             ops=tuple(self._ops),
             stores=tuple(stores),
             precision=self.precision,
+        )
+
+    def build_needed(self, stores: Sequence[Store]) -> EpilogueSpec:
+        """The spec with these stores, and with no load and no op that they don't need."""
+        ops = {op.name for store in stores for op in self.ops_for(store.value)}
+        read = {store.value for store in stores}.union(*(op.values for op in self._ops if op.name in ops))
+        whole = self.build(stores)
+        return replace(
+            whole,
+            loads=tuple(load for load in whole.loads if load.name in read),
+            ops=tuple(op for op in whole.ops if op.name in ops),
         )
 
     def _step(

@@ -14,15 +14,16 @@ from cute_backend.fx_walk.boundary import ROW_HELD, Choices, Room, Value
 from cute_backend.fx_walk.concatenation import is_concatenation
 from cute_backend.fx_walk.consumers import Kernel, Waves
 from cute_backend.fx_walk.draft import Draft
+from cute_backend.fx_walk.launches import is_finished_apart
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.questions import is_only_read, is_reduction
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import parts_of
-from cute_backend.fx_walk.static import Size, fake, hint, known, target_name, tensor_of
+from cute_backend.fx_walk.static import fake, known, target_name, tensor_of, usual
 from cute_backend.fx_walk.tiled_scales import Tiled
 from cute_backend.planning import PLANES, REDUCTIONS, plane_bits_held
-from cute_backend.spec import Axis, LoadKind
+from cute_backend.spec import Axis, LoadKind, Reduction
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
     kernels: dict[Kernel, int] = {}
     values, reads = list[Value](), dict[int, int]()
     sizes, loads = _Sizes(draft), _Loads(draft)
+    apart = _Apart(draft, _last_plane(draft, groups, needs))
     for place, (nodes, need) in enumerate(zip(groups, needs, strict=True)):
         first, value = nodes[0], draft.values[nodes[0]]
         sources = {places[source] for node in nodes for source in node.all_input_nodes if source in places}
@@ -88,6 +90,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
                 product=is_anchor(first),
                 reduces=reduces,
                 finishes=finishes,
+                apart=not isinstance(value, Reduced) or apart.is_true_of(first, value),
                 in_memory=need.in_memory,
                 home=home,
                 followed=need.followed and not need.kernels,
@@ -102,6 +105,30 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
     )
     choices = Choices(tuple(values), loads.sizes(sizes), consumers, loaded, loads.bits)
     return Crossings(choices, places, _room(draft, loads))
+
+
+@dataclass
+class _Apart:
+    """Whether a second kernel finishes a reduction of a draft. It depends on the kind of the reduction more
+    than on what is reduced, so each kind is asked about once, together with the plane `plane`."""
+
+    draft: Draft
+    plane: fx.Node | None
+    known: dict[Reduction, bool] = field(default_factory=dict)
+
+    def is_true_of(self, member: fx.Node, value: Reduced) -> bool:
+        if value.reduce not in self.known:
+            self.known[value.reduce] = is_finished_apart(self.draft, member, self.plane)
+        return self.known[value.reduce]
+
+
+def _last_plane(draft: Draft, groups: list[list[fx.Node]], needs: list[_Need]) -> fx.Node | None:
+    """The last plane that is needed outside and that the kernel can write."""
+    for (node, *_), need in zip(reversed(groups), reversed(needs), strict=True):
+        is_plane = draft.values[node] is not None and not isinstance(draft.values[node], Reduced)
+        if is_plane and (need.in_memory or need.kernels) and draft.layout(node) is not None:
+            return node
+    return None
 
 
 def _again(values: list[Value], source: int, rows: int) -> int:
@@ -216,8 +243,8 @@ def _writes(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-_USUAL = 4096
-"""The size that is assumed if no example of it is known, and for M if the decision must not depend on M."""
+_ANY_M = 4096
+"""The M that is assumed if the decision must not depend on it."""
 
 
 class _Sizes:
@@ -225,8 +252,8 @@ class _Sizes:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.m = _USUAL if config.batch_invariant else _number(draft.first.m)
-        self.n = _number(draft.first.n)
+        self.m = _ANY_M if config.batch_invariant else usual(draft.first.m)
+        self.n = usual(draft.first.n)
         self.elements = {None: self.m * self.n, Axis.ROW: self.m, Axis.COLUMN: self.n, Axis.ALL: 1}
 
     def of(self, member: fx.Node) -> int:
@@ -241,10 +268,6 @@ class _Sizes:
     def bits(self, member: fx.Node) -> int:
         """The bits of one element of all planes of a member."""
         return self.of(member) * 8 // max(self.elements[None], 1)
-
-
-def _number(size: Size) -> int:
-    return hint(size) or _USUAL
 
 
 _NEAR = 32

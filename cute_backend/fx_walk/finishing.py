@@ -1,4 +1,4 @@
-"""Pointwise work on the result of a reduction alone, which the kernel that finishes the reduction does.
+"""Pointwise work on the result of a reduction alone, which a kernel does when it finishes the reduction.
 
 Examples are the scale of a quantisation, `max(amax, eps) / 448`, and the inverse deviation of a norm,
 `rsqrt(mean + eps)`. Otherwise it would take one more kernel, unless a reader of the plane computes it.

@@ -75,6 +75,15 @@ def hint(size: Size) -> int | None:
     return None if example is None else int(example)
 
 
+_USUAL = 4096
+"""The size that is assumed if no example of it is known."""
+
+
+def usual(size: Size) -> int:
+    """A size, or an example of it: the one that a symbolic size was made from, if there is one."""
+    return hint(size) or _USUAL
+
+
 def target_name(node: fx.Node) -> str:
     """An op's full name, such as "aten.add.Tensor". For other nodes it is FX's description."""
     if isinstance(node.target, torch._ops.OpOverload):

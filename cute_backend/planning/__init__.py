@@ -14,7 +14,13 @@ of a kernel is written elsewhere (`memory_ops`).
 
 from cute_backend.planning.capacity import PLANES, REDUCTIONS, plane_bits_held
 from cute_backend.planning.hoisting import with_rowvecs
-from cute_backend.planning.last_tile import counters_needed, may_finish_rows
+from cute_backend.planning.last_tile import (
+    LAST_TILE_ARCHS,
+    LAST_TILE_RESULTS,
+    counters_needed,
+    finishes_apart,
+    may_finish_rows,
+)
 from cute_backend.planning.placements import ByElement, Placement, Ring
 from cute_backend.planning.placing import Plan, plan
 from cute_backend.planning.rules import subtiled
@@ -47,6 +53,8 @@ from cute_backend.planning.tiles import (
 
 __all__ = [
     "EPILOGUE_STAGES",
+    "LAST_TILE_ARCHS",
+    "LAST_TILE_RESULTS",
     "MAX_CANDIDATES",
     "PLANES",
     "REDUCTIONS",
@@ -67,6 +75,7 @@ __all__ = [
     "clustered",
     "counters_needed",
     "fastest",
+    "finishes_apart",
     "holds_planes",
     "may_finish_rows",
     "named",

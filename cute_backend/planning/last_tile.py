@@ -1,7 +1,8 @@
 """The choice of what finishes reductions of rows: the warp that has a row's last tile, or a second kernel.
 
 A second launch costs 1 to 2 us, and rows with few tiles give it little to do. So kernels have the code for
-both ways (`templates/last_tile.py`, `templates/finish.py`), and each launch takes one of them by its N.
+both ways (`templates/last_tile.py`, `templates/finish.py`), and each launch takes one of them by its N. The
+search for a region's end counts the second launch by the same rule (`fx_walk/launches.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ MOST_PARTS = 16
 maxima took 0.88 to 1.02 times as long as with a second kernel, 0.94 times in the geometric mean; with 26 to
 64, six took 0.95 to 1.07 times, 1.01 in the mean (H100, benchmarks/findings/limits.md)."""
 
-MOST_RESULTS = 4
+LAST_TILE_RESULTS = 4
 """The most results of a row that its last tile finishes."""
 
-_ARCHS = frozenset({Arch.SM90A})
+LAST_TILE_ARCHS = frozenset({Arch.SM90A})
 """The architectures whose last tiles finish rows."""
 
 _KINDS = frozenset({ReduceKind.SUM, ReduceKind.MEAN, ReduceKind.PROD, ReduceKind.MAX, ReduceKind.MIN})
@@ -35,9 +36,9 @@ def may_finish_rows(spec: EpilogueSpec, config: TileConfig) -> bool:
     """
     reductions = [store.reduce for store in multiplied(spec, config).reductions]
     return (
-        config.arch in _ARCHS
+        config.arch in LAST_TILE_ARCHS
         and not config.sums_in_memory
-        and 0 < len(reductions) <= MOST_RESULTS
+        and 0 < len(reductions) <= LAST_TILE_RESULTS
         and all(each is not None and each.axis is Axis.ROW and each.kind in _KINDS for each in reductions)
     )
 
@@ -51,3 +52,8 @@ def counters_needed(spec: EpilogueSpec, config: TileConfig, m: int, n: int) -> i
     if -(-n // config.summing.group_n) > MOST_PARTS or not may_finish_rows(spec, config):
         return 0
     return -(-m // config.summing.warp_rows) if spec.product.kind is ProductKind.DENSE else m
+
+
+def finishes_apart(spec: EpilogueSpec, config: TileConfig, m: int, n: int) -> bool:
+    """Whether a launch on a plane of (m, n) has reductions that a second kernel finishes."""
+    return bool(spec.reductions) and not counters_needed(spec, config, m, n)

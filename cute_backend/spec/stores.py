@@ -124,8 +124,8 @@ class Store:
     `heads`: its tensor is still (M, N) and dense, but elements are in another order.
 
     A reduction may have ops `after` it, on its result and numbers alone, such as a scale from an amax. The
-    first ones read REDUCED, and the last one's value is stored. Their names are their own. The kernel that
-    finishes the reduction computes them.
+    first ones read REDUCED, and the last one's value is stored. Their names are their own. They are computed
+    where the reduction is finished: by the last tile of a row, or by a second kernel.
     """
 
     name: str

@@ -9,14 +9,16 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 
 from cute_backend import config
 from cute_backend.fx_walk import settle
 from cute_backend.fx_walk.boundary import Boundary, Choices, Room, choose
 from cute_backend.fx_walk.consumers import reduces
+from cute_backend.fx_walk.launches import launches
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.memory_ops.schedule import kernel_formula
+from cute_backend.planning import Arch
 from cute_backend.spec import Axis, DType, LoadKind
 from support.fx_walk.synthetic import Graph, aten, prims, walk
 from support.traffic import Traffic, alone, fused
@@ -232,7 +234,8 @@ def test_a_mean_square_is_of_rows_as_long_as_memory_has_them(columns: int) -> No
 
 @pytest.mark.parametrize("dim", [None, -1])
 def test_the_scale_of_a_quantisation_costs_no_launch_of_its_own(dim: int | None) -> None:
-    """The kernel that finishes the maxima writes scales, which are all that is needed outside."""
+    """The kernel that finishes the maxima writes scales, which are all that is needed outside. Those of rows
+    are finished by rows' last tiles."""
 
     def scaled(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         y = torch.relu(a @ b)
@@ -243,7 +246,7 @@ def test_the_scale_of_a_quantisation_costs_no_launch_of_its_own(dim: int | None)
     ours, theirs = fused(scaled, args), alone(scaled, args)
     kind = "all" if dim is None else "row"
     assert formulas(ours)[0][-1] == f"out1 = f32(maximum(bf16({kind}_max(abs(t0))), 1e-12) / 448)"
-    assert ours.kernels == 2 and ours.kernels < theirs.kernels + (dim is not None)
+    assert ours.kernels == (2 if dim is None else 1) < theirs.kernels
     assert ours.bytes < theirs.bytes
 
 
@@ -266,20 +269,54 @@ def test_maxima_that_nothing_combines_with_their_rows_come_from_the_kernel_at_an
     assert len(region.spec.reductions) == 1
 
 
+def choices_of(
+    graph: fx.Graph, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)
+) -> list[Choices]:
+    """What the search for regions' ends is asked in a graph."""
+    found: list[Choices] = []
+
+    def recorded(choices: Choices, room: Room) -> Boundary | None:
+        found.append(choices)
+        return choose(choices, room)
+
+    monkeypatch.setattr(settle, "choose", recorded)
+    walk(graph, capability=capability)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "axis", "capability", "apart"),
+    [
+        (64, 1024, 1, (9, 0), False),
+        (64, 1088, 1, (9, 0), True),
+        (8192, 4096, 1, (9, 0), False),
+        (8192, 4104, 1, (9, 0), True),
+        (64, 1024, 0, (9, 0), True),
+        (64, 1024, 1, (10, 0), True),
+        (64, 1024, 1, (8, 0), True),
+    ],
+)
+def test_the_launch_that_finishes_a_reduction_is_the_one_that_the_plan_has(
+    m: int, n: int, axis: int, capability: tuple[int, int], apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search expects what the plan of the region's kernel then says."""
+    made = Graph()
+    rows = made.call(aten.relu.default, made.mm(m, n, 4096, device="cuda"))
+    graph = made.output(rows, made.call(aten.amax.default, rows, [axis]))
+    (choices,) = choices_of(graph, monkeypatch, capability)
+    assert [value.apart for value in choices.values if value.is_reduced] == [apart]
+    (region,), _ = walk(graph, capability=capability)
+    assert len(region.spec.reductions) == 1
+    assert launches(region, Arch.of_capability(capability)) == 1 + apart
+
+
 def test_what_crosses_is_counted_alike_for_any_m_where_results_are_to_be_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def asked(m: int) -> list[Choices]:
-        made, found = Graph(), list[Choices]()
+        made = Graph()
         total = made.call(aten.sum.dim_IntList, made.call(aten.relu.default, made.mm(m)), [1])
-
-        def recorded(choices: Choices, room: Room) -> Boundary | None:
-            found.append(choices)
-            return choose(choices, room)
-
-        monkeypatch.setattr(settle, "choose", recorded)
-        walk(made.output(total))
-        return found
+        return choices_of(made.output(total), monkeypatch)
 
     assert asked(64) != asked(128)
     with config.patch(batch_invariant=True):

@@ -8,7 +8,8 @@ from itertools import combinations
 import pytest
 
 from cute_backend.fx_walk import boundary
-from cute_backend.fx_walk.boundary import LAUNCH_BYTES, Choices, Room, Value, choose
+from cute_backend.fx_walk.boundary import LAST_TILE_BYTES, LAUNCH_BYTES, Choices, Room, Value, choose
+from cute_backend.planning import LAST_TILE_RESULTS
 
 PLANE = LAUNCH_BYTES // 4
 
@@ -67,7 +68,10 @@ def cost(choices: Choices, stores: set[int]) -> int | None:
 
     total = sum(values[place].size for place in stores | written) + loads(kernel)
     total += LAUNCH_BYTES * sum(values[place].followed for place in stores)
-    total += LAUNCH_BYTES * any(values[place].is_reduced for place in stores)  # one kernel finishes all
+    reduced = [values[place] for place in stores if values[place].is_reduced]
+    is_many = sum(value.planes for value in reduced) > LAST_TILE_RESULTS
+    if reduced:  # one kernel finishes all, or the last tiles do
+        total += LAUNCH_BYTES if is_many or any(value.apart for value in reduced) else LAST_TILE_BYTES
     total += sum(values[place].again for place in again)
     for consumer, places in enumerate(read):
         done = {place for by, place in computed if by == consumer}
@@ -121,6 +125,7 @@ def drawn(rng: random.Random, count: int) -> Choices:
                 product=product,
                 reduces=reduces,
                 finishes=finishes,
+                apart=values[bits(sources)[0]].apart if finishes else rng.random() < 0.5,
                 in_memory=rng.random() < 0.2,
                 home=rng.randrange(consumers),
                 followed=reduces and rng.random() < 0.3,
@@ -154,6 +159,23 @@ def agrees(seed: int, count: int) -> None:
 def test_the_search_agrees_with_trying_all_stores() -> None:
     for seed in range(2000):
         agrees(seed, 2 + seed % 6)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_few_bytes_are_worth_a_reduction_that_takes_no_launch_and_no_other(apart: bool) -> None:
+    """A kernel reads the plane 0 and its reduction 1; if it reduces the plane itself, it reads it twice."""
+    plane = Value(PLANE, product=True)
+    reduction = Value(PLANE // 64, sources=1, reduces=True, apart=apart, again=3 * PLANE)
+    found = choose(Choices((plane, reduction), (), (3,), (0,)), Room(3, 4))
+    assert found == boundary.Boundary(1 if apart else 3, is_best=True)
+
+
+@pytest.mark.parametrize(
+    ("reductions", "cost"), [(0, 0), (1, LAST_TILE_BYTES), (4, LAST_TILE_BYTES), (5, LAUNCH_BYTES)]
+)
+def test_the_last_tile_of_a_row_finishes_few_results(reductions: int, cost: int) -> None:
+    values = (Value(PLANE, product=True), *(Value(1, sources=1, reduces=True, apart=False) for _ in range(5)))
+    assert Choices(values, (), (), ()).finish_bytes((2 << reductions) - 1) == cost
 
 
 @pytest.mark.exhaustive

@@ -34,10 +34,12 @@ from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNo
 
 from cute_backend.fx_walk.concatenation import is_concatenation
 from cute_backend.fx_walk.consumers import Kernel, Waves, reduces
+from cute_backend.fx_walk.launches import launches
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.mutation import is_view
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.static import fake, first_argument, tensor_of
+from cute_backend.planning import Arch
 from support.traffic import Recorder, scheduled
 
 _READS = 4
@@ -80,8 +82,8 @@ class _Passing(Recorder):
 
 
 def counted(fn: Callable[..., Any], args: tuple[Any, ...], fuses: bool) -> Counts:
-    """Counts for a call of `fn` and its gradients, with the pass if it `fuses`. The kernel that finishes a
-    region's reductions is one more."""
+    """Counts for a call of `fn` and its gradients, with the pass if it `fuses`. Regions count as the
+    kernels that they launch on Hopper."""
     own: list[int] = []
     update = GraphLowering._update_scheduler
 
@@ -94,8 +96,8 @@ def counted(fn: Callable[..., Any], args: tuple[Any, ...], fuses: bool) -> Count
     passing = _Passing(fuses)
     with mock.patch.object(GraphLowering, "_update_scheduler", updated):
         kernels, moved = scheduled(fn, args, passing)
-    finishing = sum(bool(region.spec.reductions) for region in passing.regions)
-    return Counts(kernels + finishing, moved, sum(own), passing.predicted)
+    kernels += sum(launches(region, Arch.SM90A) - 1 for region in passing.regions)
+    return Counts(kernels, moved, sum(own), passing.predicted)
 
 
 def _scheduled_bytes(graph: GraphLowering, kernel: BaseSchedulerNode) -> int:

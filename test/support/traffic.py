@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cute_backend.fx_walk.capability import Capability, Named
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
+from cute_backend.fx_walk.launches import launches
 from cute_backend.fx_walk.reasons import Rejection
 from cute_backend.fx_walk.region import Region
+from cute_backend.planning import Arch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 
@@ -22,14 +25,17 @@ from models import scheduled
 class Traffic:
     """The kernels of a program, forward and backward, and the total of the bytes that they read and write.
 
-    A region with reductions counts as one more kernel, which finishes them. `regions` and `rejections` are
-    empty for Inductor alone.
+    Regions are those for Hopper, and count as the kernels that they launch there. `regions` and `rejections`
+    are empty for Inductor alone.
     """
 
     kernels: int
     bytes: int
     regions: tuple[Region, ...] = ()
     rejections: tuple[Rejection, ...] = ()
+
+
+HOPPER = Named(Arch.SM90A)
 
 
 class Recorder(EpiloguePass):
@@ -40,8 +46,8 @@ class Recorder(EpiloguePass):
         self.regions: list[Region] = []
         self.rejections: list[Rejection] = []
 
-    def analyse(self, graph: Any) -> Any:
-        found, refused = super().analyse(graph)
+    def analyse(self, graph: Any, capability: Capability = HOPPER) -> Any:
+        found, refused = super().analyse(graph, capability)
         self.regions += found
         self.rejections += refused
         return found, refused
@@ -56,5 +62,5 @@ def fused(fn: Callable[..., Any], args: tuple[Any, ...]) -> Traffic:
     """The traffic of a call of `fn` with the pass."""
     recorder = Recorder()
     kernels, moved = scheduled(fn, args, recorder)
-    finishing = sum(bool(region.spec.reductions) for region in recorder.regions)
-    return Traffic(kernels + finishing, moved, tuple(recorder.regions), tuple(recorder.rejections))
+    kernels += sum(launches(region, Arch.SM90A) - 1 for region in recorder.regions)
+    return Traffic(kernels, moved, tuple(recorder.regions), tuple(recorder.rejections))
