@@ -8,6 +8,8 @@ says.
 
 from __future__ import annotations
 
+from math import lcm
+
 from torch import fx
 
 from cute_backend import config
@@ -57,16 +59,16 @@ def _is_read_again(found: Found) -> bool:
 def _held(chain: Chain) -> tuple[int, ...]:
     """The sizes of blocks that tiles of the target hold. On a CPU, those of any target that has this
     product."""
-    reads_planes = chain.count(LoadKind.EXACT) > 0
-    held = (blocks_held(arch, chain.accumulators, reads_planes) for arch in chain.archs)
+    planes = chain.count(LoadKind.EXACT)
+    held = (blocks_held(arch, chain.accumulators, planes) for arch in chain.archs)
     return tuple(sorted(set().union(*held)))
 
 
 def check_blocks(chain: Chain) -> None:
-    """Raise Refused if no tile holds the blocks that the chain reduces, beside the planes that it reads."""
-    held = None
-    for columns in chain.blocks:
-        held = _held(chain) if held is None else held
+    """Raise Refused if no tile holds the blocks that the chain reduces, all of them at once and beside the
+    planes that it reads."""
+    if chain.blocks:
+        held, columns = _held(chain), lcm(*chain.blocks)
         if columns not in held:
             raise Refused(Reason.BLOCK_SIZE, columns=columns, held=", ".join(map(str, held)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from math import lcm
 
 import torch
 from torch import fx
@@ -22,7 +23,7 @@ from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import parts_of
 from cute_backend.fx_walk.static import fake, known, target_name, tensor_of, usual
 from cute_backend.fx_walk.tiled_scales import Tiled
-from cute_backend.planning import PLANES, REDUCTIONS, plane_bits_held
+from cute_backend.planning import PLANES, REDUCTIONS, plane_bits_held, planes_written
 from cute_backend.spec import Axis, LoadKind, Reduction
 
 
@@ -153,9 +154,10 @@ def _room(draft: Draft, loads: _Loads) -> Room:
         accumulators = tuple(replace(acc, b_block=0) for acc in draft.chain.accumulators)
         held = max(plane_bits_held(arch, accumulators) for arch in draft.chain.archs) - sum(taken)
     few = (PLANES if read is None else read) - len(taken)
+    written = planes_written(lcm(*draft.chain.blocks))
     if results is None:
-        return Room(few, PLANES + REDUCTIONS, REDUCTIONS, held)
-    return Room(few, results, bits=held)
+        return Room(few, written + REDUCTIONS, REDUCTIONS, held)
+    return Room(few, min(results, written) if written < PLANES else results, bits=held)
 
 
 def _groups(draft: Draft) -> list[list[fx.Node]]:

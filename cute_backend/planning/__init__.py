@@ -12,7 +12,7 @@ of a kernel is written elsewhere (`memory_ops`).
 - Names of kernels: `naming`.
 """
 
-from cute_backend.planning.capacity import PLANES, REDUCTIONS, plane_bits_held
+from cute_backend.planning.capacity import PLANES, REDUCTIONS, plane_bits_held, planes_written
 from cute_backend.planning.hoisting import with_rowvecs
 from cute_backend.planning.last_tile import (
     LAST_TILE_ARCHS,
@@ -82,6 +82,7 @@ __all__ = [
     "offered",
     "plan",
     "plane_bits_held",
+    "planes_written",
     "ranked",
     "rotations_held",
     "subtiled",

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 
 from cute_backend.planning.registers import NARROW_SUBTILE_N
+from cute_backend.planning.rules import MAX_WRITTEN_IN_WHOLE_VISITS, WHOLE_SUBTILES
 from cute_backend.planning.search import table
 from cute_backend.planning.served import unserved
 from cute_backend.planning.targets import Arch
@@ -41,6 +42,13 @@ def plane_bits_held(arch: Arch, accumulators: tuple[Accumulator, ...]) -> int:
     configs = [replace(config, occupancy=1) for config in table(arch, spec)]
     large = min(_LARGE, max(map(_elements, configs)))
     return max(_bits(config) for config in configs if _elements(config) >= large)
+
+
+def planes_written(columns: int) -> int:
+    """Returns the most planes that a kernel writes, whatever their dtypes are, if it reduces blocks of
+    `columns` columns and reads the results again."""
+    in_subtiles = any(width % columns == 0 for width in WHOLE_SUBTILES)
+    return PLANES if in_subtiles else MAX_WRITTEN_IN_WHOLE_VISITS
 
 
 def _elements(config: TileConfig) -> int:

@@ -52,8 +52,22 @@ from cute_backend.spec import (
 
 Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
 
-WHOLE_SUBTILES = (32, 64, 128)
+WHOLE_SUBTILES: tuple[int, ...] = (32, 64, 128)
 """Columns of subtiles that hold blocks whole."""
+
+WHOLE_VISITS = (80, 96)
+"""Columns of tiles that are one subtile, for blocks that no other subtile holds whole. Tiles of several
+subtiles of 80 or 96 columns (64 and 128 x 160, 128 x 192) spilled 40 to 48 bytes if planes are written by
+element, and one subtile of 192 columns spilled 152."""
+
+MAX_READ_IN_WIDE_VISITS = 1
+"""The most planes that a kernel reads if its visits have more than `MAX_ROW_IN_A_THREAD` columns. Beside two
+results, two planes that are read by element spilled 24 bytes in visits of 96 columns, and 48 in visits of
+128."""
+
+MAX_WRITTEN_IN_WHOLE_VISITS = 2
+"""The most planes that a kernel writes if its visits are those of `WHOLE_VISITS`: three in fp32 spilled 8
+bytes by element."""
 
 MAX_ROTATED = 256
 """Columns of the largest block whose halves are rotated, after the sizes that attention heads have."""
@@ -185,13 +199,21 @@ def a_multiprocessor_of_its_own(config: TileConfig, spec: EpilogueSpec) -> TileC
 
 def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """Gives a visit whole blocks of columns if ops reduce blocks and other ops read the results. The subtile
-    is the narrowest that holds whole blocks, among those that planes are laid out in (powers of two)."""
+    is the narrowest that holds whole blocks, among powers of two. For other blocks, it may be a whole tile on
+    Hopper, whose threads have only a part of each row."""
     block, columns = spec.whole_columns, config.tile_n // config.ctas
     if block == 1:
         return config
-    whole = (width for width in WHOLE_SUBTILES if width % block == 0 and columns % width == 0)
+    widths = WHOLE_SUBTILES
+    if config.products == 1 and config.target.planes_by_tma and config.target.accumulators.in_registers:
+        widths += (columns,) * (columns in WHOLE_VISITS)
+    whole = (width for width in widths if width % block == 0 and columns % width == 0)
     width = None if block % 8 else next(whole, None)
     if width is None or width > MAX_ROW_IN_A_THREAD * config.target.accumulators.row_threads:
+        return None
+    if width > MAX_ROW_IN_A_THREAD and len(spec.loads_of(LoadKind.EXACT)) > MAX_READ_IN_WIDE_VISITS:
+        return None
+    if width in WHOLE_VISITS and len(spec.planes) > MAX_WRITTEN_IN_WHOLE_VISITS:
         return None
     return replace(config, subtile_n=width)
 

@@ -66,7 +66,7 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         held = (
             rotations_held(arch, spec.accumulators, spec.whole_columns > 1)
             if spec.reordered_columns
-            else blocks_held(arch, spec.accumulators, bool(spec.loads_of(LoadKind.EXACT)))
+            else blocks_held(arch, spec.accumulators, len(spec.loads_of(LoadKind.EXACT)))
         )
         raise ValueError(
             f"no tile of {arch.value} holds blocks of {spec.block_columns} columns whole; "
@@ -102,17 +102,17 @@ _ONE_PRODUCT = (Accumulator("acc", DType.BF16, DType.BF16),)
 
 @cache
 def blocks_held(
-    arch: Arch, accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT, reads_planes: bool = False
+    arch: Arch, accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT, planes_read: int = 0
 ) -> tuple[int, ...]:
-    """Returns the sizes of blocks of columns that some tile holds whole, for specs of these products.
-    `reads_planes` says whether the specs read planes."""
+    """Returns the sizes of blocks of columns that some tile holds whole, for specs of these products that
+    read this number of planes."""
     held, load = [], Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
+    loads = tuple(replace(load, name=f"exact{i}") for i in range(planes_read))
     for columns in range(8, max(WHOLE_SUBTILES) + 1, 8):
         mean = Op("t0", "block_mean", (accumulators[0].name,), DType.F32, block=columns)
         plane, row = Store("out0", "t0", DType.F32), Reduction(Axis.ROW, ReduceKind.SUM)
         specs = [
-            EpilogueSpec(accumulators, (load,) * reads_planes, (mean,), (replace(plane, reduce=kind),))
-            for kind in (None, row)
+            EpilogueSpec(accumulators, loads, (mean,), (replace(plane, reduce=kind),)) for kind in (None, row)
         ]
         if all(_serving(arch, spec) for spec in specs):
             held.append(columns)
@@ -142,14 +142,16 @@ def rotations_held(
 
 def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """Returns the shipped tiles that can serve a spec. If none of them holds the blocks of a pair, or rotates
-    blocks, returns further tiles of the target, except for a pair that reads planes, where those spilled 32
-    bytes."""
+    blocks, returns further tiles of the target. A pair that reads planes gets none, since it spilled 32 bytes
+    in those."""
     found = suited(arch, _shipped(arch, spec), spec)
-    reads = spec.loads_of(LoadKind.EXACT) and not spec.reordered_columns
-    if found or reads:
+    if found:
         return found
     tiles = arch.target.tiles
-    further = suited(arch, tiles.sized, spec) or suited(arch, tiles.blocks, spec)
+    further: tuple[TileConfig, ...] = ()
+    if not spec.loads_of(LoadKind.EXACT) or spec.reordered_columns:
+        further = suited(arch, tiles.sized, spec) or suited(arch, tiles.blocks, spec)
+    further = further or suited(arch, tiles.whole_blocks, spec)
     return tuple(config for config in further if leaves_sums_registers(config, spec))
 
 

@@ -212,6 +212,12 @@ def of_runs(layout: cute.ComposedLayout, count: int) -> cute.ComposedLayout:
     return cute.make_composed_layout(layout.inner, layout.offset, outer)
 
 
+def one_stage(layout: cute.ComposedLayout) -> cute.ComposedLayout:
+    """The layout (rows, columns) of one of the stages of `layout` (rows, columns, stages). `cute.slice_`
+    aborts for some of these, as that of 16 rows and 96 columns of fp32."""
+    return cute.make_composed_layout(layout.inner, layout.offset, cute.select(layout.outer, [0, 1]))
+
+
 def transpose(tensor: cute.Tensor) -> cute.Tensor:
     """A view of a tensor of two axes with the axes swapped."""
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [1, 0]))

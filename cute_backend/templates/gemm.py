@@ -21,7 +21,15 @@ from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import Order, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, Crew
-from cute_backend.templates.epilogue import Ending, Epilogue, SmemOperand, Staging, by_name, heads_apart
+from cute_backend.templates.epilogue import (
+    Ending,
+    Epilogue,
+    SmemOperand,
+    Staging,
+    by_name,
+    heads_apart,
+    one_stage,
+)
 from cute_backend.templates.rings import (
     SegmentState,
     Shared,
@@ -147,9 +155,7 @@ class Gemm(ABC):
             for operand in operands
         ]
         return [
-            cpasync.make_tiled_tma_atom(
-                op, view(tensors[operand.name]), cute.slice_(layout, (None, None, 0)), box
-            )
+            cpasync.make_tiled_tma_atom(op, view(tensors[operand.name]), one_stage(layout), box)
             for view, operand, layout in zip(views, operands, layouts, strict=True)
         ]
 

@@ -15,8 +15,8 @@ from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
-from cute_backend.planning import Arch, blocks_held
-from cute_backend.spec import Axis, Blocks, Order, ReduceKind, Stride
+from cute_backend.planning import Arch, blocks_held, table
+from cute_backend.spec import Axis, Blocks, LoadKind, Order, ReduceKind, Stride
 from support.fx_walk.exact import integers, product_inputs
 from support.fx_walk.synthetic import BF16, Graph, aten, called, rewritten, run, walk
 
@@ -238,7 +238,7 @@ def test_a_row_that_a_tile_holds_is_a_block_where_it_is_read_again() -> None:
     ]
 
 
-@pytest.mark.parametrize("n", [40, 4096])
+@pytest.mark.parametrize("n", [56, 4096])
 def test_a_row_that_no_tile_holds_is_whole_when_the_kernel_is_done(n: int) -> None:
     made = Graph()
     plane = made.call(aten.relu.default, made.mm(M, n, K))
@@ -248,7 +248,7 @@ def test_a_row_that_no_tile_holds_is_whole_when_the_kernel_is_done(n: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("columns", "arch"), [(24, "sm_90a"), (12, "sm_90a"), (256, "sm_90a"), (128, "sm_100a")]
+    ("columns", "arch"), [(56, "sm_90a"), (24, "sm_80"), (12, "sm_90a"), (256, "sm_90a"), (128, "sm_100a")]
 )
 def test_blocks_that_no_tile_holds_are_refused_with_those_that_one_does(columns: int, arch: str) -> None:
     def program(a: Tensor, b: Tensor) -> Tensor:
@@ -261,6 +261,62 @@ def test_blocks_that_no_tile_holds_are_refused_with_those_that_one_does(columns:
         message
         == f"it reduces blocks of {columns} columns, which no tile holds whole; supported block sizes: {held}"
     )
+
+
+@pytest.mark.parametrize("columns", [24, 40, 80, 96])
+def test_heads_of_a_whole_tile_are_normalised_on_hopper(columns: int, fresh_compiler: None) -> None:
+    def program(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        y = (a @ b).view(M, 3, columns)
+        return F.rms_norm(y.float(), (columns,), weight).to(BF16), F.layer_norm(y, (columns,))
+
+    inputs = (*product_inputs(M, 3 * columns), torch.rand(columns))
+    (report,) = collect(program, inputs, arch="sm_90a")
+    (region,) = report.regions
+    assert region.spec.whole_columns == columns and len(region.spec.planes) == 2
+    results = torch.compile(program, backend=cute)(*inputs)
+    for result, wanted in zip(results, program(*inputs), strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-2, atol=1e-2)
+    assert counters["cute_backend"] == {"anchors": 1, "regions": 1}
+    (elsewhere,) = collect(program, inputs, arch="sm_100a")
+    assert Reason.BLOCK_SIZE in [each.reason for each in elsewhere.rejections]
+
+
+@pytest.mark.parametrize(("columns", "most"), [(64, 4), (96, 2), (128, 4)])
+def test_a_whole_tile_leaves_registers_for_two_results(columns: int, most: int) -> None:
+    def program(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        y = F.layer_norm((a @ b).view(M, 3, columns), (columns,))
+        return y, *(torch.cumsum(y.sin() * i, 0) for i in range(1, 5))
+
+    for arch in ("sm_90a", "cpu"):
+        (report,) = collect(program, product_inputs(M, 3 * columns), arch=None if arch == "cpu" else arch)
+        assert [len(region.spec.planes) <= most for region in report.regions] == [True], arch
+        assert all(table(Arch.SM90A, region.spec) for region in report.regions)
+
+
+def test_a_whole_tile_leaves_registers_for_one_plane() -> None:
+    def program(a: Tensor, b: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        y = F.layer_norm((a @ b + first).view(M, 3, 96), (96,)).view(M, 288)
+        return torch.cumsum(y * second, 0)
+
+    inputs = (*product_inputs(M, 288), integers(M, 288), integers(M, 288))
+    (report,) = collect(program, inputs, arch="sm_90a")
+    (region,) = report.regions
+    assert len(region.spec.loads_of(LoadKind.EXACT)) == 1 and table(Arch.SM90A, region.spec)
+    assert Reason.BLOCK_SIZE in [each.reason for each in report.rejections]
+
+
+def test_blocks_of_two_sizes_lie_in_one_visit() -> None:
+    """A visit of 480 columns would hold both."""
+
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        y = (a @ b).view(M, 30, 16).softmax(-1).view(M, 5, 96)
+        return y.softmax(-1).view(M, 6, 80).softmax(-1)
+
+    (report,) = collect(program, product_inputs(M, 480), arch="sm_90a")
+    (region,) = report.regions
+    assert region.spec.whole_columns == 96 and table(Arch.SM90A, region.spec)
+    (message,) = (each.message for each in report.rejections if each.reason is Reason.BLOCK_SIZE)
+    assert "blocks of 480 columns" in message
 
 
 @pytest.mark.parametrize("dims", [[1], [0], [0, 1]])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cute_backend import ops
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.planning import Alignment, Arch, TileConfig, subtiled, table
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, planes_written, subtiled, table
 from cute_backend.planning.search import blocks_held
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
@@ -31,6 +31,7 @@ from cute_backend.spec import (
     Op,
     Operand,
     Order,
+    ProductKind,
     ReduceKind,
     Reduction,
     SpecError,
@@ -40,6 +41,7 @@ from cute_backend.spec import (
 from support.archs import FIRST
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
+FP8 = Accumulator("acc", DType.E4M3, DType.E4M3)
 ROW = Load("rowvec0", LoadKind.ROWVEC, DType.F32, Stride.ZERO, Stride.OTHER)
 PLANE = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE)
 
@@ -146,6 +148,12 @@ def is_dense(result: Tensor, order: Order) -> bool:
     return (result if order is Order.ROW else result.t()).is_contiguous()
 
 
+def of_few_results(spec: EpilogueSpec) -> EpilogueSpec:
+    """The first planes of a spec, as many as kernels write beside its blocks."""
+    planes = spec.planes[: planes_written(spec.whole_columns)]
+    return replace(spec, stores=tuple(each for each in spec.stores if each.block or each in planes))
+
+
 SPECS = {"norm": norm, "softmax": softmax, "quantised": quantised}
 
 
@@ -164,6 +172,10 @@ CONFIGS = [
     (TileConfig(Arch.SM90A, 128, 128, 2, subtile_n=64), 64),
     (TileConfig(Arch.SM90A, 64, 128, 2, pingpong=True), 32),
     (TileConfig(Arch.SM90A, 64, 64, split_k=2), 16),
+    (TileConfig(Arch.SM90A, 128, 96, 2, subtile_n=96), 96),
+    (TileConfig(Arch.SM90A, 64, 96, subtile_n=96, split_k=2), 48),
+    (TileConfig(Arch.SM90A, 128, 80, 2, subtile_n=80), 40),
+    (TileConfig(Arch.SM90A, 64, 80, subtile_n=80), 80),
     (TileConfig(Arch.SM100A, 128, 128, subtile_n=64), 64),
     (TileConfig(Arch.SM100A, 256, 128, 2, ctas=2), 8),
     (TileConfig(Arch.SM80, 64, 128, subtile_n=128), 128),
@@ -176,14 +188,14 @@ CONFIGS = [
 @pytest.mark.parametrize(("config", "columns"), CONFIGS, ids=lambda each: getattr(each, "name", str(each)))
 def test_kernels_reduce_blocks(config: TileConfig, columns: int, name: str, alignment: Alignment) -> None:
     """Several tiles, the last of each row and column cut off; and one row."""
-    spec = SPECS[name](columns)
+    spec = of_few_results(SPECS[name](columns))
     n = config.tile_n + columns
     for m in (config.tile_m + 9, 1):
         a, b, loads = operands(spec, m, n, 144)
         if alignment is Alignment.PLAIN:
             spec = replace(spec, loads=tuple(map(misaligned, spec.loads)))
         results, launch = run_region(spec, a, b, loads, Machine(config.arch, 1, config, 1))
-        check(results, expected(spec, columns, *a, *b, loads))
+        check(results, expected(spec, columns, *a, *b, loads)[: len(spec.stores)])
         assert launch.kernel.config.subtile_n % columns == 0
 
 
@@ -212,9 +224,12 @@ HELD = [(arch, columns) for arch in FIRST for columns in blocks_held(arch)]
 
 
 def test_the_blocks_that_tiles_hold() -> None:
-    assert {arch: blocks_held(arch) for arch in Arch} == {
-        arch: (8, 16, 32, 64) if arch in (Arch.SM100A, Arch.SM103A) else (8, 16, 32, 64, 128) for arch in Arch
-    }
+    held = dict.fromkeys(Arch, (8, 16, 32, 64, 128))
+    held[Arch.SM100A] = held[Arch.SM103A] = (8, 16, 32, 64)
+    held[Arch.SM90A] = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128)
+    assert {arch: blocks_held(arch) for arch in Arch} == held
+    assert blocks_held(Arch.SM90A, planes_read=1) == held[Arch.SM90A]
+    assert blocks_held(Arch.SM90A, planes_read=2) == (8, 16, 32, 64)
 
 
 @pytest.mark.parametrize("arch", Arch)
@@ -223,12 +238,12 @@ def test_two_products_share_the_columns_of_a_tile(arch: Arch) -> None:
     halves = (replace(ACC, columns=Columns.EVEN), replace(ACC, name="acc1", columns=Columns.ODD))
     wide = (128,) if arch is Arch.SM90A else ()
     assert blocks_held(arch, pair) == blocks_held(arch, halves) == (8, 16, 32, 64, *wide)
-    assert blocks_held(arch, pair, reads_planes=True) == (8, 16, 32, 64)
+    assert blocks_held(arch, pair, planes_read=1) == (8, 16, 32, 64)
 
 
 @pytest.mark.parametrize(("arch", "columns"), HELD)
 def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
-    for spec in (norm(columns), softmax(columns), quantised(columns)):
+    for spec in (norm(columns), of_few_results(softmax(columns)), quantised(columns)):
         for config in table(arch, spec):
             for alignment in Alignment:
                 cut = subtiled(spec, config, alignment)
@@ -245,7 +260,55 @@ def test_no_kernel_of_blocks_spills(name: str, arch: Arch, columns: int) -> None
             assert build(Kernel(spec, config, alignment)).spill_bytes == 0, (config.name, alignment)
 
 
-@pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 24), (Arch.SM100A, 128), (Arch.SM90A, 256)])
+WHOLE_VISITS = {
+    "norm": norm(96),
+    "norm of 80": norm(80),
+    "norm of fp32": replace(norm(96), loads=(ROW, replace(PLANE, dtype=DType.F32))),
+    "norm and row sums": replace(norm(96), stores=(*norm(96).stores[:1], replace(ROW_SUM, name="out1"))),
+    "promoted": replace(norm(96), accumulators=(replace(FP8, fast_accum=False),)),
+    "groups": replace(norm(96), accumulators=(replace(ACC, kind=ProductKind.GROUPED),)),
+    "softmax": of_few_results(softmax(48)),
+    "quantised": quantised(80),
+}
+"""Specs whose blocks only a visit of a whole tile holds."""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
+@pytest.mark.parametrize("name", WHOLE_VISITS)
+def test_no_visit_of_a_whole_tile_spills(name: str, alignment: Alignment) -> None:
+    spec = WHOLE_VISITS[name]
+    for config in offered(Arch.SM90A, spec):
+        assert config.subtile_n == config.tile_n in (80, 96)
+        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+
+
+@pytest.mark.parametrize(("columns", "loads", "stores"), [(96, 2, 2), (96, 1, 3), (128, 2, 2)])
+def test_wide_visits_leave_few_planes_registers(columns: int, loads: int, stores: int) -> None:
+    """By element, two planes that are read beside two results spilled 24 and 48 bytes, three results 8."""
+    spec = norm(columns)
+    planes = tuple(replace(PLANE, name=f"exact{i}") for i in range(loads))
+    results = tuple(Store(f"out{i}", "t6", DType.F32) for i in range(stores))
+    with pytest.raises(ValueError, match=f"no tile of sm_90a holds blocks of {columns} columns"):
+        table(Arch.SM90A, replace(spec, loads=(*spec.loads[:1], *planes), stores=results))
+    assert table(Arch.SM90A, replace(spec, stores=results[:2]))
+    assert planes_written(columns) == (4 if columns == 128 else 2)
+
+
+@pytest.mark.sim
+@pytest.mark.sweep
+@pytest.mark.parametrize("m", [1, 100, 127, 2049])
+@pytest.mark.parametrize("columns", [80, 96])
+def test_visits_of_a_whole_tile_at_edges(columns: int, m: int) -> None:
+    spec = norm(columns)
+    spec = replace(spec, stores=tuple(replace(store, dtype=DType.BF16) for store in spec.stores))
+    a, b, loads = operands(spec, m, 2 * columns)
+    results, launch = run_region(spec, a, b, loads, Machine(Arch.SM90A, m, None, 4))
+    assert launch.kernel.config.subtile_n == columns and launch.kernel.alignment is Alignment.TMA
+    check(results, expected(spec, columns, *a, *b, loads))
+
+
+@pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 56), (Arch.SM100A, 96), (Arch.SM90A, 256)])
 def test_blocks_that_no_tile_holds_are_refused(arch: Arch, columns: int) -> None:
     with pytest.raises(
         ValueError, match=rf"no tile of {arch.value} holds blocks of {columns} .* sizes: 8, 16"

@@ -110,6 +110,7 @@ def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.Mon
         sized_by_blocks=(),
         middle=(),
         blocks=(),
+        whole_blocks=(),
         alone=None,
         tried=alone,
         clusters=((1, 1),),

@@ -86,6 +86,13 @@ _TILES = Tiles(
         Shape(128, 160, 2),
         Shape(64, 160),
     ),
+    # These were not timed.
+    whole_blocks=(
+        Shape(128, 96, 2),
+        Shape(128, 80, 2, subtile_n=16),
+        Shape(64, 96),
+        Shape(64, 80, subtile_n=16),
+    ),
     # This tile was timed for DeepSeek-V3's experts at 4096 tokens, 256 groups of 128 rows in the mean, beside
     # the tile that the model chooses. A cluster loads B once for both halves of a group's rows. Gate and up
     # in bf16 took 4868 and 4873 us on two days, and 5385 and 6106 in the model's tile (H200); on an H100 they
