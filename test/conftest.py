@@ -109,6 +109,16 @@ def settings_of_tests() -> Iterator[None]:
 
 
 @pytest.fixture
+def no_blocks() -> Iterator[None]:
+    """Programs reduce no blocks after single products, as by default, so short rows are reduced as long
+    ones."""
+    from cute_backend import config
+
+    with config.patch(block_reductions="auto"):  # type: ignore[attr-defined]
+        yield
+
+
+@pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """No compiled code and an empty Inductor cache, before and after: what tests of counters need."""
     from torch._dynamo.utils import counters

@@ -23,8 +23,10 @@ from cute_backend.spec import Axis, DType, LoadKind
 from support.fx_walk.synthetic import Graph, aten, prims, walk
 from support.traffic import Traffic, alone, fused
 
+pytestmark = pytest.mark.usefixtures("no_blocks")
+
 BF16 = torch.bfloat16
-M, N, K, RANK = 128, 80, 40, 8  # N is no block that a tile holds
+M, N, K, RANK = 128, 80, 40, 8
 
 
 def planes(*shapes: tuple[int, ...], dtype: torch.dtype = BF16) -> tuple[Tensor, ...]:
@@ -80,7 +82,8 @@ def test_a_cast_that_is_read_in_blocks_is_no_region() -> None:
         return (a @ b).float().view(M, -1, 20).sum(-1)
 
     args = planes((M, K), (K, N))
-    ours, theirs = fused(sums_of_blocks, args), alone(sums_of_blocks, args)
+    with config.patch(block_reductions="always"):
+        ours, theirs = fused(sums_of_blocks, args), alone(sums_of_blocks, args)
     assert not ours.regions
     assert [rejection.reason for rejection in ours.rejections] == [
         Reason.NOTHING_TO_FUSE,

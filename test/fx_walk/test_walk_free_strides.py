@@ -14,7 +14,9 @@ from cute_backend.memory_ops.schedule import kernel_formula
 from support.fx_walk.synthetic import Graph, aten
 from support.traffic import alone, fused
 
-B, C, S = 2, 80, 48  # C is no block that a tile holds
+pytestmark = pytest.mark.usefixtures("no_blocks")
+
+B, C, S = 2, 80, 48
 
 
 def stream(x: Tensor, taps: Tensor, *weights: Tensor) -> Tensor:

@@ -27,9 +27,9 @@ from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.memory_ops.schedule import kernel_formula
 from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, called, prims, run, walk
 
-pytestmark = pytest.mark.usefixtures("free_launches")
+pytestmark = pytest.mark.usefixtures("free_launches", "no_blocks")
 
-M, N, K = 24, 40, 8  # N is no block that a tile holds
+M, N, K = 24, 40, 8
 EPILOGUE = "cute_backend.gemm_epilogue.default"
 
 
