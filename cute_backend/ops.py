@@ -29,6 +29,7 @@ from cute_backend.numerics import e8m0_value
 from cute_backend.spec import (
     BLOCK_PART,
     PAIRED_DTYPES,
+    ROTATE_FIRST,
     ROTATE_HALF,
     Const,
     DType,
@@ -418,12 +419,25 @@ BLOCK_REDUCTIONS = {
 """Ops that reduce the columns of a block, in fp32, with the rules of `ReduceKind`; the spec's op has the
 size."""
 
-OF_BLOCKS = (*BLOCK_REDUCTIONS, ROTATE_HALF)
+OF_BLOCKS = (*BLOCK_REDUCTIONS, ROTATE_HALF, ROTATE_FIRST)
 """Ops that read the other columns of an element's block, in fp32; the spec's op has the size."""
 
-_BLOCK_ROWS = tuple(
-    PointwiseOp(name, (), 1, OperandRule.FLOAT, ResultRule.FLOAT, None, f"{name}({{0}})", _no_reference)
-    for name in OF_BLOCKS
+_BLOCK_ROWS = (
+    *(
+        PointwiseOp(name, (), 1, OperandRule.FLOAT, ResultRule.FLOAT, None, f"{name}({{0}})", _no_reference)
+        for name in OF_BLOCKS
+        if name != ROTATE_FIRST
+    ),
+    PointwiseOp(
+        ROTATE_FIRST,
+        (),
+        2,
+        OperandRule.FLOAT,
+        ResultRule.FLOAT,
+        None,
+        f"{ROTATE_FIRST}({{0}}, {{1}})",
+        _no_reference,
+    ),
 )
 
 SPECIAL = (CAST, ROW_INDEX, COLUMN_INDEX, BLOCK_PART_INDEX, *_BLOCK_ROWS)
@@ -448,7 +462,7 @@ def promote(row: PointwiseOp, dtypes: Sequence[DType]) -> tuple[DType, ...]:
         raise OperandError(f"{row.name} takes {row.arity} operands, not {len(dtypes)}")
     registers = [dtype.register for dtype in dtypes]
     if row.name in OF_BLOCKS:
-        return (DType.F32,)
+        return (DType.F32, *registers[1:])
     if row in SPECIAL:
         return tuple(registers)
     common = _common(row.operands, registers[1:] if row.operands is OperandRule.WHERE else registers)
@@ -506,6 +520,11 @@ def check(spec: EpilogueSpec) -> None:
             raise SpecError(
                 f"{op.name} = {op.op} has blocks of {op.block} columns; halves make an even number"
             )
+        if op.op == ROTATE_FIRST and not _rotates_first(op):
+            raise SpecError(
+                f"{op.name} = {op.op} of {op.operands[1]} has blocks of {op.block} columns; the operand is a "
+                f"multiple of {PAIRED_COLUMNS} columns, and at most a block"
+            )
         if row is BLOCK_PART_INDEX and not _is_part(op):
             raise SpecError(
                 f"{op.name} = {op.op} of {op.operands[0]} has blocks of {op.block} columns; the operand is a "
@@ -524,6 +543,25 @@ def _check_after(spec: EpilogueSpec) -> None:
         if op.block or op.op in INDEX_EXPRESSIONS or op.op == GUMBEL.name:
             raise SpecError(f"{op.name} = {op.op} is after a reduction, whose result is on no plane")
     check(spec)
+
+
+PAIRED_COLUMNS = 4
+"""A number that divides the first columns of blocks that are rotated: each half has pairs of columns, which
+one thread has."""
+
+
+def first_columns(op: Op) -> int:
+    """The columns that a ROTATE_FIRST rotates, of each block."""
+    _, columns = op.operands
+    assert isinstance(columns, Const)
+    return int(columns.value)
+
+
+def _rotates_first(op: Op) -> bool:
+    _, columns = op.operands
+    if not isinstance(columns, Const) or type(columns.value) is not int:
+        return False
+    return 0 < columns.value <= op.block and not columns.value % PAIRED_COLUMNS
 
 
 def _is_part(op: Op) -> bool:

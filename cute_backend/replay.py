@@ -21,6 +21,7 @@ from cute_backend.ops import (
     ROW_INDEX,
     check,
     effective_dtype,
+    first_columns,
     operand_dtypes,
     promote,
 )
@@ -28,6 +29,7 @@ from cute_backend.reduce import reduce
 from cute_backend.spec import (
     FP8_K_STEP,
     REDUCED,
+    ROTATE_FIRST,
     ROTATE_HALF,
     SCALE_BLOCK,
     SCALE_TILE,
@@ -261,7 +263,12 @@ def _plane(load: Load, tensor: Tensor) -> Tensor:
         tensor = tensor[first].expand(tensor.shape).flatten(0, len(load.m_modes) - 1)
     if (blocks := load.blocks) is not None:
         outer, inner = (slice(1 if each is Stride.ZERO else None) for each in (blocks.outer, blocks.inner))
-        tensor = tensor[..., outer, inner].expand(tensor.shape).flatten(-2)
+        tensor = tensor[..., outer, inner].expand(tensor.shape)
+        if blocks.period:  # In the other columns it is not defined, and is the last element here.
+            tensor = tensor[
+                ..., torch.arange(blocks.period, device=tensor.device).clamp(max=blocks.columns - 1)
+            ]
+        tensor = tensor.flatten(-2)
     view = tensor.reshape(_VIEWS[load.kind]) if load.kind in _VIEWS else tensor
     return numerics.widen(view, load.dtype)
 
@@ -291,15 +298,15 @@ def _step(spec: EpilogueSpec, op: Op, values: dict[str, Tensor], plane: tuple[in
 
 def _fetched(op: Op, values: dict[str, Tensor], plane: tuple[int, int]) -> Tensor:
     """The operand of an op of blocks, as fp32 over the plane."""
-    (operand,) = op.operands
+    operand, *_ = op.operands
     device = next(iter(values.values())).device
     value = torch.tensor(operand.value, device=device) if isinstance(operand, Const) else values[operand]
     return numerics.convert(value, DType.F32).expand(plane)
 
 
 def _of_blocks(op: Op, value: Tensor, accumulate: torch.dtype) -> Tensor:
-    """The reduction of each block of columns, at all elements of the block; or the block with its halves
-    rotated."""
+    """The reduction of each block of columns, at all elements of the block; or the block with its halves, or
+    those of its first columns, rotated."""
     m, n = value.shape
     if n % op.block:
         raise ValueError(f"{op.name} has blocks of {op.block} columns, and {n} columns are no multiple")
@@ -307,6 +314,10 @@ def _of_blocks(op: Op, value: Tensor, accumulate: torch.dtype) -> Tensor:
     if op.op == ROTATE_HALF:
         first, second = rows.chunk(2, -1)
         return torch.cat((-second, first), -1).reshape(m, n)
+    if op.op == ROTATE_FIRST:
+        columns = first_columns(op)
+        first, second = rows[:, :columns].chunk(2, -1)
+        return torch.cat((-second, first, rows[:, columns:]), -1).reshape(m, n)
     result = reduce(rows, Reduction(Axis.ROW, BLOCK_REDUCTIONS[op.op]), accumulate)
     return result.unsqueeze(-1).expand(rows.shape).reshape(m, n)
 

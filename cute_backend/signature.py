@@ -166,7 +166,7 @@ class Argument:
         m = modes or (Dim(Extent.M, load.stride_m),)
         n: tuple[Dim, ...] = (Dim(Extent.N, load.stride_n, width=width),)
         if (blocks := load.blocks) is not None:
-            outer = Dim(Extent.BLOCKS, blocks.outer, blocks.columns, width)
+            outer = Dim(Extent.BLOCKS, blocks.outer, blocks.step, width)
             n = (outer, Dim(Extent.BLOCK, blocks.inner, blocks.columns))
         dims = {
             LoadKind.EXACT: (*m, *n),

@@ -137,7 +137,6 @@ def free_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     shown on planes so small that a launch would decide what is."""
     boundary.choose.cache_clear()
     monkeypatch.setattr(boundary, "LAUNCH_BYTES", 0)
-    monkeypatch.setattr(boundary, "LAST_TILE_BYTES", 0)
     monkeypatch.setattr(crossings, "ROW_HELD", 0)
     yield
     boundary.choose.cache_clear()

@@ -22,7 +22,7 @@ from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.reductions import Found, feeds
 from cute_backend.fx_walk.static import fake, known, tensor_of
 from cute_backend.planning import blocks_held
-from cute_backend.spec import Const, DType, LoadKind, Operand, ReduceKind
+from cute_backend.spec import Const, DType, Operand, ReduceKind
 
 
 def frame_of_blocks(found: Found, frame: Frame, chain: Chain) -> Frame | None:
@@ -35,7 +35,7 @@ def frame_of_blocks(found: Found, frame: Frame, chain: Chain) -> Frame | None:
         return None
     if left.n_axes:
         return left
-    narrow = left.block in _held(chain) and _is_read_again(found)
+    narrow = left.block in held_blocks(chain) and _is_read_again(found)
     return left if narrow and _pays(chain) else None
 
 
@@ -56,11 +56,10 @@ def _is_read_again(found: Found) -> bool:
     return feeds(found.head, meets) is not None
 
 
-def _held(chain: Chain) -> tuple[int, ...]:
+def held_blocks(chain: Chain) -> tuple[int, ...]:
     """The sizes of blocks that tiles of the target hold. On a CPU, those of any target that has this
     product."""
-    planes = chain.count(LoadKind.EXACT)
-    held = (blocks_held(arch, chain.accumulators, planes) for arch in chain.archs)
+    held = (blocks_held(arch, chain.accumulators, *chain.planes_read) for arch in chain.archs)
     return tuple(sorted(set().union(*held)))
 
 
@@ -68,7 +67,7 @@ def check_blocks(chain: Chain) -> None:
     """Raise Refused if no tile holds the blocks that the chain reduces, all of them at once and beside the
     planes that it reads."""
     if chain.blocks:
-        held, columns = _held(chain), lcm(*chain.blocks)
+        held, columns = held_blocks(chain), lcm(*chain.blocks)
         if columns not in held:
             raise Refused(Reason.BLOCK_SIZE, columns=columns, held=", ".join(map(str, held)))
 

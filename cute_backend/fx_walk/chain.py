@@ -15,6 +15,7 @@ from cute_backend.ops import OPS, result_dtype
 from cute_backend.planning import Arch, Target
 from cute_backend.spec import (
     BLOCK_PART,
+    ROTATE_FIRST,
     ROTATE_HALF,
     Accumulator,
     Const,
@@ -114,7 +115,7 @@ class Chain:
 
     @property
     def blocks(self) -> set[int]:
-        """The sizes, in columns, of the blocks that are reduced."""
+        """The sizes, in columns, of the blocks that are reduced or whose first columns are rotated."""
         return {op.reduced_columns for op in self._of_blocks} - {0}
 
     @property
@@ -157,6 +158,11 @@ class Chain:
     def rotate_half(self, value: Operand, columns: int) -> Operand:
         """`value` with the halves (x, y) of each block of `columns` columns replaced by (-y, x)."""
         return self._step(ROTATE_HALF, (value,), DType.F32, block=columns)
+
+    def rotate_first(self, value: Operand, columns: int, block: int) -> Operand:
+        """`value` with the halves (x, y) of the first `columns` columns of each block of `block` columns
+        replaced by (-y, x)."""
+        return self._step(ROTATE_FIRST, (value, Const(columns)), DType.F32, block=block)
 
     def block_part(self, columns: int, part: int) -> Operand:
         """For each element, the index of its part within its block. Blocks have `columns` columns, and parts
@@ -208,6 +214,14 @@ class Chain:
 
     def count(self, kind: LoadKind) -> int:
         return sum(load.kind is kind for load in self._loads)
+
+    @property
+    def planes_read(self) -> tuple[int, int]:
+        """The number of planes that are read, and how many of them are by blocks whose columns lie side by
+        side."""
+        return self.count(LoadKind.EXACT), sum(
+            load.in_runs for load in self._loads if load.kind is LoadKind.EXACT
+        )
 
     def nodes(self) -> list[fx.Node]:
         """The node of every load, in the spec's order."""

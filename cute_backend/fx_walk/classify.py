@@ -94,6 +94,7 @@ class LoadView:
     columns: ColumnSlice | None = None
     modes: tuple[Mode, ...] = ()
     n_modes: tuple[Mode, ...] = ()
+    period: int = 0
     pieces: Size | None = None
 
     @property
@@ -102,7 +103,7 @@ class LoadView:
         if not self.n_modes:
             return None
         outer, inner = self.n_modes
-        return Blocks(int(inner.extent), outer.stride, inner.stride)
+        return Blocks(int(inner.extent), outer.stride, inner.stride, self.period)
 
     def of_slice(self, columns: ColumnSlice) -> LoadView:
         """The view of the operand when the plane is cut down to some of its columns."""
@@ -141,7 +142,9 @@ def classify(
         sizes, apart = describe(shape), describe(strides)
         raise Refused(Reason.BLOCKS, operand=user_label(node), sizes=sizes, strides=apart)
     stride_m, m_axes, modes = operand.rows(frame.m_axes)
-    stride_n, n_axes, n_modes = operand.columns(frame)
+    # Of vectors, kernels read one element for each column.
+    is_apart = frame.part is not None and frame.part.is_read_apart and stride_m is not Stride.ZERO
+    stride_n, n_axes, n_modes = operand.columns(frame, is_apart)
     if stride_m is Stride.ONE and any(mode.stride is Stride.ONE for mode in n_modes):
         stride_m = Stride.OTHER  # windows that overlap: a compiled layout has one contiguous axis
     return LoadView(
@@ -154,6 +157,7 @@ def classify(
         n_axes=n_axes,
         modes=modes,
         n_modes=n_modes,
+        period=frame.part.columns if frame.part is not None and is_apart and n_modes else 0,
     )
 
 
@@ -269,14 +273,17 @@ class _Operand:
         ]
         return Stride.OTHER, own, tuple(modes)
 
-    def columns(self, frame: Frame) -> tuple[Stride, tuple[tuple[int, ...], ...], tuple[Mode, ...]]:
+    def columns(
+        self, frame: Frame, apart: bool
+    ) -> tuple[Stride, tuple[tuple[int, ...], ...], tuple[Mode, ...]]:
         """The same as `rows`, for N. It has at most two modes: the axes from block to block, and those within
-        a block, which a frame of blocks doesn't have."""
+        a block, which a frame of blocks doesn't have. `apart` says of an operand of a part of each block that
+        it is read for that part alone."""
         axes = frame.n_axes
         if all(self._class(axis) is Stride.ZERO for axis in axes):
             return Stride.ZERO, (), ()
         if frame.part is not None:
-            return self._part_columns(frame, frame.part)
+            return self._part_columns(frame, frame.part, apart)
         stride = self._collapsed(axes)
         if stride is not None and frame.block > 1:
             blocks = product(self.shape[axis] for axis in axes)
@@ -307,18 +314,18 @@ class _Operand:
         )
 
     def _part_columns(
-        self, frame: Frame, part: BlockPart
+        self, frame: Frame, part: BlockPart, apart: bool
     ) -> tuple[Stride, tuple[tuple[int, ...], ...], tuple[Mode, ...]]:
         """`columns` for an operand that varies along a part of each block. A kernel reads it for all columns,
-        as if every part of a block were this one."""
+        as if every part of a block were this one, or for this part alone."""
         within = frame.within(self.shape)
         assert within is not None
         outer, inner = frame.n_axes[:-within], frame.n_axes[-within:]
         stride = self._collapsed(inner)
         shared = all(self._class(axis) is Stride.ZERO for axis in outer)
-        if stride is None or not shared or not part.is_regular:
+        if stride is None or not shared or not (part.is_regular or apart):
             raise Refused(Reason.PART_OPERAND, operand=user_label(self.node), part=part)
-        parts = product(self.shape[axis] for axis in outer) * (part.columns // part.count)
+        parts = product(self.shape[axis] for axis in outer) * (1 if apart else part.columns // part.count)
         modes = Mode.of(Stride.ZERO, parts), Mode.of(_stride_class(self.node, stride), part.count)
         return Stride.OTHER, ((), self._own(inner, stride)), modes
 

@@ -154,7 +154,7 @@ def _room(draft: Draft, loads: _Loads) -> Room:
         accumulators = tuple(replace(acc, b_block=0) for acc in draft.chain.accumulators)
         held = max(plane_bits_held(arch, accumulators) for arch in draft.chain.archs) - sum(taken)
     few = (PLANES if read is None else read) - len(taken)
-    written = planes_written(lcm(*draft.chain.blocks))
+    written = planes_written(lcm(*draft.chain.blocks), *draft.chain.planes_read)
     if results is None:
         return Room(few, written + REDUCTIONS, REDUCTIONS, held)
     return Room(few, min(results, written) if written < PLANES else results, bits=held)
@@ -211,11 +211,7 @@ def _need(draft: Draft, nodes: list[fx.Node], outside: Outside) -> _Need:
             if is_reshape(user):
                 stack.append((user, works))
             elif is_concatenation(user) or target_name(user) in _MOVES:
-                if isinstance(draft.values[nodes[0]], Reduced):
-                    # Inductor's kernel would write the reduction into its place; ours leaves a copy to it.
-                    need.in_memory = need.followed = True
-                else:
-                    need.kernels.add(outside.waves.kernel_of(user))
+                need.kernels.add(outside.waves.kernel_of(user))
             elif not (is_pointwise(user) or is_reduction(user)) or _writes(user):
                 need.in_memory = True
                 need.followed |= works

@@ -15,6 +15,7 @@ from operator import attrgetter
 from torch import fx
 
 from cute_backend.fx_walk.static import Size, arguments, fake, first_argument, known, product, target_name
+from cute_backend.spec import TABLE_COLUMNS
 
 _REPEATS = "aten.expand.default"
 
@@ -31,6 +32,12 @@ class BlockPart:
     def is_regular(self) -> bool:
         """Whether blocks consist of parts of this size, and this is one of them."""
         return self.start % self.count == self.columns % self.count == 0
+
+    @property
+    def is_read_apart(self) -> bool:
+        """Whether a table of this part's columns is read for it alone: for the first columns of a block, if
+        parts of this size make up no blocks, or TMA could not read the table for all of them."""
+        return self.start == 0 and (not self.is_regular or self.count % TABLE_COLUMNS > 0)
 
     def __str__(self) -> str:
         return f"[{self.start}:{self.start + self.count}] of {self.columns}"

@@ -22,6 +22,7 @@ from cute_backend.fx_walk.scaling_recipes import BlockScale
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
 from cute_backend.fx_walk.tiled_scales import E8M0, Tiled
 from cute_backend.ops import PAIRINGS
+from cute_backend.planning import CUT_HEAD_COLUMNS
 from cute_backend.spec import (
     HEAD_COLUMNS,
     PAIRED_DTYPES,
@@ -76,7 +77,7 @@ class Region:
     @property
     def rotates(self) -> bool:
         """Whether blocks of columns are rotated."""
-        return self.spec.rotated_columns > 0
+        return self.spec.rotates
 
     @property
     def products(self) -> list[fx.Node]:
@@ -258,6 +259,9 @@ def _heads(anchor: Anchor, chain: Chain, value: str, sizes: tuple[Size, Size] | 
     to be one or follow from M and the operands of the value."""
     rows, columns = sizes or (None, None)
     if not isinstance(columns, int) or columns % HEAD_COLUMNS:
+        return None
+    # A visit has columns of one head, which are a part of other heads only where it has heads whole.
+    if columns % CUT_HEAD_COLUMNS and columns not in chain.blocks:
         return None
     if isinstance(rows, int):
         return Heads(rows, columns)

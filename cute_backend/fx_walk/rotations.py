@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 from operator import getitem
 
 from torch import fx
 
+from cute_backend.fx_walk.block_reductions import check_blocks, held_blocks
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import supported_dtype
 from cute_backend.fx_walk.draft import Draft
+from cute_backend.fx_walk.frame import BlockPart
 from cute_backend.fx_walk.lower import lower_cast
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import Size, arguments, fake, known, target_name, tensor_of
-from cute_backend.planning import rotations_held
+from cute_backend.ops import PAIRED_COLUMNS
+from cute_backend.planning import rotates_first, rotations_held
 from cute_backend.spec import Columns, Operand
 
 
@@ -184,19 +188,47 @@ def lower_rotation(found: Rotation, draft: Draft, value: Operand) -> Operand:
     frame, chain = draft.frames[found.source], draft.chain
     last = fake(found.source).dim() - 1
     part = frame.part
-    if part is not None and found.columns > 2 and not part.is_regular:
+    apart = _rotates_apart(chain, found, part)
+    if part is not None and found.columns > 2 and not (part.is_regular or apart):
         raise Refused(Reason.ROTATED_PART, part=part, columns=found.columns)
     if frame.block > 1 or not frame.n_axes or frame.n_axes[-1] != last:
         raise Refused(
             Reason.REARRANGED, target="aten.cat.default", shape=str(found.columns), how="joins rows"
         )
     draft.frames[found.head] = replace(frame, n_axes=(*frame.n_axes, last + 1)) if found.splits else frame
-    result = chain.rotate_half(value, found.columns)
-    check_rotations(chain)
+    if apart:
+        result = chain.rotate_first(value, found.columns, found.columns if part is None else part.columns)
+        check_blocks(chain)
+    else:
+        result = chain.rotate_half(value, found.columns)
+        check_rotations(chain)
     if any(isinstance(each, Reduced) for each in draft.values.values()):
         refuse_rotated(chain)
     result = chain.emit("neg", result) if found.inverse else result
     return lower_cast(chain, result, supported_dtype(found.head.name, fake(found.head).dtype))
+
+
+def _rotates_apart(chain: Chain, found: Rotation, part: BlockPart | None) -> bool:
+    """Whether the kernel exchanges the halves of a head's first columns, or of a whole head, between threads,
+    since it can't order columns so that a thread has both. A tile has to hold such heads whole, and the
+    target rotates halves of others, too."""
+    columns = found.columns
+    if (
+        columns == 2
+        or columns % PAIRED_COLUMNS
+        or (part is not None and (part.start, part.count) != (0, columns))
+    ):
+        return False
+    held = _rotated(chain, bool(chain.blocks))
+    if not held or ((part is None or part.is_regular) and columns in held):
+        return False
+    whole = lcm(columns if part is None else part.columns, *chain.blocks)
+    return rotates_first(whole) and whole in held_blocks(chain)
+
+
+def _rotated(chain: Chain, reduces: bool) -> set[int]:
+    """The sizes of blocks whose halves a tile rotates, in which the columns are ordered anew."""
+    return set().union(*(rotations_held(arch, chain.accumulators, reduces) for arch in chain.archs))
 
 
 def refuse_rotated(chain: Chain) -> None:
@@ -213,8 +245,9 @@ def check_rotations(chain: Chain) -> None:
         sizes = seen | chain.blocks | chain.rotated
         sizes |= chain.parts if columns > 2 else set()
         reduces = bool(chain.blocks)
-        held = set().union(*(rotations_held(arch, chain.accumulators, reduces) for arch in chain.archs))
-        if columns not in held or any(size % columns for size in sizes):
+        held = _rotated(chain, reduces)
+        apart = columns > 2 and any(view.period for view in chain.views)
+        if columns not in held or apart or any(size % columns for size in sizes):
             names = ", ".join(map(str, sorted(held))) or "none"
             blocks = ", ".join(map(str, sorted(sizes)))
             raise Refused(Reason.ROTATION_SIZE, columns=columns, sizes=blocks, held=names)

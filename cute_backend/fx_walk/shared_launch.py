@@ -29,6 +29,7 @@ from cute_backend.planning import Arch, Target, choose, named
 from cute_backend.planning.cost import cost
 from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import (
+    ROTATE_FIRST,
     Accumulator,
     Columns,
     EpilogueSpec,
@@ -210,11 +211,35 @@ def _loss(walk: Walk, group: Sequence[Region], joined: Region) -> str | None:
             named(arch, joined.spec, config.tile)
         sizes = [rows] if isinstance(rows, int) and not config.batch_invariant else _ROWS
         ratio = mean(time(joined, m) / apart(m) for m in sizes)
+        after = None
+        if config.rotary_embeddings == "auto" and _exchanges(joined.spec):
+            after = mean(time(joined, m) / _rotated_after(joined, m, arch) for m in sizes)
     except ValueError as error:  # no tile serves all of them
         return str(error)
+    if ratio < 1 and after is not None and after >= 1:
+        return f"by the cost model it would take {after:.3f} times as long as with rotations by Inductor"
     if ratio < 1:
         return None
     return f"by the cost model it would take {ratio:.3f} times as long as launches of their own"
+
+
+def _exchanges(spec: EpilogueSpec) -> bool:
+    """Whether threads exchange halves of heads, which takes tiles that other work does not."""
+    return any(op.op == ROTATE_FIRST for op in spec.ops)
+
+
+def _rotated_after(joined: Region, m: int, arch: Arch) -> float:
+    """The predicted time of one launch without work after its products, and of a kernel of Inductor's that
+    reads and writes the products that `joined` rotates."""
+    spec, timing = joined.spec, arch.target.timing
+    products = zip(spec.accumulators, spec.segments, strict=True)
+    rotated = sum(acc.width for acc, segment in products if segment.rotates)
+    dtype = spec.stores[0].dtype
+    stores = tuple(Store(f"out{i}", acc.name, dtype) for i, acc in enumerate(spec.accumulators))
+    bare = EpilogueSpec(spec.accumulators, (), (), stores, spec.precision)
+    product = _predicted(arch, bare, m, int(joined.problem[1]), int(joined.first.k))
+    moved = 2 * LAUNCH_BYTES + 2 * m * rotated * dtype.bits // 8
+    return product + moved / timing.bytes_per_us
 
 
 @lru_cache(maxsize=256)

@@ -163,6 +163,8 @@ class _Module:
         helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in whole) else [])]
         of_b = any(acc.b_block for acc in self.spec.accumulators)
         helpers += ["collapse_n"] if of_b or any(load.blocks for load in whole) else []
+        periods = any(load.blocks is not None and load.blocks.period for load in whole)
+        helpers += ["first_columns"] if periods else []
         helpers += ["table"] if tables else []
         helpers += ["by_heads"] if any(store.heads for store in self.spec.stores) else []
         helpers += ["pair_halves"] if any(each.pairs() for each in epilogues) else []
@@ -309,7 +311,8 @@ def _modes(load: Load) -> str:
     text = f", strides ({', '.join(mode.value for mode in load.m_modes)}) along M" if load.m_modes else ""
     if (blocks := load.blocks) is not None:
         strides = f"({blocks.outer.value}, {blocks.inner.value})"
-        text += f", strides {strides} from block to block of {blocks.columns} columns and within one"
+        of = f"the first {blocks.columns} of {blocks.period}" if blocks.period else f"{blocks.columns}"
+        text += f", strides {strides} from block to block of {of} columns and within one"
     return text
 
 

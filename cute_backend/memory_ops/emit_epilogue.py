@@ -9,11 +9,11 @@ from cute_backend.memory_ops import emit_reductions, reads
 from cute_backend.memory_ops.partials import written
 from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.statements import Chain, Loop, register_type
-from cute_backend.ops import GUMBEL
+from cute_backend.ops import BLOCK_REDUCTIONS, GUMBEL
 from cute_backend.planning import Alignment, Ring, TileConfig, may_finish_rows, plan
 from cute_backend.planning.transposing import multiplied
 from cute_backend.signature import Argument, Extent, Role, of_role
-from cute_backend.spec import ROTATE_HALF, DType, EpilogueSpec, Load, Order, Overflow, Store
+from cute_backend.spec import DType, EpilogueSpec, Load, Order, Overflow, Store
 
 
 class EpilogueText:
@@ -76,7 +76,7 @@ class EpilogueText:
 
     def reduces_blocks(self) -> bool:
         """Whether ops reduce blocks of columns."""
-        return any(op.op != ROTATE_HALF for loop in self.chain.loops for op, _ in loop.reduced)
+        return any(op.op in BLOCK_REDUCTIONS for loop in self.chain.loops for op, _ in loop.reduced)
 
     def draws(self) -> bool:
         return any(op.op == GUMBEL.name for op in self.spec.ops)
@@ -105,6 +105,8 @@ class EpilogueText:
             text = f"collapse_m({load.name}, {len(load.m_modes)})" if load.m_modes else load.name
             if load.blocks:
                 text = f"collapse_n({text})"
+            if load.blocks and load.blocks.period:
+                text = f"first_columns({text}, {load.blocks.period})"
             if self.comes_in_boxes(load):
                 text = f"table({load.name})"
             if text != load.name:

@@ -16,9 +16,20 @@ from cute_backend.memory_ops.partials import partials
 from cute_backend.memory_ops.schedule import kernel_names, renamed
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.memory_ops.statements import Chain
-from cute_backend.ops import BLOCK_REDUCTIONS, conversion_expression
+from cute_backend.ops import BLOCK_REDUCTIONS, conversion_expression, first_columns
 from cute_backend.signature import COUNTERS
-from cute_backend.spec import REDUCED, ROTATE_HALF, Axis, DType, EpilogueSpec, Op, Overflow, Reduction, Store
+from cute_backend.spec import (
+    REDUCED,
+    ROTATE_FIRST,
+    ROTATE_HALF,
+    Axis,
+    DType,
+    EpilogueSpec,
+    Op,
+    Overflow,
+    Reduction,
+    Store,
+)
 
 _HELD = {Axis.ROW: "tile.rows", Axis.COLUMN: "sub.columns", Axis.ALL: "1"}
 """The number of a thread's partials, as an expression."""
@@ -31,6 +42,8 @@ def of_blocks(op: Op) -> str:
         if op.block == 2:
             return f"{op.name} = sub.rotate_pairs({op.name}_of)"
         return f"{op.name} = sub.rotate_half({op.name}_of, {op.block})"
+    if op.op == ROTATE_FIRST:
+        return f"{op.name} = sub.rotate_first({op.name}_of, {op.block}, {first_columns(op)})"
     kind = f"reduce.{BLOCK_REDUCTIONS[op.op].name}"
     return f"{op.name} = reduce.of_blocks({kind}, {op.name}_of, sub, {op.block})"
 

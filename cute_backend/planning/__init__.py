@@ -23,7 +23,7 @@ from cute_backend.planning.last_tile import (
 )
 from cute_backend.planning.placements import ByElement, Placement, Ring
 from cute_backend.planning.placing import Plan, plan
-from cute_backend.planning.rules import subtiled
+from cute_backend.planning.rules import CUT_HEAD_COLUMNS, rotates_first, subtiled
 from cute_backend.planning.search import (
     MAX_CANDIDATES,
     blocks_held,
@@ -52,6 +52,7 @@ from cute_backend.planning.tiles import (
 )
 
 __all__ = [
+    "CUT_HEAD_COLUMNS",
     "EPILOGUE_STAGES",
     "LAST_TILE_ARCHS",
     "LAST_TILE_RESULTS",
@@ -84,6 +85,7 @@ __all__ = [
     "plane_bits_held",
     "planes_written",
     "ranked",
+    "rotates_first",
     "rotations_held",
     "subtiled",
     "table",

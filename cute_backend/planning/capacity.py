@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 
 from cute_backend.planning.registers import NARROW_SUBTILE_N
-from cute_backend.planning.rules import MAX_WRITTEN_IN_WHOLE_VISITS, WHOLE_SUBTILES
+from cute_backend.planning.rules import WHOLE_SUBTILES, WHOLE_VISITS, most_written
 from cute_backend.planning.search import table
 from cute_backend.planning.served import unserved
 from cute_backend.planning.targets import Arch
@@ -44,11 +44,12 @@ def plane_bits_held(arch: Arch, accumulators: tuple[Accumulator, ...]) -> int:
     return max(_bits(config) for config in configs if _elements(config) >= large)
 
 
-def planes_written(columns: int) -> int:
-    """Returns the most planes that a kernel writes, whatever their dtypes are, if it reduces blocks of
-    `columns` columns and reads the results again."""
-    in_subtiles = any(width % columns == 0 for width in WHOLE_SUBTILES)
-    return PLANES if in_subtiles else MAX_WRITTEN_IN_WHOLE_VISITS
+def planes_written(columns: int, read: int = 0, tables: int = 0) -> int:
+    """Returns the most planes that a kernel writes, whatever their dtypes are, if ops need blocks of
+    `columns` columns whole, and it reads `read` planes, of which `tables` are by blocks."""
+    width = next((each for each in WHOLE_SUBTILES if each % columns == 0), WHOLE_VISITS[0])
+    most = most_written(width, read, tables)
+    return PLANES if most is None else most
 
 
 def _elements(config: TileConfig) -> int:

@@ -326,7 +326,7 @@ def _by_tma(load: Load, spec: EpilogueSpec, config: TileConfig) -> bool:
     row from one address, since subtiles are narrow (`rules.narrow_subtiles_by_element`)."""
     if not load.is_table or load.blocks is None or spec.product.kind is not ProductKind.DENSE:
         return False
-    whole = load.blocks.columns % NARROW_SUBTILE_N == 0
+    whole = load.blocks.columns % NARROW_SUBTILE_N == 0 or load.blocks.period == config.subtile_n
     return config.target.planes_by_tma and (whole or _is_of_one_block(load, spec, config))
 
 

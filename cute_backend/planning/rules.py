@@ -37,6 +37,7 @@ from cute_backend.planning.transposing import can_transpose, multiplied
 from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import (
     BLOCK_PART,
+    ROTATE_FIRST,
     SCALE_TILE,
     Axis,
     BColumns,
@@ -60,10 +61,10 @@ WHOLE_VISITS = (80, 96)
 subtiles of 80 or 96 columns (64 and 128 x 160, 128 x 192) spilled 40 to 48 bytes if planes are written by
 element, and one subtile of 192 columns spilled 152."""
 
-MAX_READ_IN_WIDE_VISITS = 1
-"""The most planes that a kernel reads if its visits have more than `MAX_ROW_IN_A_THREAD` columns. Beside two
-results, two planes that are read by element spilled 24 bytes in visits of 96 columns, and 48 in visits of
-128."""
+MAX_PLANES_IN_WIDE_VISITS = 3
+"""The most planes that a kernel reads and writes, if it reads any, and its visits have more than
+`MAX_ROW_IN_A_THREAD` columns. At most two of them are read, and at most one that is no table. By element, two
+planes that are read spilled 16 bytes beside one result in visits of 96 columns, and 88 in visits of 128."""
 
 MAX_WRITTEN_IN_WHOLE_VISITS = 2
 """The most planes that a kernel writes if its visits are those of `WHOLE_VISITS`: three in fp32 spilled 8
@@ -81,6 +82,9 @@ _PAIRED = 16
 MAX_ROW_IN_A_THREAD = 64
 """The most columns of a row that one thread keeps until their blocks are reduced: 128 on sm_100a spilled 56
 bytes."""
+
+CUT_HEAD_COLUMNS = 32
+"""A number that divides the columns of heads by which planes are stored, if visits don't have heads whole."""
 
 _DRAWN_COLUMNS = 16
 """Columns of a visit that draws noise: the fewest in which a thread has all elements of a Philox block."""
@@ -136,7 +140,7 @@ def planes_for_narrow_subtiles(config: TileConfig, spec: EpilogueSpec) -> TileCo
     If planes move by element, even and odd columns spilled 72 bytes in 128 x 112 x 2, and a plane of several
     modes 8 bytes in 128 x 208."""
     split = any(load.is_split for load in spec.loads_of(LoadKind.EXACT))
-    able = spec.b_columns is BColumns.APART and not split
+    able = spec.b_columns is BColumns.APART and (not split or spec.whole_columns > 1)
     return config if able or config.subtile_n >= NARROW_SUBTILE_N else None
 
 
@@ -211,11 +215,39 @@ def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfi
     width = None if block % 8 else next(whole, None)
     if width is None or width > MAX_ROW_IN_A_THREAD * config.target.accumulators.row_threads:
         return None
-    if width > MAX_ROW_IN_A_THREAD and len(spec.loads_of(LoadKind.EXACT)) > MAX_READ_IN_WIDE_VISITS:
+    most = most_written(width, *reads(spec))
+    if most is not None and len(spec.planes) > most:
         return None
-    if width in WHOLE_VISITS and len(spec.planes) > MAX_WRITTEN_IN_WHOLE_VISITS:
+    if any(op.op == ROTATE_FIRST for op in spec.ops) and (
+        spec.b_columns is BColumns.INTERLEAVED or not rotates_first(block)
+    ):
         return None
     return replace(config, subtile_n=width)
+
+
+def rotates_first(block: int) -> bool:
+    """Whether the first columns of blocks of this size are rotated: if a visit is one block. Of two blocks of
+    48 columns in a visit, tables are read by element, which spilled 24 bytes."""
+    return block in WHOLE_SUBTILES or block in WHOLE_VISITS
+
+
+def most_written(width: int, read: int, tables: int) -> int | None:
+    """Returns the most planes that a kernel writes in visits of `width` columns, or None if visits of that
+    width set no limit. It reads `read` planes, of which `tables` are by blocks whose columns lie side by
+    side: a thread reads these from one address for each row, or only the first columns of each block."""
+    if width <= MAX_ROW_IN_A_THREAD:
+        return None
+    if read - tables > 1 or (read > 1 and width not in WHOLE_VISITS):
+        return 0
+    limits = [MAX_WRITTEN_IN_WHOLE_VISITS] if width in WHOLE_VISITS else []
+    limits += [max(MAX_PLANES_IN_WIDE_VISITS - read, 0)] if read else []
+    return min(limits, default=None)
+
+
+def reads(spec: EpilogueSpec) -> tuple[int, int]:
+    """Returns the number of planes that a spec reads, and how many of them are tables for `most_written`."""
+    exact = spec.loads_of(LoadKind.EXACT)
+    return len(exact), sum(load.in_runs for load in exact)
 
 
 def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
@@ -243,12 +275,14 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
     return config if config.subtile_n and pairs_halves(config.subtile_n, spec) else None
 
 
-def subtiles_within_heads(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
+def subtiles_within_heads(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """Narrows subtiles, so that the columns of each are of one head, if planes are stored by heads. Beside
     blocks that need wider subtiles, such planes are written by element."""
     if spec.whole_columns > 1 or spec.reordered_columns:
         return config
     columns = gcd(*(store.heads.columns for store in spec.stores if store.heads is not None))
+    if columns % CUT_HEAD_COLUMNS:
+        return None
     return replace(config, subtile_n=gcd(columns, config.subtile_n)) if columns else config
 
 
@@ -418,6 +452,8 @@ def narrow_subtiles_of_many_planes(
     """
     target, columns = config.target, config.subtile_n
     whole_row = target.accumulators.row_threads == 1
+    if columns in WHOLE_VISITS:
+        return config
     if whole_row or (config.products == 1 and alignment is Alignment.PLAIN):
         while columns > target.least_subtile_n and columns * plane_bits(spec) > target.row_bits:
             if columns // 2 % spec.whole_columns or not pairs_halves(columns // 2, spec):
@@ -439,7 +475,7 @@ def a_loop_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignme
     by_columns = any(store.order is Order.COLUMN for store in spec.planes)
     if alignment is not Alignment.PLAIN or not (by_columns or _has_logsumexp_of_rows(spec)):
         return config
-    if unrolled is None or config.products > 1:
+    if unrolled is None or config.products > 1 or config.subtile_n in WHOLE_VISITS:
         return config
     narrow = unrolled // 2
     return config if narrow % spec.whole_columns else replace(config, subtile_n=min(config.subtile_n, narrow))
@@ -528,8 +564,9 @@ def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Ti
 
 
 def _narrow(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """Narrows subtiles, except those that hold whole blocks, which `whole_blocks_of_columns` has set."""
-    if spec.whole_columns > 1:
+    """Narrows subtiles, except those that hold whole blocks, which `whole_blocks_of_columns` has set, of this
+    spec or of another segment."""
+    if spec.whole_columns > 1 or config.subtile_n in WHOLE_VISITS:
         return config
     return replace(config, subtile_n=min(config.subtile_n, NARROW_SUBTILE_N))
 

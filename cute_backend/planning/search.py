@@ -17,7 +17,14 @@ from cute_backend.planning.registers import (
     leaves_sums_registers,
     long_ops,
 )
-from cute_backend.planning.rules import ABOVE_THE_SMALLEST, MAX_ROTATED, WHOLE_SUBTILES, subtiled, suited
+from cute_backend.planning.rules import (
+    ABOVE_THE_SMALLEST,
+    MAX_ROTATED,
+    WHOLE_SUBTILES,
+    reads,
+    subtiled,
+    suited,
+)
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.shallow import shallowed
 from cute_backend.planning.shared_memory import SumScales, can_be_shallow, has_planes, holds_planes
@@ -66,7 +73,7 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         held = (
             rotations_held(arch, spec.accumulators, spec.whole_columns > 1)
             if spec.reordered_columns
-            else blocks_held(arch, spec.accumulators, len(spec.loads_of(LoadKind.EXACT)))
+            else blocks_held(arch, spec.accumulators, *reads(spec))
         )
         raise ValueError(
             f"no tile of {arch.value} holds blocks of {spec.block_columns} columns whole; "
@@ -87,7 +94,7 @@ def _of_segments(
     def of_blocks(segment: EpilogueSpec) -> Iterable[TileConfig]:
         """Lists the tiles for blocks of other segments, too, with one warpgroup or two for the epilogue."""
         tiles = arch.target.tiles
-        further = suited(arch, (*tiles.sized, *tiles.blocks), segment)
+        further = suited(arch, (*tiles.sized, *tiles.blocks, *tiles.whole_blocks), segment)
         further += tuple(replace(config, column_groups=1) for config in further)
         return *of(arch, segment), *(config for config in further if _fits(config, segment))
 
@@ -102,13 +109,18 @@ _ONE_PRODUCT = (Accumulator("acc", DType.BF16, DType.BF16),)
 
 @cache
 def blocks_held(
-    arch: Arch, accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT, planes_read: int = 0
+    arch: Arch,
+    accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT,
+    planes_read: int = 0,
+    tables: int = 0,
 ) -> tuple[int, ...]:
     """Returns the sizes of blocks of columns that some tile holds whole, for specs of these products that
-    read this number of planes."""
+    read this number of planes, of which `tables` are by blocks whose columns lie side by side."""
     held, load = [], Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
-    loads = tuple(replace(load, name=f"exact{i}") for i in range(planes_read))
     for columns in range(8, max(WHOLE_SUBTILES) + 1, 8):
+        by_blocks = replace(load, stride_n=Stride.OTHER, blocks=Blocks(columns, Stride.ZERO, Stride.ONE))
+        kinds = (by_blocks,) * tables + (load,) * (planes_read - tables)
+        loads = tuple(replace(each, name=f"exact{i}") for i, each in enumerate(kinds))
         mean = Op("t0", "block_mean", (accumulators[0].name,), DType.F32, block=columns)
         plane, row = Store("out0", "t0", DType.F32), Reduction(Axis.ROW, ReduceKind.SUM)
         specs = [

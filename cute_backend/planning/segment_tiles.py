@@ -6,10 +6,10 @@ that needs most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from cute_backend.planning.rules import pairs_halves, subtiled
+from cute_backend.planning.rules import WHOLE_VISITS, most_written, pairs_halves, reads, subtiled
 from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import EpilogueSpec
@@ -19,7 +19,8 @@ def serving_all(
     spec: EpilogueSpec, of: Callable[[EpilogueSpec], Iterable[TileConfig]]
 ) -> tuple[TileConfig, ...]:
     """The tiles that serve every segment of a spec, of those that `of` lists for each, in the order of the
-    first segment's. Subtiles have the width of the segment that needs the narrowest ones.
+    first segment's. Subtiles have the width of the segment that needs the narrowest ones, or are the whole
+    tile if one segment needs that.
 
     Tiles with split-K and tiles of the transposed product are left out.
     """
@@ -29,8 +30,13 @@ def serving_all(
             if config.split_k == 1 and not config.transposed:
                 columns.setdefault(_shape(config), config.subtile_n)
     shared = (shape for shape in every[0] if all(shape in others for others in every))
-    found = (replace(shape, subtile_n=min(columns[shape] for columns in every)) for shape in shared)
+    found = (replace(shape, subtile_n=_width([columns[shape] for columns in every])) for shape in shared)
     return tuple(config for config in found if holds_planes(config, spec) and _is_kept(config, spec))
+
+
+def _width(widths: Sequence[int]) -> int:
+    """The columns of the subtiles of all segments, of which each alone would have `widths`."""
+    return next((width for width in widths if width in WHOLE_VISITS), min(widths))
 
 
 def _shape(config: TileConfig) -> TileConfig:
@@ -51,6 +57,9 @@ def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
             # A segment of one block has no mode of blocks, whose coordinate TMA would want.
             single = width == segment.reordered_columns > narrow.subtile_n
             if single or not (whole and pairs_halves(narrow.subtile_n, segment)):
+                return False
+            most = most_written(narrow.subtile_n, *reads(segment))
+            if most is not None and len(segment.planes) > most:
                 return False
             if subtiled(segment, narrow, alignment) != narrow:
                 return False

@@ -59,7 +59,7 @@ def m_of(load: Load, tensor: Tensor) -> Size:
 
 def blocks_of(spec: EpilogueSpec) -> list[tuple[str, int]]:
     """The loads, ops and stores that have blocks of columns, with their sizes."""
-    loads = [(load.name, load.blocks.columns) for load in spec.loads if load.blocks is not None]
+    loads = [(load.name, load.blocks.step) for load in spec.loads if load.blocks is not None]
     others = [(op.name, op.block) for op in spec.ops] + [(store.name, store.block) for store in spec.stores]
     others += [(store.name, store.heads.columns) for store in spec.stores if store.heads is not None]
     return loads + [(name, columns) for name, columns in others if columns]
@@ -70,7 +70,7 @@ def covers(load: Load, tensor: Tensor, m: Size, n: Size) -> bool:
     where there are segments."""
     if load.m_modes and m_of(load, tensor) != m:
         return False
-    return load.blocks is None or tensor.shape[-2] * load.blocks.columns == n
+    return load.blocks is None or tensor.shape[-2] * load.blocks.step == n
 
 
 def b_shape(acc: Accumulator, b: Tensor) -> Sequence[Size]:

@@ -19,11 +19,20 @@ The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a s
 """
 
 from cute_backend.spec.canonical import SPEC_VERSION
-from cute_backend.spec.chain_ops import BLOCK_PART, ROTATE_HALF, Const, Op, Operand, Overflow, Precision
+from cute_backend.spec.chain_ops import (
+    BLOCK_PART,
+    ROTATE_FIRST,
+    ROTATE_HALF,
+    Const,
+    Op,
+    Operand,
+    Overflow,
+    Precision,
+)
 from cute_backend.spec.consistency import SpecError
 from cute_backend.spec.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES, DType
 from cute_backend.spec.epilogue_spec import EpilogueSpec
-from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
+from cute_backend.spec.loads import TABLE_COLUMNS, Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import (
     FP8_K_STEP,
     SCALE_BLOCK,
@@ -57,10 +66,12 @@ __all__ = [
     "PAIRED_DTYPES",
     "PRODUCT_DTYPES",
     "REDUCED",
+    "ROTATE_FIRST",
     "ROTATE_HALF",
     "SCALE_BLOCK",
     "SCALE_TILE",
     "SPEC_VERSION",
+    "TABLE_COLUMNS",
     "VALUE_DTYPES",
     "Accumulator",
     "Axis",

@@ -15,7 +15,7 @@ from cute_backend.spec.stores import Axis, Heads, Part, ReduceKind, Reduction, S
 SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
 
-_IF_SET = ("after", "b_block", "heads", "rows")
+_IF_SET = ("after", "b_block", "heads", "period", "rows")
 """Fields that the form has only where they are not None, 0 or empty."""
 
 
@@ -83,7 +83,10 @@ def _decode_accumulator(item: Any) -> Accumulator:
 
 
 def _decode_blocks(item: Any) -> Union[Blocks, None]:
-    return None if item is None else Blocks(item["columns"], Stride(item["outer"]), Stride(item["inner"]))
+    if item is None:
+        return None
+    outer, inner = Stride(item["outer"]), Stride(item["inner"])
+    return Blocks(item["columns"], outer, inner, int(item.get("period", 0)))
 
 
 def _decode_load(item: Any) -> Load:

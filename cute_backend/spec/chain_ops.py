@@ -46,6 +46,10 @@ ROTATE_HALF = "block_rotate_half"
 """The op that maps each block of columns (x, y), where x and y are its halves, to (-y, x), as rotary
 embeddings do."""
 
+ROTATE_FIRST = "block_rotate_first"
+"""The op that does the same to the first columns of each block, and leaves its other columns as they are. Its
+second operand, a number, counts them."""
+
 BLOCK_PART = "block_part"
 """The op that numbers the parts of blocks: for an element in column n, it is n % block // its operand, a
 number that divides the block. So a program may work on the first columns of each head alone."""
@@ -57,7 +61,7 @@ class Op:
 
     An op that reduces blocks of columns has their size in `block`, which divides N. In every row of its
     result, all elements of a block have one value: the reduction of the operand's elements of that block.
-    ROTATE_HALF has a `block` too, which is even, and so has BLOCK_PART.
+    ROTATE_HALF has a `block` too, which is even, and so have ROTATE_FIRST and BLOCK_PART.
     """
 
     name: str
@@ -74,5 +78,6 @@ class Op:
 
     @property
     def reduced_columns(self) -> int:
-        """The columns of the blocks that the op reduces; 0 if it reduces none."""
+        """The columns of the blocks that the op needs whole, as it reduces them or rotates their first
+        columns; 0 if it needs none."""
         return 0 if self.op in (ROTATE_HALF, BLOCK_PART) else self.block

@@ -125,6 +125,17 @@ def _validate_blocks(load: Load, blocks: Blocks) -> None:
     what = f"{load.name} has blocks of {blocks.columns} columns"
     if type(blocks.columns) is not int or blocks.columns < 2:
         raise SpecError(f"{what}; a block has two or more")
+    if blocks.period and (
+        type(blocks.period) is not int
+        or blocks.period <= blocks.columns
+        or load.kind is not LoadKind.EXACT
+        or blocks.outer is not Stride.ZERO
+    ):
+        raise SpecError(
+            f"{what} at the beginning of every {blocks.period}, and is {load.kind.value} with a stride of "
+            f"class {blocks.outer.value} between them; such a load is exact, of fewer columns than every "
+            "block, and all blocks share it"
+        )
     if blocks.outer is blocks.inner is Stride.ZERO:
         raise SpecError(f"{what} and strides of class 0 along both of their axes, which are one mode then")
     if load.stride_n is not Stride.OTHER:
@@ -257,7 +268,7 @@ def _validate_segments(spec: EpilogueSpec) -> None:
         if not any(found[store.value] == {index} for store in spec.stores):
             raise SpecError(f"nothing of {acc.name} is stored")
     for acc, segment in zip(spec.accumulators, spec.segments, strict=True):
-        blocks = [segment.block_columns, *(load.blocks.columns for load in segment.loads if load.blocks)]
+        blocks = [segment.block_columns, *(load.blocks.step for load in segment.loads if load.blocks)]
         if acc.width % (columns := lcm(*blocks)):
             raise SpecError(f"{acc.name} has {acc.width} columns, and blocks of {columns}")
     for load in spec.loads:

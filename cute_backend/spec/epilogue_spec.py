@@ -11,7 +11,7 @@ from math import lcm, prod
 from typing import Any, Union
 
 from cute_backend.spec.canonical import SPEC_VERSION, decode, encode
-from cute_backend.spec.chain_ops import BLOCK_PART, ROTATE_HALF, Const, Op, Precision
+from cute_backend.spec.chain_ops import BLOCK_PART, ROTATE_FIRST, ROTATE_HALF, Const, Op, Precision
 from cute_backend.spec.consistency import SpecError, validate
 from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Load, LoadKind
@@ -173,7 +173,8 @@ class EpilogueSpec:
     @cached_property
     def whole_columns(self) -> int:
         """The number of columns that a visit needs whole: the least common multiple of the blocks that an op
-        reduces or that a store has one element for; 1 without such blocks."""
+        reduces, or of which it rotates the first columns, or that a store has one element for; 1 without such
+        blocks."""
         blocks = {op.reduced_columns for op in self.ops}
         return lcm(*((blocks | {store.block for store in self.stores}) - {0}))
 
@@ -181,6 +182,11 @@ class EpilogueSpec:
     def rotated_columns(self) -> int:
         """Columns of the largest blocks whose halves are rotated; 0 where none are."""
         return max((op.block for op in self.ops if op.op == ROTATE_HALF), default=0)
+
+    @cached_property
+    def rotates(self) -> bool:
+        """Whether blocks of columns, or the first columns of blocks, are rotated."""
+        return any(op.op in (ROTATE_HALF, ROTATE_FIRST) for op in self.ops)
 
     @cached_property
     def part_columns(self) -> set[int]:

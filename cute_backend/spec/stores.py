@@ -89,10 +89,9 @@ class Part:
     count: int
 
 
-HEAD_COLUMNS = 32
-"""The columns of a head must be a multiple of this number, which the narrowest subtile that TMA stores on
-sm_90a has. In every dtype, this number of columns has at least 16 bytes, of which TMA's strides are
-multiples."""
+HEAD_COLUMNS = 16
+"""The columns of a head must be a multiple of this number. In every dtype, this number of columns has at
+least 16 bytes, of which TMA's strides are multiples."""
 
 
 @dataclass(frozen=True)

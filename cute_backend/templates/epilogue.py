@@ -141,6 +141,14 @@ def collapse_n(tensor: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, cute.group_modes(layout, rank - 2, rank))
 
 
+def first_columns(tensor: cute.Tensor, period: int) -> cute.Tensor:
+    """A view of an operand (M, (columns, N / period)) that has the first columns of each block of `period`
+    columns, with `period` as the size of a third axis."""
+    shape, stride = tensor.layout.shape, tensor.layout.stride
+    layout = cute.make_layout((*shape, period), stride=(*stride, 0))
+    return cute.make_tensor(tensor.iterator, layout)
+
+
 def table(tensor: cute.Tensor) -> cute.Tensor:
     """A view (S, b) of an operand (..., S, N / b, b) whose elements all blocks of columns share, and all
     outer modes of M."""

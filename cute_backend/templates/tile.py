@@ -11,7 +11,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import warp
 
 from cute_backend.philox import SHARED_BITS
@@ -170,6 +170,64 @@ class Subtile(ABC):
             rotated[e], rotated[e + 1] = -values[e + 1], values[e]
         return rotated
 
+    def rotate_first(self, values: cute.Tensor, block: int, columns: int) -> cute.Tensor:
+        """Rotates the halves (x, y) of the first `columns` columns of each block to (-y, x), and leaves the
+        other columns as they are. A subtile has whole blocks, of a multiple of eight columns, and a half is
+        an even number of columns. Columns that are no multiple of eight apart are in other lanes."""
+        rotated = cute.make_rmem_tensor_like(values)
+        half = columns // 2
+        for e in range(self.elements):
+            first, last = self._span(e, block)
+            place = self._place(e, block)
+            rotated[e] = values[e]
+            if first < columns and last >= half:
+                behind = self._neighbour(values, e, -half)
+                is_second = (place >= half) & (place < columns)
+                whole = half <= first and last < columns
+                rotated[e] = behind if whole else cutlass.select_(is_second, behind, rotated[e])
+            if first < half:
+                ahead = -self._neighbour(values, e, half)
+                rotated[e] = ahead if last < half else cutlass.select_(place < half, ahead, rotated[e])
+        return rotated
+
+    def _span(self, e: int, block: int) -> tuple[int, int]:
+        """The first and the last of the columns of a block in which the threads that share a row have element
+        e of their fragments."""
+        column = self.column_of(e) * self._row_threads
+        if self._row_threads == 1:
+            return column % block, column % block
+        first = column // 8 * 8 % block
+        return first, first + 7
+
+    def _place(self, e: int, block: int) -> int | Int32:
+        """The column of element e within its block, of a multiple of eight columns. The subtile has whole
+        blocks."""
+        column = self.column_of(e) * self._row_threads // 8 * 8
+        return self.tile.column_offset(self.column_of(e)) - column // block * block
+
+    @abstractmethod
+    def _neighbour(self, values: cute.Tensor, e: int, distance: int) -> Float32:
+        """The value `distance` columns behind element e in its row, an even number. It is not defined if the
+        subtile has no such column."""
+
+    def copy_first(self, plane: cute.Tensor, fragment: cute.Tensor) -> None:
+        """Reads the thread's elements of a plane in global memory that has the first columns of each block,
+        (M, (columns, N / period), period), as the view `first_columns` has it. Elements of other columns are
+        not defined."""
+        columns, period = plane.shape[1][0], plane.shape[2]
+        for e in range(self.elements):
+            if self._columns % period:
+                place = self.column(e) % period
+                fragment[e] = plane[self.row(e), (cutlass.min(place, columns - 1), 0), 0]
+                continue
+            first, last = self._span(e, period)
+            if first < columns:
+                place = self._place(e, period)
+                place = place if last < columns else cutlass.min(place, columns - 1)
+                fragment[e] = plane[self.row(e), (place, 0), 0]
+            else:
+                fragment[e] = plane.element_type(0)
+
     @abstractmethod
     def row_slice(self, vector: Any) -> cute.Tensor:
         """The thread's columns of this subtile in a shared vector of the tile's columns."""
@@ -326,6 +384,17 @@ class FragmentSubtile(Subtile):
 
     def _word_of(self, c: int) -> tuple[int, int] | None:
         return c // 4 * 4, c % 4  # two adjacent columns, and the two that are eight columns further on
+
+    def _neighbour(self, values: cute.Tensor, e: int, distance: int) -> Float32:
+        # A lane has two columns of every eight. Of the lane that has the neighbour, which is `lanes` lanes
+        # further on in the row, the lanes that would be beyond the fourth are in the next eight columns.
+        lanes, eights = distance // 2 % 4, distance // 8
+        near, far = (values[min(max(e + 4 * (eights + i), e % 4), self.elements - 4 + e % 4)] for i in (0, 1))
+        if lanes == 0:
+            return near
+        lane = self.tile.lane % 4
+        given = cutlass.select_(lane < lanes, far, near)
+        return cute.arch.shuffle_sync(given, self.tile.lane - lane + (lane + lanes) % 4)
 
     def row_slice(self, vector: Any) -> cute.Tensor:
         layout = cute.make_layout((2, self.columns // 2), stride=(1, 8))
@@ -486,6 +555,9 @@ class Sm100Subtile(Subtile):
 
     def _word_of(self, c: int) -> tuple[int, int] | None:
         return c & ~SHARED_BITS, (c & 1) + (c >> 3 & 1) * 2
+
+    def _neighbour(self, values: cute.Tensor, e: int, distance: int) -> Float32:
+        return values[min(max(e + distance, 0), self.elements - 1)]
 
     def row_slice(self, vector: Any) -> cute.Tensor:
         return cute.make_tensor(vector.iterator + self.column_offset(0), cute.make_layout(self.columns))

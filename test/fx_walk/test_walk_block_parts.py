@@ -14,7 +14,8 @@ from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
-from cute_backend.spec import BLOCK_PART, ROTATE_HALF, Blocks, Heads, Stride
+from cute_backend.planning import Arch, table
+from cute_backend.spec import BLOCK_PART, ROTATE_FIRST, ROTATE_HALF, Blocks, Heads, Stride
 from support.fx_walk.exact import integers, product_inputs
 from support.model_files import load_architecture
 
@@ -176,8 +177,8 @@ def a_part_of_another_product(a: Tensor, b: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("program", "reason", "said"),
     [
-        (of_the_first(24, 96), Reason.ROTATION_SIZE, "of 24 columns"),
-        (of_the_first(32, 48), Reason.ROTATED_PART, "halves of columns [0:32] of 48"),
+        (of_the_first(6, 48), Reason.ROTATION_SIZE, "of 6 columns"),
+        (of_the_first(22, 64), Reason.ROTATED_PART, "halves of columns [0:22] of 64"),
         (with_weights_of_heads, Reason.PART_OPERAND, "along columns [0:16] of 64"),
         (with_an_irregular_weight, Reason.PART_OPERAND, "along columns [16:64] of 64"),
         (with_a_norm_of_a_part, Reason.REDUCED_PART, "reduces columns [0:16] of 64"),
@@ -255,3 +256,107 @@ def test_models_rotate_a_part_of_their_heads_in_the_kernel(name: str) -> None:
     parts = [op for region in report.regions for op in region.spec.ops if op.op == BLOCK_PART]
     assert len(rotated) == len(parts) == 2
     assert not {each.reason for each in report.rejections} & {Reason.UNPAIRED, Reason.ROTATION_SIZE}
+
+
+FIRST = [(24, 96), (32, 80), (20, 80), (24, 64), (12, 32), (80, 80)]
+
+
+def of_first(count: int, columns: int) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """A program that rotates the first `count` of `columns` columns of three heads, and its inputs."""
+
+    def program(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q = heads(a @ b, columns)
+        rot, passed = q[..., :count], q[..., count:]
+        rot = rot * cos + rotate_half(rot) * sin
+        return torch.cat((rot, passed), -1) if count < columns else rot
+
+    tables = integers(1, 1, PLACES, count), integers(1, 1, PLACES, count) - 1
+    return program, (*product_inputs(M, 3 * columns), *tables)
+
+
+def test_first_columns_through_torch_compile(fresh_compiler: None) -> None:
+    """One product each, in one graph: each is one kernel, and gives what eager does."""
+    made = [of_first(*sizes) for sizes in FIRST]
+
+    def program(inputs: list[tuple[Tensor, ...]]) -> list[Tensor]:
+        return [each(*given) for (each, _), given in zip(made, inputs, strict=True)]
+
+    inputs = [given for _, given in made]
+    results, expected = torch.compile(program, backend=cute)(inputs), program(inputs)
+    for sizes, result, wanted in zip(FIRST, results, expected, strict=True):
+        assert result.stride() == wanted.stride() and torch.equal(result, wanted), sizes
+    assert counters["cute_backend"] == {"anchors": len(FIRST), "regions": len(FIRST)}
+
+
+@pytest.mark.parametrize(("count", "columns"), FIRST)
+def test_hopper_exchanges_halves_of_first_columns(count: int, columns: int) -> None:
+    """Tables have these columns alone, and a tile serves the region. Data center Blackwell has heads of 32
+    and 64 columns whole, and none of 80 or 96."""
+    program, inputs = of_first(count, columns)
+    (region,) = collect(program, inputs, arch="sm_90a")[0].regions
+    assert [op.block for op in region.spec.ops if op.op == ROTATE_FIRST] == [columns]
+    period = columns if count < columns else 0
+    assert {load.blocks for load in region.spec.loads} == {Blocks(count, Stride.ZERO, Stride.ONE, period)}
+    assert table(Arch.SM90A, region.spec)
+    elsewhere = collect(program, inputs, arch="sm_100a")[0].regions
+    exchanged = [op.op for region in elsewhere for op in region.spec.ops if op.op == ROTATE_FIRST]
+    assert len(exchanged) == (columns in (32, 64))
+    assert not collect(program, inputs, arch="sm_80")[0].regions
+
+
+def test_two_tables_leave_one_result() -> None:
+    """The residual would be a third plane that is read."""
+
+    rotated, inputs = of_first(24, 96)
+
+    def program(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor, residual: Tensor) -> Tensor:
+        return rotated(a, b, cos, sin) + residual
+
+    (report,) = collect(program, (*inputs, heads(integers(M, 288), 96)), arch="sm_90a")
+    assert all(table(Arch.SM90A, region.spec) for region in report.regions)
+    assert Reason.BLOCK_SIZE in [each.reason for each in report.rejections]
+
+
+def test_a_weight_of_first_columns_is_read_for_each_block() -> None:
+    """A vector has one element for each column: of columns [0:24] of 64 there is none."""
+
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        q = heads(a @ b)
+        return torch.cat((q[..., :24] * integers(24), q[..., 24:] + 1), -1)
+
+    (report,) = collect(program, product_inputs(M, N), arch="sm_90a")
+    assert Reason.PART_OPERAND in [each.reason for each in report.rejections]
+
+
+def attention_inputs(
+    qkv: Callable[..., object], tokens: int, columns: int, count: int
+) -> tuple[Callable[..., object], tuple[Tensor, ...]]:
+    tables = torch.empty(2, 1, 1, tokens, count, dtype=torch.bfloat16).unbind()
+    weights = torch.empty(3 * 8 * columns, 1024, dtype=torch.bfloat16)
+    return qkv, (torch.empty(1, tokens, 1024, dtype=torch.bfloat16), weights, *tables)
+
+
+def packed_by_heads(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """As GPT-NeoX-20B: the query, key and value of each head are side by side."""
+    q, k, v = F.linear(x, w).unflatten(-1, (8, -1)).transpose(1, 2).chunk(3, -1)
+    count = cos.shape[-1]
+
+    def turn(y: Tensor) -> Tensor:
+        rot = y[..., :count]
+        return torch.cat((rot * cos + rotate_half(rot) * sin, y[..., count:]), -1)
+
+    return turn(q), turn(k), v
+
+
+@pytest.mark.parametrize(("columns", "count"), [(96, 24), (80, 32)])
+@pytest.mark.parametrize(("tokens", "shares"), [(16, True), (4096, False)])
+def test_packed_heads_are_rotated_where_the_tile_costs_less(
+    columns: int, count: int, tokens: int, shares: bool
+) -> None:
+    """For many tokens, a tile of one head takes longer than a larger one and a kernel that rotates."""
+    program, inputs = attention_inputs(packed_by_heads, tokens, columns, count)
+    with config.patch(shared_launches=True, rotary_embeddings="auto"):
+        regions = collect(program, inputs, arch="sm_90a")[0].regions
+    assert [len(region.spec.accumulators) for region in regions if region.rotates] == [3] * shares
+    for region in regions:
+        assert all(config.subtile_n == columns for config in table(Arch.SM90A, region.spec))

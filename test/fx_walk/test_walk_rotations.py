@@ -228,10 +228,10 @@ def half_is_read_elsewhere(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     ("program", "arch", "reason", "said"),
     [
         (
-            of_width(48),
+            of_width(12),
             "sm_90a",
             Reason.ROTATION_SIZE,
-            "of 48 columns.*supported sizes: 16, 32, 64, 96, 128, 160, 192, 256",
+            "of 12 columns.*supported sizes: 16, 32, 64, 96, 128, 160, 192, 256",
         ),
         (
             of_width(24),

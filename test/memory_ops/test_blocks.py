@@ -283,9 +283,9 @@ def test_no_visit_of_a_whole_tile_spills(name: str, alignment: Alignment) -> Non
         assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
 
 
-@pytest.mark.parametrize(("columns", "loads", "stores"), [(96, 2, 2), (96, 1, 3), (128, 2, 2)])
+@pytest.mark.parametrize(("columns", "loads", "stores"), [(96, 2, 1), (96, 1, 3), (128, 2, 1)])
 def test_wide_visits_leave_few_planes_registers(columns: int, loads: int, stores: int) -> None:
-    """By element, two planes that are read beside two results spilled 24 and 48 bytes, three results 8."""
+    """By element, two planes that are read beside one result spilled 16 and 88 bytes, three results 8."""
     spec = norm(columns)
     planes = tuple(replace(PLANE, name=f"exact{i}") for i in range(loads))
     results = tuple(Store(f"out{i}", "t6", DType.F32) for i in range(stores))

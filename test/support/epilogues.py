@@ -592,6 +592,16 @@ def rotary_neighbours(a_bf16, b_bf16, cos, sin):
     return torch.cat((turned * cos + rotated * sin, passed), dim=-1)
 
 
+@epilogue({"exact0": "exact", "exact1": "exact"}, "bf16", table=BLOCKS)
+def rotary_first(a_bf16, b_bf16, cos, sin):
+    # As in GPT-NeoX-20B, which rotates the first quarter of a head by halves of 12 columns.
+    heads = torch.mm(a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)
+    turned, passed = heads[..., :24], heads[..., 24:]
+    cos, sin = (each[..., :24].unsqueeze(1) for each in (cos, sin))
+    rotated = torch.cat((-turned[..., 12:], turned[..., :12]), dim=-1)
+    return torch.cat((turned * cos + rotated * sin, passed), dim=-1)
+
+
 @epilogue(
     {"exact0": "exact", "exact1": "exact", "exact2": "exact", "exact3": "exact", "bias0": "rowvec"},
     "bf16",

@@ -11,6 +11,7 @@
              cp_async        the same on targets that don't move planes by TMA, by the warps that read it
              runs            when needed, from one address for each row, where the columns of a block lie side
                              by side
+             first_columns   when needed, by element, if it has only the first columns of each block
              vector          else each thread reads its elements when it needs them
 
 Register hoists are budgeted because one spill costs more than every exposed load; planes in shared memory are
@@ -33,6 +34,7 @@ PLACEMENTS: tuple[Placement, ...] = (
     planes.TMA,
     planes.CP_ASYNC,
     planes.RUNS,
+    planes.FIRST_COLUMNS,
     planes.VECTOR,
 )
 """In order of preference among those of a kind; the last of each kind takes any load."""

@@ -19,8 +19,12 @@ def _stages_of_a_plane(load: Load, config: TileConfig, alignment: Alignment, tma
 
 
 def _in_whole_boxes(load: Load, config: TileConfig) -> bool:
-    """Whether a subtile's columns are of one block of a table."""
-    return load.is_table and load.blocks is not None and load.blocks.columns % config.subtile_n == 0
+    """Whether a subtile's columns are of one block of a table. If the table has only the first columns of
+    each block, a subtile is a block, and TMA fills the other columns with zeros."""
+    if not load.is_table or load.blocks is None:
+        return False
+    period = load.blocks.period
+    return period == config.subtile_n if period else load.blocks.columns % config.subtile_n == 0
 
 
 TMA = Placement(
@@ -44,7 +48,12 @@ CP_ASYNC = Placement(
 
 def _in_runs(load: Load, config: TileConfig, alignment: Alignment) -> Need | None:
     blocks = load.blocks
-    if blocks is None or blocks.inner is not Stride.ONE or config.b_columns is not BColumns.APART:
+    if (
+        blocks is None
+        or blocks.period
+        or blocks.inner is not Stride.ONE
+        or config.b_columns is not BColumns.APART
+    ):
         return None
     return Need() if blocks.columns % config.subtile_n == 0 else None
 
@@ -56,6 +65,20 @@ RUNS = Placement(
     element="{}[e]",
     takes=_in_runs,
     copy="copy_runs",
+)
+
+
+def _of_first_columns(load: Load, config: TileConfig, alignment: Alignment) -> Need | None:
+    return Need() if load.blocks is not None and load.blocks.period else None
+
+
+FIRST_COLUMNS = Placement(
+    "first_columns",
+    LoadKind.EXACT,
+    "when needed, by element, the columns that it has of each block",
+    element="{}[e]",
+    takes=_of_first_columns,
+    copy="copy_first",
 )
 
 VECTOR = Placement(

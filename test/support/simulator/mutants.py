@@ -28,6 +28,7 @@ from cute_backend.runtime.kernel import Kernel
 from cute_backend.simulator import simulate
 from cute_backend.simulator.host import HostProgram
 from cute_backend.spec import (
+    ROTATE_FIRST,
     ROTATE_HALF,
     Accumulator,
     Axis,
@@ -124,6 +125,15 @@ ROTATED = replace(
 )
 # ROTATED, with neighbouring columns as partners.
 NEIGHBOURS = replace(ROTATED, ops=(ROTATED.ops[0], replace(ROTATED.ops[1], block=2), ROTATED.ops[2]))
+# ROTATED, of the first 20 of each 96 columns, whose halves are 10 apart, in other lanes.
+FIRST_COLUMNS = replace(
+    ROTATED,
+    ops=(
+        ROTATED.ops[0],
+        replace(ROTATED.ops[1], op=ROTATE_FIRST, operands=("t0", Const(20)), block=96),
+        ROTATED.ops[2],
+    ),
+)
 # A product whose columns are in two segments, of 72 and 136 columns.
 SEGMENTED = replace(
     SPEC,
@@ -258,6 +268,7 @@ SUMS_BY_TMA = replace(FED_BY_TMA, config=replace(FED_BY_TMA.config, split_k=2), 
 ROTATING = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=ROTATED)
 REPEATING = Subject(sm90(64, 64), (256, 128, 128), spec=REPEATED)
 ROTATING_NEIGHBOURS = Subject(sm90(64, 64), (72, 72, 128), spec=NEIGHBOURS)
+ROTATING_FIRST = Subject(sm90(64, 96, subtile_n=96), (72, 192, 128), spec=FIRST_COLUMNS)
 SEGMENTS = Subject(sm90(64, 64, pingpong=True), (136, 208, 256), spec=SEGMENTED)
 HEADS = Subject(sm90(64, 128, pingpong=True), (120, 192, 64), spec=HEADED)
 BLACKWELL_HEADS = Subject(sm100(128, 128), (120, 192, 64), spec=HEADED)
@@ -306,6 +317,7 @@ SUBJECTS = {
     "parts on Blackwell": BLACKWELL_PARTS,
     "rotating": ROTATING,
     "rotating neighbours": ROTATING_NEIGHBOURS,
+    "rotating first columns": ROTATING_FIRST,
     "repeating": REPEATING,
     "segments": SEGMENTS,
     "heads": HEADS,
