@@ -2,8 +2,9 @@
 
     python benchmarks/fit.py benchmarks/results/GPU-DATE-drawn-tiles.csv [more files]
 
-The command writes `cute_backend/planning/targets/h200.py`. For problems that were left out of a fit, it
-prints how much slower the model's tile is than the fastest one. It needs no GPU, and takes a minute.
+The command writes `cute_backend/planning/targets/h200.py`. With `--only PATTERN` it only fits the tiles
+whose names match, and leaves the constants of all others as they are. For problems that were left out of a
+fit, it prints how much slower the model's tile is than the fastest one. It needs no GPU, and takes a minute.
 
 The fit should find the order of a problem's tiles, above all of the fast ones. So errors that all tiles of a
 problem share have a tenth of the weight, and a problem counts by the logarithm of its time.
@@ -11,10 +12,11 @@ problem share have a tenth of the weight, and a problem counts by the logarithm 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import math
-import sys
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,7 +29,7 @@ from torch.nn.functional import huber_loss
 from cute_backend.planning import Arch, TileConfig, offered
 from cute_backend.planning.cost import Work, time_of, work_of
 from cute_backend.planning.search import clustered
-from cute_backend.planning.targets import Cut, TileTime
+from cute_backend.planning.targets import Cut, TileTime, h200
 from cute_backend.spec import EpilogueSpec
 
 ARCH = Arch.SM90A
@@ -36,6 +38,8 @@ STEPS = 600
 DELTA = 0.1
 """The relative error above which errors count linearly, and not by their square."""
 SHARED_WEIGHT = 0.1
+LAST = "Don't edit it by hand."
+"""The last sentence of the docstring of the module with the constants."""
 Problem = tuple[int, int, int, str, str]
 """M, N, K, operands, epilogue."""
 
@@ -45,6 +49,7 @@ class Timed:
     """One timing: of a problem, with a tile."""
 
     problem: Problem
+    tile: str
     cut: Cut
     work: Work
     us: float
@@ -70,7 +75,7 @@ def read(paths: Iterable[Path]) -> list[Timed]:
                 if config is not None:
                     sizes = drawn.m, drawn.columns, drawn.k
                     work = work_of(config, spec_of(*kind), *sizes, ARCH.target.sm_count)
-                    found.append(Timed((m, n, k, *kind), config.cut, work, float(row["us"])))
+                    found.append(Timed((m, n, k, *kind), config.name, config.cut, work, float(row["us"])))
     return found
 
 
@@ -83,13 +88,22 @@ def _configs(operands: str, epilogue: str) -> dict[str, TileConfig]:
 class Fit:
     """The constants, as logarithms, so that they stay positive. Their initial values are the target's."""
 
-    def __init__(self, cuts: Sequence[Cut]) -> None:
+    def __init__(self, cuts: Sequence[Cut], kept: Collection[Cut] = ()) -> None:
+        """The constants of the tiles in `kept`, and those of memory where there are any, stay as they
+        are."""
+        self.kept = kept
         self.index = {cut: place for place, cut in enumerate(cuts)}
         known = zip(*(time_of(ARCH, cut) for cut in cuts), strict=True)
         first = [torch.tensor(part).clamp(min=0.02) for part in known]
         self.tiles = [part.log().requires_grad_() for part in first]
-        self.beyond = torch.tensor(math.log(0.006), requires_grad=True)
-        self.bandwidth = torch.tensor(math.log(4.0e6), requires_grad=True)
+        timing = ARCH.target.timing
+        memory = (timing.beyond_us, timing.bytes_per_us) if kept else (0.006, 4.0e6)
+        self.beyond, self.bandwidth = (
+            torch.tensor(math.log(each), requires_grad=not kept) for each in memory
+        )
+        free = torch.tensor([float(cut not in kept) for cut in cuts])
+        for part in self.tiles:
+            part.register_hook(free.mul)
 
     def predicted(self, timed: Sequence[Timed]) -> Tensor:
         """Logarithms of the microseconds."""
@@ -108,7 +122,8 @@ class Fit:
         fastest = torch.full((len(problems),), math.inf).scatter_reduce(0, group, us, "amin")
         weight = (fastest[group] / us) ** 2 * (fastest[group] / 2).log2()
         total = torch.zeros(len(problems)).index_add(0, group, weight)
-        constants = [*self.tiles, self.beyond, self.bandwidth]
+        memory = [] if self.kept else [self.beyond, self.bandwidth]
+        constants = [*self.tiles, *memory]
         optimizer = torch.optim.Adam(constants, 0.02)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, STEPS * 6 // 10, 0.25)
         for _ in range(STEPS):
@@ -141,7 +156,26 @@ def _weighted(error: Tensor, weight: Tensor) -> Tensor:
     return (huber_loss(error, torch.zeros_like(error), delta=DELTA, reduction="none") * weight).mean()
 
 
-def text_of(fit: Fit, files: Sequence[str], problems: int) -> str:
+def sources(files: Sequence[str], problems: int, only: str | None) -> list[str]:
+    """The docstring of the module with the constants. If only some tiles were fitted, it keeps the files that
+    it lists."""
+    if only:
+        before = (h200.__doc__ or "").removesuffix(f" {LAST}\n").splitlines()
+        return [
+            *before,
+            f"The tiles {only} are fitted to",
+            *_listed(files),
+            f"{problems} problems. {LAST}",
+        ]
+    first = "The cost model of an H200, as `benchmarks/fit.py` writes it. It is fitted to"
+    return [first, *_listed(files), f"{problems} problems in fp8 and bf16, most of them drawn. {LAST}"]
+
+
+def _listed(files: Sequence[str]) -> list[str]:
+    return [f"benchmarks/results/{name}," for name in files]
+
+
+def text_of(fit: Fit, docstring: Sequence[str]) -> str:
     """The module with the constants."""
     tiles = [part.exp().tolist() for part in fit.tiles]
     lines = []
@@ -156,9 +190,8 @@ def text_of(fit: Fit, files: Sequence[str], problems: int) -> str:
         lines.append(f"        Cut({', '.join(names)}): TileTime({times}),")
     return "\n".join(
         [
-            '"""The cost model of an H200, as `benchmarks/fit.py` writes it. It is fitted to',
-            *(f"{name}," for name in files),
-            f"{problems} problems in fp8 and bf16, most of them drawn. Don't edit it by hand.",
+            f'"""{docstring[0]}',
+            *docstring[1:],
             '"""',
             "",
             "from __future__ import annotations",
@@ -186,18 +219,29 @@ def main() -> None:
     """Fits, validates on halves, and writes."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    paths = [Path(each) for each in sys.argv[1:]]
-    timed = read(paths)
-    cuts = sorted({each.cut for each in timed})
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--only", metavar="PATTERN", help="fit only tiles whose names match")
+    arguments = parser.parse_args()
+    timed = read(arguments.files)
+    kept: set[Cut] = set()
+    if arguments.only:
+        fitted = {each.cut for each in timed if re.fullmatch(arguments.only, each.tile)}
+        kept = set(ARCH.target.timing.tiles) - fitted
+        timed = [each for each in timed if each.cut in kept | fitted]
+    cuts = sorted({each.cut for each in timed} | kept)
     problems = list(dict.fromkeys(each.problem for each in timed))
     for half in (0, 1):
         left_out = set(problems[half::2])
-        fit = Fit(cuts).learn([each for each in timed if each.problem not in left_out])
+        fit = Fit(cuts, kept).learn([each for each in timed if each.problem not in left_out])
         loss = fit.loss([each for each in timed if each.problem in left_out])
         print(f"half {half}: the model's tile takes {loss:.3f} times the fastest's, of problems left out")
-    fit = Fit(cuts).learn(timed)
+    fit = Fit(cuts, kept).learn(timed)
     print(f"all {len(problems)} problems: {fit.loss(timed):.3f}")
-    TARGET_FILE.write_text(text_of(fit, [f"benchmarks/results/{path.name}" for path in paths], len(problems)))
+    names = [path.name for path in arguments.files]
+    TARGET_FILE.write_text(text_of(fit, sources(names, len(problems), arguments.only)))
     print(f"written: {TARGET_FILE.relative_to(Path.cwd())}")
 
 

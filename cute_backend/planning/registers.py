@@ -29,7 +29,12 @@ operands. Without them, a scale and a bias that were hoisted beside 128 accumula
 (sm_86 and sm_89)."""
 
 MAX_ACCUMULATORS = 128
-"""The most accumulators of a thread that leave registers for an epilogue."""
+"""The most accumulators of a thread that leave registers for any epilogue."""
+
+MAX_ACCUMULATORS_BY_TMA = 192
+"""The most accumulators of a thread that leave registers for an epilogue that only reads vectors and planes
+that TMA moves (`is_by_tma`). If planes move by element, 128 x 160 and 128 x 192 under ping-pong spilled 112
+to 584 bytes."""
 
 MAX_PROMOTED_ONCE = 96
 """The most accumulators of a thread that, with one set of sums, leave registers for an epilogue."""
@@ -222,7 +227,7 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     if not config.target.accumulators.in_registers:
         return leaves_sums_registers(config, spec)
     kept = Registers.of(spec, config, Alignment.TMA)
-    most = MAX_ACCUMULATORS
+    most = MAX_ACCUMULATORS_BY_TMA if is_by_tma(spec, config) else MAX_ACCUMULATORS
     if has_planes(spec) and (spec.reductions or by_element(spec, config)):
         alone = (config.thread_rows <= 2 and _has_one_extremum(spec)) or _has_one_statistic(spec)
         most = most if alone and config.target.clusters else min(most, MAX_BESIDE_ROWS)
@@ -233,6 +238,23 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
         and leaves_sums_registers(config, spec)
         and leaves_registers_without_tma(config, spec)
         and (long_ops(spec) == 0 or kept.accumulators + kept.partials <= MAX_KEPT)
+    )
+
+
+def is_by_tma(spec: EpilogueSpec, config: TileConfig) -> bool:
+    """Whether TMA moves all planes of a spec if they are aligned, and a thread keeps nothing for rows,
+    columns or blocks beside them."""
+    product = spec.product
+    return (
+        config.target.planes_by_tma
+        and product.kind is ProductKind.DENSE
+        and len(spec.loads_of(LoadKind.EXACT)) <= MAX_PAIRED_LOADS
+        and len(spec.planes) == len(spec.stores) <= MAX_PAIRED_LOADS
+        and spec.whole_columns == 1
+        and not spec.rotated_columns
+        and not any(load.blocks for load in spec.loads)
+        and not long_ops(spec)
+        and not by_element(spec, config)
     )
 
 

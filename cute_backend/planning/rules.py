@@ -13,6 +13,7 @@ from math import gcd
 from cute_backend.planning.halving import MAX_THREAD_COLUMNS, can_halve
 from cute_backend.planning.mma_scales import ACC_STAGES, MmaScales, acc_stages
 from cute_backend.planning.registers import (
+    MAX_ACCUMULATORS,
     MAX_CROWDED,
     MAX_PLANES_WITHOUT_TMA,
     NARROW_SUBTILE_N,
@@ -462,6 +463,15 @@ def narrow_subtiles_of_many_planes(
     return replace(config, subtile_n=columns)
 
 
+def fewer_columns_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
+    """Gives a tile fewer columns if planes move by element and a thread has more accumulators than leave
+    registers for that. The kernel keeps the name of the tile that was chosen."""
+    crowded = config.target.accumulators.in_registers and config.thread_accumulators > MAX_ACCUMULATORS
+    if alignment is not Alignment.PLAIN or not crowded:
+        return config
+    return replace(config, tile_n=config.tile_n * MAX_ACCUMULATORS // config.thread_accumulators)
+
+
 def a_loop_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
     """Narrows subtiles, so that visits are the iterations of a loop, if planes move by element and either one
     of them lies by columns, or rows have a logsumexp.
@@ -509,6 +519,7 @@ def unrolled_visits_of_planes(config: TileConfig, spec: EpilogueSpec, alignment:
 
 
 SUBTILE_RULES = (
+    fewer_columns_by_element,
     narrow_subtiles_without_room,
     narrow_subtiles_of_many_planes,
     a_loop_by_element,

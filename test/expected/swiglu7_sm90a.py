@@ -1,12 +1,12 @@
 """t2 = minimum(acc0 + bias0, 7)
    out0 = bf16(t2 * sigmoid(t2 * 1.702) * (minimum(maximum(acc1 + bias1, -7), 7) + 1))
 
-    bias0  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
-    bias1  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
+    bias0  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
+    bias1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-cute_mm_bias_clamp_swiglu_128x128_3ebb57aa:
-sm_90a, tile 128x128x2_1x2, planes aligned to 16 bytes:
-2 accumulators of 128 by 128, clusters of 1 by 2, subtiles of 32 columns, raster 16.
+cute_mm_bias_clamp_swiglu_128x96_08589545:
+sm_90a, tile 128x96x2_2x1_pingpong, planes aligned to 16 bytes:
+2 accumulators of 128 by 96, ping-pong, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -28,29 +28,35 @@ from cute_backend.templates.sm90 import Sm90Gemm
 class Epilogue:
     loads = ("bias0", "bias1")
     stores = ("out0",)
-    staged = ()
+    staged = (
+        SmemOperand("bias0", BFloat16),
+        SmemOperand("bias1", BFloat16),
+    )
     shared_loads = ()
     shared_stores = (
         SmemOperand("out0", BFloat16),
     )
 
     @cute.jit
+    def stage(self, tile, glob, smem):
+        for i in cutlass.range_constexpr(tile.tile_n // 32):
+            column = tile.lane + 32 * i
+            smem.bias0[column] = glob.bias0[tile.clamp_column(column)]
+            smem.bias1[column] = glob.bias1[tile.clamp_column(column)]
+
+    @cute.jit
     def begin(self, tile, glob):
-        bias0_read = cute.make_rmem_tensor(tile.columns, BFloat16)
-        for c in cutlass.range_constexpr(tile.columns):
-            bias0_read[c] = glob.bias0[tile.column(c)]
-        bias0 = math.pack(bias0_read)
-        bias1_read = cute.make_rmem_tensor(tile.columns, BFloat16)
-        for c in cutlass.range_constexpr(tile.columns):
-            bias1_read[c] = glob.bias1[tile.column(c)]
-        bias1 = math.pack(bias1_read)
-        return SimpleNamespace(bias0=bias0, bias1=bias1)
+        return SimpleNamespace()
 
     @cute.jit
     def visit(self, sub, acc0, acc1, glob, held, smem):
-        bias0_bf16 = sub.columns_of(held.bias0)
+        bias0_smem = sub.row_slice(smem.bias0)
+        bias0_bf16 = cute.make_rmem_tensor(bias0_smem.shape, BFloat16)
+        cute.autovec_copy(bias0_smem, bias0_bf16)
         bias0 = math.widen(bias0_bf16, Float32)
-        bias1_bf16 = sub.columns_of(held.bias1)
+        bias1_smem = sub.row_slice(smem.bias1)
+        bias1_bf16 = cute.make_rmem_tensor(bias1_smem.shape, BFloat16)
+        cute.autovec_copy(bias1_smem, bias1_bf16)
         bias1 = math.widen(bias1_bf16, Float32)
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
@@ -69,7 +75,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, raster_m=16, products=2, b_columns=BColumns.INTERLEAVED))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 96, cluster_m=2, pingpong=True, products=2, b_columns=BColumns.INTERLEAVED))
 
 
 @cute.jit

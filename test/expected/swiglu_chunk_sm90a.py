@@ -5,9 +5,9 @@
     scale_b0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     scale_b1  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-cute_scaled_mm_swiglu_128x64_4e3e1d66:
-sm_90a, tile 128x64x2_1x2_pingpong_by64, planes aligned to 16 bytes:
-2 accumulators of 128 by 64, ping-pong, clusters of 1 by 2, subtiles of 64 columns, raster 16.
+cute_scaled_mm_swiglu_128x96_55f273f1:
+sm_90a, tile 128x96x2_2x1_pingpong, planes aligned to 16 bytes:
+2 accumulators of 128 by 96, ping-pong, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -75,7 +75,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_n=2, subtile_n=64, pingpong=True, raster_m=16, products=2))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 96, cluster_m=2, pingpong=True, products=2))
 
 
 @cute.jit

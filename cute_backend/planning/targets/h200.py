@@ -2,7 +2,13 @@
 benchmarks/results/nvidia-h200-2026-11-23-drawn-tiles.csv,
 benchmarks/results/nvidia-h200-2026-11-23-listed-tiles.csv,
 benchmarks/results/nvidia-h200-2026-11-23-middle-tiles.csv,
-271 problems in fp8 and bf16, most of them drawn. Don't edit it by hand.
+271 problems in fp8 and bf16, most of them drawn.
+The tiles 128x(160|192)_.*_pingpong|128x(80|96)x2_.*pingpong.*|256x(160|192)_.* are fitted to
+benchmarks/results/nvidia-h100-2026-11-26-wide-full-tiles.csv,
+benchmarks/results/nvidia-h100-2026-11-26-wide-gated-tiles.csv,
+benchmarks/results/nvidia-h100-2026-11-26-wide-fp8-tiles.csv,
+benchmarks/results/nvidia-h100-2026-11-26-wide-bare-tiles.csv,
+250 problems. Don't edit it by hand.
 """
 
 from __future__ import annotations
@@ -59,11 +65,17 @@ H200 = Timing(
         Cut(128, 128, cluster_m=2, pingpong=True): TileTime(4.045, 0.913, 1.676, 1.335, 0.497),
         Cut(128, 128, cluster_m=2, pingpong=True, subtile_n=64): TileTime(4.054, 0.771, 1.682, 1.368, 0.453),
         Cut(128, 160): TileTime(2.274, 2.443, 3.001, 0.750, 1.054),
+        Cut(128, 160, pingpong=True): TileTime(4.163, 1.001, 2.328, 1.739, 1.071),
         Cut(128, 160, cluster_n=2): TileTime(1.967, 2.991, 2.809, 0.704, 0.576),
+        Cut(128, 160, cluster_n=2, pingpong=True): TileTime(4.594, 0.953, 2.248, 1.402, 0.523),
         Cut(128, 160, cluster_m=2): TileTime(2.816, 2.348, 2.619, 0.853, 0.630),
+        Cut(128, 160, cluster_m=2, pingpong=True): TileTime(4.601, 1.149, 2.201, 1.411, 0.413),
         Cut(128, 192): TileTime(2.951, 2.157, 2.878, 1.726, 0.815),
+        Cut(128, 192, pingpong=True): TileTime(4.586, 1.057, 2.836, 1.906, 0.865),
         Cut(128, 192, cluster_n=2): TileTime(2.884, 2.200, 2.580, 1.843, 0.513),
+        Cut(128, 192, cluster_n=2, pingpong=True): TileTime(4.268, 1.274, 2.795, 1.529, 0.450),
         Cut(128, 192, cluster_m=2): TileTime(2.815, 2.130, 2.778, 1.663, 0.376),
+        Cut(128, 192, cluster_m=2, pingpong=True): TileTime(4.288, 1.494, 2.751, 1.479, 0.265),
         Cut(128, 224): TileTime(1.543, 3.856, 3.120, 2.857, 0.111),
         Cut(128, 224, cluster_n=2): TileTime(2.870, 2.161, 3.504, 1.418, 0.817),
         Cut(128, 224, cluster_m=2): TileTime(2.157, 3.151, 3.130, 2.411, 0.137),
@@ -73,6 +85,12 @@ H200 = Timing(
         Cut(256, 128): TileTime(2.176, 4.267, 3.721, 2.405, 0.758),
         Cut(256, 128, cluster_n=2): TileTime(1.877, 4.308, 2.971, 2.851, 0.329),
         Cut(256, 128, cluster_m=2): TileTime(1.883, 4.393, 3.242, 2.726, 0.440),
+        Cut(256, 160): TileTime(6.262, 3.205, 5.940, 0.469, 2.014),
+        Cut(256, 160, cluster_n=2): TileTime(5.541, 3.876, 5.771, 0.339, 1.642),
+        Cut(256, 160, cluster_m=2): TileTime(6.515, 3.335, 5.703, 0.557, 2.079),
+        Cut(256, 192): TileTime(3.652, 4.774, 5.542, 2.506, 1.401),
+        Cut(256, 192, cluster_n=2): TileTime(0.529, 6.906, 6.369, 0.839, 1.036),
+        Cut(256, 192, cluster_m=2): TileTime(0.279, 6.822, 5.903, 1.907, 0.923),
     },
     # It has room for 132, 66, 39 and 30 clusters of 1, 2, 3 and 4 CTAs.
     reached={3: 117 / 132, 4: 120 / 132},
