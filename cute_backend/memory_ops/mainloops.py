@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cute_backend.planning import TileConfig
-from cute_backend.planning.registers import is_promoted, pieces_of_sums, sets_of_sums
+from cute_backend.planning.registers import is_promoted, k_tiles_a_step, pieces_of_sums, sets_of_sums
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import EpilogueSpec
 
@@ -52,7 +52,8 @@ def _by_warps(config: TileConfig, spec: EpilogueSpec) -> bool:
 def _blocks(config: TileConfig, spec: EpilogueSpec) -> str:
     pieces = pieces_of_sums(config, spec)
     in_pieces = f", pieces={pieces}" if pieces > 1 else ""
-    return f"{_blocks_of_both(config, spec)}, sets={sets_of_sums(config, spec)}{in_pieces}"
+    sets, k_tiles = sets_of_sums(config, spec), k_tiles_a_step(config, spec)
+    return f"{_blocks_of_both(config, spec)}, sets={sets}, k_tiles={k_tiles}{in_pieces}"
 
 
 def _blocks_of_both(config: TileConfig, spec: EpilogueSpec) -> str:

@@ -14,7 +14,7 @@ from cute_backend.planning.shared_memory import SumScales, plane_bits
 from cute_backend.planning.targets import Arch, Cut, TileTime
 from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
 from cute_backend.planning.transposing import multiplied
-from cute_backend.spec import EpilogueSpec, LoadKind, Major, ProductKind
+from cute_backend.spec import EpilogueSpec, Major, ProductKind, Scaling
 
 _OVERLAP = 8
 """The exponent of the norm that combines the time of the tiles with the time of memory. The two overlap, and
@@ -94,9 +94,8 @@ def cost(
     work = work_of(config, spec, m, n, k, sm_count, groups)
     tile = time_of(config.arch, config.cut)
     if SumScales.of(spec) is not None:
-        times = timing.by_blocks.get(config.cut, 1.0)
-        if spec.loads_of(LoadKind.EXACT):
-            times = timing.by_blocks_with_planes.get(config.cut, times)
+        lines = spec.product.b_scaling is Scaling.LINE
+        times = (timing.by_lines if lines else timing.by_blocks).get(config.cut, 1.0)
         tile = tile._replace(k=times * tile.k, busy=times * tile.busy)
     shared = config.sums_in_memory and config.multicasts
     bytes_per_us = timing.bytes_per_us * (PARTS_SHARE if shared else 1.0)

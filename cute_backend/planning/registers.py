@@ -158,11 +158,49 @@ def pieces_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
     """Returns the number of pieces that a tile's columns are cut into, for products with block scales.
 
     A thread has the sums of one piece at a time. There are two pieces if the accumulators leave no registers
-    for the sums of all columns; a warpgroup then has 64 rows.
+    for all sums: halves of the columns if a warpgroup has 64 rows. If it has two blocks of 64 rows and each
+    column has a scale of its own, they are the pieces, and scales of columns stay in registers for both
+    (`shares_column_scales`).
     """
+    if not is_promoted(config, spec) or not spec.product.is_block_scaled:
+        return 1
     one_block = config.cta_rows == config.block_m * config.sharing
-    many = config.thread_accumulators > MAX_PROMOTED_ONCE
-    return 2 if is_promoted(config, spec) and spec.product.is_block_scaled and many and one_block else 1
+    able = one_block or shares_column_scales(config, spec)
+    return 2 if able and config.thread_accumulators > MAX_PROMOTED_ONCE else 1
+
+
+def shares_column_scales(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether a thread has two blocks of rows and keeps scales of columns from one to the other.
+
+    It does if rows and columns have scales of their own, and the epilogue leaves registers beside the
+    accumulators and the sums of one block: it writes one plane, and reads one rowvec, scalars and planes at
+    most, and elements of planes have 16 bits. In 256 x 128, 8 to 32 bytes were spilled beside a colvec, up to
+    24 beside two rowvecs, 56 beside two results, 48 and 40 beside planes in fp32 and fp8, and 8 if blocks of
+    A have 128 rows.
+    """
+    vectors = spec.loads_of(LoadKind.COLVEC, LoadKind.ROWVEC, LoadKind.GROUPVEC)
+    short = len(vectors) <= 1 and not spec.loads_of(LoadKind.COLVEC)
+    alone = len(spec.accumulators) == len(spec.planes) == len(spec.stores) == 1
+    dtypes = {store.dtype for store in spec.planes} | {load.dtype for load in spec.loads_of(LoadKind.EXACT)}
+    short = short and all(dtype.bits == 16 for dtype in dtypes)
+    tall = config.cta_rows == 2 * config.block_m * config.sharing
+    lines = spec.product.a_scaling is spec.product.b_scaling is Scaling.LINE
+    return tall and is_promoted(config, spec) and lines and short and alone
+
+
+def k_tiles_a_step(config: TileConfig, spec: EpilogueSpec) -> int:
+    """Returns how many k tiles a step of the main loop has, for products with block scales.
+
+    With one set of sums, 4096 rows took 0.96 to 1.00 times as long with eight k tiles as with two, if columns
+    share scales and the epilogue reads no plane. If it reads one, 4096 x 24576 x 1536 took 1.05 times as long
+    with eight. If each column has a scale, 256 x 128 is the fastest with two, and 128 x 256 with four (H100,
+    benchmarks/findings/block-scales.md).
+    """
+    if sets_of_sums(config, spec) > 1:
+        return 4
+    if spec.product.b_scaling is Scaling.LINE:
+        return 2 if config.cta_rows > config.block_m * config.sharing else 4
+    return 2 if spec.loads_of(LoadKind.EXACT) else 8
 
 
 def most_promoted_loads(spec: EpilogueSpec) -> int:

@@ -25,6 +25,7 @@ from cute_backend.planning.registers import (
     leaves_sums_registers,
     long_ops,
     most_promoted_loads,
+    shares_column_scales,
 )
 from cute_backend.planning.shared_memory import (
     ab_stages,
@@ -474,16 +475,18 @@ def fewer_columns_by_element(config: TileConfig, spec: EpilogueSpec, alignment: 
 
 def a_loop_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
     """Narrows subtiles, so that visits are the iterations of a loop, if planes move by element and either one
-    of them lies by columns, or rows have a logsumexp.
+    of them lies by columns, or rows have a logsumexp, or blocks of rows share scales of columns.
 
     Each column of a plane by columns needs an address of its own: with subtiles of 32 columns, 128 x 128
     spilled 80 bytes for a dense product and 112 for a grouped one, and with 16 none. A logsumexp keeps two
     numbers for each row: with subtiles of 32 columns, 128 x 128 spilled 16 bytes beside a plane that is read,
-    88 beside that and a mean of rows, and with 16 none.
+    88 beside that and a mean of rows, and with 16 none. Scales that a thread keeps leave few registers for
+    addresses: with subtiles of 32 columns, 256 x 128 spilled 24 bytes, and with 16 none.
     """
     unrolled = config.target.unrolled_subtile_n
     by_columns = any(store.order is Order.COLUMN for store in spec.planes)
-    if alignment is not Alignment.PLAIN or not (by_columns or _has_logsumexp_of_rows(spec)):
+    long = by_columns or _has_logsumexp_of_rows(spec) or shares_column_scales(config, spec)
+    if alignment is not Alignment.PLAIN or not long:
         return config
     if unrolled is None or config.products > 1 or config.subtile_n in WHOLE_VISITS:
         return config

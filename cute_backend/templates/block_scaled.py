@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import cutlass.cute as cute
@@ -15,6 +15,11 @@ from cute_backend.spec import Scaling
 from cute_backend.templates.block_scales import ScaleStages
 from cute_backend.templates.mainloop import Partial, Sm90Promoted, State, WarpgroupOperands
 
+KEPT_PAIRS = 8
+"""The pairs of columns whose scales a thread keeps from one block of rows to the next, if each column has a
+scale of its own. With 4 or 10 pairs, products of 4096 rows took 1.01 times as long, and 12 pairs spilled 104
+bytes (benchmarks/findings/block-scales.md)."""
+
 
 @dataclass(frozen=True)
 class KTileScales:
@@ -26,25 +31,30 @@ class KTileScales:
     columns: cute.Tensor
     width: int
     """The number of columns that share a scale."""
+    kept: dict[int, list[Float32]] = field(default_factory=dict)
+    """The first pairs of scales of columns that were read, if several blocks of rows need them."""
 
-    def pair(self, group: int) -> list[Float32]:
-        """The scales of the thread's two columns in the `group`-th block of 8 columns."""
+    def pair(self, group: int, keeps: bool) -> list[Float32]:
+        """The scales of the thread's two columns in the `group`-th block of 8 columns. With `keeps`, a later
+        block of rows gets the first of them from registers."""
         if self.width > 1:
             return [self.columns[8 * group // self.width]] * 2
+        if group in self.kept:
+            return self.kept[group]
         both = cute.make_rmem_tensor(2, Float32)
         cute.autovec_copy(self.columns[(None, group)], both)
-        return [both[0], both[1]]
+        pair = [both[0], both[1]]
+        if keeps and group < KEPT_PAIRS:
+            self.kept[group] = pair
+        return pair
 
 
 class Sm90BlockScaled(Sm90Promoted):
     """Multiplies the sums of each k tile in fp32 by the scales of its blocks of A and B, then adds them to
     the accumulators. A k tile is one block of K."""
 
-    def __init__(self, a: Scaling, b: Scaling, sets: int, pieces: int = 1) -> None:
-        # In 128 x 256, which has one set, two k tiles instead of four take 0.98 to 1.00 times as long with
-        # blocks of 128 columns, and 1.02 times with lines (H100, benchmarks/findings/block-scales.md).
-        few = sets == 1 and b is not Scaling.LINE
-        super().__init__(sets, k_tiles_a_step=2 if few else 4, pieces=pieces)
+    def __init__(self, a: Scaling, b: Scaling, sets: int, k_tiles: int, pieces: int = 1) -> None:
+        super().__init__(sets, k_tiles_a_step=k_tiles, pieces=pieces)
         self.scaling = SumScales(a, b)
         self.reads_stages_late = b is Scaling.LINE
 
@@ -69,15 +79,16 @@ class Sm90BlockScaled(Sm90Promoted):
         order: two neighbouring columns, the same two columns 8 rows below, then the next 8 columns, then the
         next 64 rows (PTX ISA, wgmma register fragments, matrix D)."""
         assert scales is not None
-        blocks = len(scales.rows) // 2
+        blocks, first = cute.size(sums, mode=[1]), piece * cute.size(sums)
+        by_rows = blocks < len(scales.rows) // 2
         in_block = cute.size(sums) // blocks
-        first = piece * cute.size(sums)
+        first_row, first_group = (2 * blocks * piece, 0) if by_rows else (0, first // 4)
         for group in range(in_block // 4):
-            pair = scales.pair(first // 4 + group)
+            pair = scales.pair(first_group + group, keeps=by_rows)
             for block in range(blocks):
                 for e in range(4):
                     i = block * in_block + group * 4 + e
-                    scale = scales.rows[2 * block + e // 2] * pair[e % 2]
+                    scale = scales.rows[first_row + 2 * block + e // 2] * pair[e % 2]
                     acc[first + i] = _multiply_add(sums[i], scale, acc[first + i])
 
 

@@ -44,15 +44,17 @@ class WarpgroupOperands:
     ring: pipeline.PipelineTmaAsync
     a: cute.Tensor
     b: list[cute.Tensor]
-    """The fragments of each piece of the tile's columns."""
+    """The fragments of each piece of the tile's columns: of all columns, if the pieces are blocks of rows."""
     adding: cute.TiledMma
     setting: cute.TiledMma
     scales: ScaleStages | None = None
     """The scales of the blocks of A and B, for a mainloop that has a `scaling`."""
+    by_rows: bool = False
+    """Whether each piece of a k tile is one of the warpgroup's blocks of 64 rows, by all columns."""
 
     def first_block(self) -> WarpgroupOperands:
         """The same operands, but with only the first block of 64 rows of A."""
-        return replace(self, a=first_block(self.a))
+        return replace(self, a=block_of(self.a, 0))
 
     def multiply(
         self, sums: cute.Tensor, state: State, *, anew: bool = False, piece: int = 0, looked: Any = None
@@ -61,11 +63,12 @@ class WarpgroupOperands:
         piece 0 first: it waits for the stage. `looked` is the result of `look` for this stage."""
         if piece == 0:
             self.ring.consumer_wait(state, looked)
+        a, b = (block_of(self.a, piece), self.b[0]) if self.by_rows else (self.a, self.b[piece])
         warpgroup.fence()
-        for k_block in range(cute.size(self.a, mode=[2])):
+        for k_block in range(cute.size(a, mode=[2])):
             stage = (None, None, k_block, state.index)
             mma = self.setting if anew and k_block == 0 else self.adding
-            cute.gemm(mma, sums, self.a[stage], self.b[piece][stage], sums)
+            cute.gemm(mma, sums, a[stage], b[stage], sums)
         warpgroup.commit_group()
 
     def look(self, state: State) -> Any:
@@ -79,11 +82,12 @@ class WarpgroupOperands:
         self.ring.consumer_release(state)
 
 
-def first_block(fragments: cute.Tensor) -> cute.Tensor:
-    """The fragments of the first instruction along M, of fragments (instruction, along M, ...)."""
+def block_of(fragments: cute.Tensor, index: int) -> cute.Tensor:
+    """The fragments of one instruction along M, of fragments (instruction, along M, ...)."""
     instruction, _, *rest = fragments.shape
     layout = cute.make_layout((instruction, 1, *rest), stride=fragments.stride)
-    return cute.make_tensor(fragments.iterator, layout)
+    place = (None, index, *(None for _ in rest))
+    return cute.make_tensor(fragments[place].iterator, layout)
 
 
 def check_face(mainloop: object, face: type) -> None:
@@ -107,8 +111,8 @@ class Sm90Mainloop(Protocol):
     `begin` takes `lead` k tiles, 0 or 1. Each step takes `k_tiles_a_step` k tiles, a power of two; the last
     steps take a half, a quarter and so on of that number, to cover the remaining k tiles. Decorate a method
     that has a branch or a loop at run time with `cute.jit`. A mainloop with a `scaling` receives the scales
-    of each k tile. The columns of a tile are divided into `pieces`, and an MMA multiplies one piece. More
-    than one piece requires a tile in which each warpgroup has 64 rows.
+    of each k tile. The tile of a warpgroup is divided into `pieces`, which are multiplied one after the
+    other: its blocks of 64 rows if they are as many as the pieces, or else parts of its columns.
     """
 
     lead: int
@@ -186,7 +190,7 @@ class Sm90Promoted:
     because there the compiler would move the registers of its sums. With one set, the products of the other
     warpgroup hide the additions of this one. Within a step, a thread asks whether the stage of the next
     products has been filled before it adds sums, which hides the latency of the barrier. If the accumulators
-    leave too few registers, a set holds the sums of only one piece of the columns, and the pieces of a k tile
+    leave too few registers, a set holds the sums of only one piece of the tile, and the pieces of a k tile
     are multiplied one after the other.
     """
 
@@ -202,7 +206,9 @@ class Sm90Promoted:
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
     ) -> tuple[Partial, State]:
         acc.fill(0.0)
-        shape = (*acc.shape[:2], acc.shape[2] // self.pieces)
+        instruction, blocks, columns = acc.shape
+        of_rows, of_columns = (self.pieces, 1) if operands.by_rows else (1, self.pieces)
+        shape = (instruction, blocks // of_rows, columns // of_columns)
         sums = [cute.make_rmem_tensor(shape, Float32) for _ in range(self.sets)]
         return Partial(sums, tile), state
 

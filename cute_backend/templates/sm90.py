@@ -62,8 +62,8 @@ from cute_backend.templates.mainloop import (
     Sm90Mainloop,
     Sm90Plain,
     WarpgroupOperands,
+    block_of,
     check_face,
-    first_block,
 )
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.rings import (
@@ -162,10 +162,13 @@ class Sm90Gemm(FragmentGemm):
         self.mainloop = mainloop or Sm90Plain()
         check_face(self.mainloop, Sm90Mainloop)
         super().__init__(epilogue, config, kind=kind, scaling=self.mainloop.scaling)
-        if self.mainloop.pieces > 1 and self.blocks > 1:
+        pieces = self.mainloop.pieces
+        self.by_rows = 1 < pieces == self.blocks
+        self.column_pieces = 1 if self.by_rows else pieces
+        if self.column_pieces > 1 and self.blocks > 1:
             raise ValueError(
                 f"tile {config.name} gives a warpgroup {self.blocks} blocks of 64 rows, and its mainloop "
-                f"multiplies {self.mainloop.pieces} pieces of the columns, which takes one block"
+                f"multiplies {pieces} pieces: of the columns, which takes one block, or blocks of rows"
             )
         self.in_cluster = config.split_k > 1 and not config.sums_in_memory
         if (self.is_grouped or self.is_k_grouped) and config.split_k > 1:
@@ -248,7 +251,7 @@ class Sm90Gemm(FragmentGemm):
                 b_layout.sm90_mma_major_mode(),
                 Float32,
                 (config.sharing, 1, 1),
-                (BLOCK_M, config.mma_n // self.mainloop.pieces),
+                (BLOCK_M, config.mma_n // self.column_pieces),
             )
             for _ in range(2)
         ]
@@ -665,11 +668,12 @@ class Sm90Gemm(FragmentGemm):
             a=add_mma.make_fragment_A(thr_mma.partition_A(s_a)),
             b=[
                 add_mma.make_fragment_B(thr_mma.partition_B(self._piece(s_b, i)))
-                for i in range(self.mainloop.pieces)
+                for i in range(self.column_pieces)
             ],
             adding=add_mma,
             setting=set_mma,
             scales=shared.scales,
+            by_rows=self.by_rows,
         )
         acc = cute.make_rmem_tensor(thr_mma.partition_shape_C((config.tile_m, config.mma_n)), Float32)
         mma_turn = Turn.of(self.turns[0], group)
@@ -768,7 +772,7 @@ class Sm90Gemm(FragmentGemm):
                 ab_state = self._multiply(tile, operands, acc, ab_state, k_tiles, turn)
             else:
                 # The last rows of a group are often few.
-                few, sums_of_few = operands.first_block(), first_block(acc)
+                few, sums_of_few = operands.first_block(), block_of(acc, 0)
                 ab_state = self._multiply(tile, few, sums_of_few, ab_state, k_tiles, turn)
         else:
             ab_state = self._multiply(tile, operands, acc, ab_state, k_tiles, turn)
@@ -947,7 +951,7 @@ class Sm90Gemm(FragmentGemm):
 
     def _piece(self, s_b: cute.Tensor, index: int) -> cute.Tensor:
         """The columns of one piece, which an MMA multiplies at once, in all stages of B."""
-        columns = self.config.mma_n // self.mainloop.pieces
+        columns = self.config.mma_n // self.column_pieces
         return cute.local_tile(s_b, (columns, cute.size(s_b, mode=[1]), self.stages.ab), (index, 0, 0))
 
     def _partition_b(

@@ -4,9 +4,9 @@
     b_scales  1x128    f32   k_tile_ring     copied to shared memory ahead of each k tile, by element
     exact0    exact    bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
 
-cute_scaled_mm_gelu_mul_128x128_f4b9c323:
-sm_90a, tile 128x128_2x1, planes aligned to 16 bytes:
-128 by 128, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+cute_scaled_mm_gelu_mul_256x128_281304dd:
+sm_90a, tile 256x128_1x2, planes aligned to 16 bytes:
+256 by 128, clusters of 1 by 2, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -60,7 +60,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2), Sm90BlockScaled(Scaling.LINE, Scaling.LINE, sets=2))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 256, 128, cluster_n=2), Sm90BlockScaled(Scaling.LINE, Scaling.LINE, sets=1, k_tiles=2, pieces=2))
 
 
 @cute.jit

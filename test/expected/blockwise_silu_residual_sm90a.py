@@ -6,9 +6,9 @@
     bias      rowvec   bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     exact0    exact    bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
 
-cute_scaled_mm_bias_silu_residual_128x128_fe03d024:
-sm_90a, tile 128x128_2x1, planes aligned to 16 bytes:
-128 by 128, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+cute_scaled_mm_bias_silu_residual_128x256_4e1a7876:
+sm_90a, tile 128x256_2x1, planes aligned to 16 bytes:
+128 by 256, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -73,7 +73,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2), Sm90BlockScaled(Scaling.LINE, Scaling.SQUARE, sets=2))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_m=2), Sm90BlockScaled(Scaling.LINE, Scaling.SQUARE, sets=1, k_tiles=2, pieces=2))
 
 
 @cute.jit

@@ -46,7 +46,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_m=2), Sm90BlockScaled(Scaling.LINE, Scaling.SQUARE, sets=1, pieces=2))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_m=2), Sm90BlockScaled(Scaling.LINE, Scaling.SQUARE, sets=1, k_tiles=8, pieces=2))
 
 
 @cute.jit

@@ -37,6 +37,7 @@ from cute_backend.planning import (
 from cute_backend.planning import cost as cost_module
 from cute_backend.planning.cost import cost
 from cute_backend.planning.naming import words
+from cute_backend.planning.registers import k_tiles_a_step
 from cute_backend.planning.search import fastest
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import BuildError, Kernel
@@ -54,6 +55,7 @@ from cute_backend.spec import (
     ProductKind,
     ReduceKind,
     Reduction,
+    Scaling,
     Store,
     Stride,
 )
@@ -219,11 +221,57 @@ def test_pairs_of_112_columns_need_a_margin() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tile"), [("blockwise", "128x256_2x1"), ("blockwise_silu_residual", "128x128_2x1")]
+    ("name", "tile"),
+    [
+        ("blockwise", "128x256_2x1"),
+        ("blockwise_silu_residual", "128x256_2x1"),
+        ("blockwise_lines_gelu_mul", "256x128_1x2"),
+    ],
 )
-def test_block_scaled_products_with_a_residual_get_narrower_tiles(name: str, tile: str) -> None:
-    """On an H200, 128 x 256 took 820 us bare and 853 with a residual, 128 x 128 838 and 811."""
+def test_large_block_scaled_products_get_the_tiles_that_read_the_fewest_scales(name: str, tile: str) -> None:
+    """If each column has a scale, a thread reads those of 128 columns for 128 rows, not of 256 for 64. On an
+    H100, 256 x 128 took 1003 us bare and 1012 with a residual, 128 x 256 1042 and 1065."""
     assert choose(Arch.SM90A, shared_spec(name), 4096, 7168, 16384, 132).name == tile
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "tile"), [(64, 4096, "64x32_1x1"), (16, 24576, "64x64_1x1"), (128, 4096, "64x64_1x1")]
+)
+def test_few_rows_of_lines_get_tiles_for_all_multiprocessors(m: int, n: int, tile: str) -> None:
+    """64 x 4096 x 7168 took 14.2 us in 64 x 32 and 15.2 in 64 x 64 (H100)."""
+    spec = replace(shared_spec("blockwise"), accumulators=(of_lines(shared_spec("blockwise").product),))
+    assert choose(Arch.SM90A, spec, m, n, 7168 if n == 4096 else 1536, 132).name == tile
+
+
+def of_lines(acc: Accumulator) -> Accumulator:
+    return replace(acc, b_scaling=Scaling.LINE)
+
+
+def test_scales_of_columns_are_shared_where_the_epilogue_leaves_registers() -> None:
+    """256 x 128 spilled 8 bytes with blocks of 128 rows of A, 56 with two results, 40 with one in
+    fp8, and 8 with a colvec."""
+    spec = shared_spec("blockwise_lines_gelu_mul")
+    tile = "256x128_1x2"
+    assert tile in {config.name for config in offered(Arch.SM90A, spec)}
+    squares = replace(spec, accumulators=(replace(spec.product, a_scaling=Scaling.SQUARE),))
+    two = replace(spec, stores=(*spec.stores, Store("out1", "acc", DType.BF16)))
+    row = Load("colvec0", LoadKind.COLVEC, DType.F32, Stride.ONE, Stride.ZERO)
+    used = Op("t99", "mul", ("acc", "colvec0"), DType.F32)
+    rows = replace(spec, loads=(row,), ops=(used,), stores=(Store("out0", "t99", DType.BF16),))
+    fp8 = replace(spec, stores=(replace(spec.stores[0], dtype=DType.E4M3),))
+    for other in (squares, two, rows, fp8):
+        assert tile not in {config.name for config in tunable(Arch.SM90A, other)}
+
+
+@pytest.mark.parametrize("name", ["blockwise", "blockwise_silu_residual", "blockwise_lines_gelu_mul"])
+def test_steps_of_block_scaled_products(name: str) -> None:
+    """Eight k tiles only if columns share scales and the epilogue reads no plane."""
+    spec = shared_spec(name)
+    steps = {each.name: k_tiles_a_step(each, spec) for each in offered(Arch.SM90A, spec)}
+    expected = {"blockwise": 8, "blockwise_silu_residual": 2, "blockwise_lines_gelu_mul": 4}
+    assert steps["128x256_2x1"] == expected[name]
+    assert steps["64x128_2x2_pingpong"] == 4
+    assert steps.get("256x128_1x2", 2) == 2
 
 
 @pytest.mark.parametrize("name", ["bias_gelu_residual", "addmm_relu"])

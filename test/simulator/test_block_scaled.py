@@ -70,6 +70,7 @@ CONFIGS = [
     sm90(64, 192, 2, pingpong=True),
     sm90(128, 256, 1, 2),
     sm90(64, 224, pingpong=True),
+    sm90(64, 32),
 ]
 
 
@@ -82,6 +83,21 @@ def test_edges_in_every_direction(config: TileConfig, a: Scaling, b: Scaling) ->
         residual(a, b), (config.tile_m + 133, config.tile_n + 72, 5 * 128 + 16), machine(config)
     )
     assert build(launch.kernel).spill_bytes == 0
+
+
+@pytest.mark.parametrize("columns", [72, 69])
+def test_blocks_of_rows_share_the_scales_of_columns(columns: int) -> None:
+    """A warpgroup has two blocks of 64 rows, and multiplies one after the other. 69 columns are stored by
+    element."""
+    problem = (256 + 133, 128 + columns, 5 * 128 + 16)
+    launch = check_exact(residual(LINE, LINE), problem, machine(sm90(256, 128, 1, 2)))
+    assert build(launch.kernel).spill_bytes == 0
+
+
+def test_scales_of_columns_are_read_once_for_both_blocks_of_rows() -> None:
+    """Of 16 pairs of columns, a thread keeps the scales of 8. There are steps of two k tiles and of one."""
+    ptx = build(Kernel(residual(LINE, LINE), sm90(256, 128, 1, 2), Alignment.TMA)).ptx
+    assert ptx.count("ld.shared.v2") == (2 + 1) * (16 + 16 - 8)
 
 
 @pytest.mark.sweep(2)

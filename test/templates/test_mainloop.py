@@ -45,8 +45,9 @@ def test_a_template_refuses_the_mainloops_of_another() -> None:
 
 
 def test_pieces_of_columns_are_refused_beside_several_blocks_of_rows() -> None:
-    low = TileConfig(Arch.SM90A, 128, 256)
-    assert Sm90Gemm(Bare(), low, Sm90InPieces()).blocks == 1
-    high = TileConfig(Arch.SM90A, 256, 128)
-    with pytest.raises(ValueError, match=r"a warpgroup 2 blocks of 64 rows, and .* 2 pieces of the col"):
-        Sm90Gemm(Bare(), high, Sm90InPieces())
+    low, high = TileConfig(Arch.SM90A, 128, 256), TileConfig(Arch.SM90A, 256, 128)
+    assert not Sm90Gemm(Bare(), low, Sm90InPieces()).by_rows
+    assert Sm90Gemm(Bare(), high, Sm90InPieces()).by_rows
+    alone = TileConfig(Arch.SM90A, 256, 64, pingpong=True)
+    with pytest.raises(ValueError, match=r"a warpgroup 4 blocks of 64 rows, and .* 2 pieces: .* or blocks"):
+        Sm90Gemm(Bare(), alone, Sm90InPieces())

@@ -35,12 +35,15 @@ _TILES = Tiles(
         Shape(64, 128, 2, pingpong=True),
         Shape(64, 64),
     ),
-    # For four bare products of 4096 rows, torch's time divided by that of 128 x 256 in two pieces of columns
-    # was 1.01, 1.04, 1.09 and 1.12; divided by that of 128 x 128 it was 0.99, 1.02, 1.09 and 1.09. 128 rows
-    # took 36.6 us in 64 x 128 in clusters of four, and 40.9 in clusters of two (H200).
+    # For four bare products of 4096 rows, 128 x 256 in two pieces of columns took 0.94 to 0.99 of the time of
+    # 128 x 128 if columns share scales. Otherwise 256 x 128 took 0.94 to 0.98 of the time of the faster of
+    # both (H100). 128 rows took 36.6 us in 64 x 128 in clusters of four, and 40.9 in clusters of two (H200).
+    # In 64 x 32, 64 x 4096 x 7168 took 14.2 us if each column has a scale, and 15.2 in 64 x 64 (H100).
     sized_by_blocks=(
         Shape(128, 256, 2),
+        Shape(256, 128, cluster_n=2),
         Shape(64, 128, 2, 2, pingpong=True),
+        Shape(64, 32),
     ),
     # In 64 x 64, a pair whose B is contiguous along N would have only 32 columns of each product, which is
     # half a row of the swizzle. This tile has no cluster, so no CTA of it lacks rows.
@@ -203,12 +206,21 @@ TARGET = Target(
     # 3 x 168.
     epilogue_registers=232,
     tiles=_TILES,
-    # For 11 problems of 1308 to 4168 rows, in two recipes each, the chosen tile takes 1.002 times as long as
-    # the fastest of 128 x 256 and 128 x 128, and with a residual 1.000 times. Without the factors of 128 x
-    # 256, these were 1.004 and 1.023 (H200, benchmarks/findings/block-scales.md).
+    # For 68 timings of 30 problems of 1 to 8192 rows on H100s, the chosen tile takes 1.002 (each column has a
+    # scale) and 1.003 times as long as the fastest that was timed (benchmarks/findings/block-scales.md).
     timing=replace(
         H200,
-        by_blocks={Cut(64, 128, 2, 2, pingpong=True): 0.85, Cut(128, 256, 2): 1.06},
-        by_blocks_with_planes={Cut(128, 256, 2): 1.1},
+        by_blocks={
+            Cut(64, 128, 2, 2, pingpong=True): 0.85,
+            Cut(128, 256, 2): 1.03,
+            Cut(64, 32): 1.2,
+        },
+        by_lines={
+            Cut(64, 128, 2, 2, pingpong=True): 0.85,
+            Cut(128, 128, 2): 1.04,
+            Cut(128, 256, 2): 1.12,
+            Cut(256, 128, cluster_n=2): 0.9,
+            Cut(64, 32): 1.2,
+        },
     ),
 )

@@ -168,10 +168,10 @@ class Timing:
     l2_bytes_per_us: float = math.inf
     """The bandwidth at which all multiprocessors together receive A and B from L2."""
     by_blocks: Mapping[Cut, float] = field(default_factory=dict)
-    """How many times as long a k tile takes if its sums are scaled by blocks; 1 for tiles that are not
-    listed."""
-    by_blocks_with_planes: Mapping[Cut, float] = field(default_factory=dict)
-    """The same for kernels that also read planes; the value of `by_blocks` for tiles that are not listed."""
+    """How many times as long a k tile takes if its sums are scaled by blocks, and columns share scales; 1 for
+    tiles that are not listed."""
+    by_lines: Mapping[Cut, float] = field(default_factory=dict)
+    """The same if each column has a scale of its own."""
 
 
 @dataclass(frozen=True, eq=False)
