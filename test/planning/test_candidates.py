@@ -234,19 +234,6 @@ def test_large_block_scaled_products_get_the_tiles_that_read_the_fewest_scales(n
     assert choose(Arch.SM90A, shared_spec(name), 4096, 7168, 16384, 132).name == tile
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "tile"), [(64, 4096, "64x32_1x1"), (16, 24576, "64x64_1x1"), (128, 4096, "64x64_1x1")]
-)
-def test_few_rows_of_lines_get_tiles_for_all_multiprocessors(m: int, n: int, tile: str) -> None:
-    """64 x 4096 x 7168 took 14.2 us in 64 x 32 and 15.2 in 64 x 64 (H100)."""
-    spec = replace(shared_spec("blockwise"), accumulators=(of_lines(shared_spec("blockwise").product),))
-    assert choose(Arch.SM90A, spec, m, n, 7168 if n == 4096 else 1536, 132).name == tile
-
-
-def of_lines(acc: Accumulator) -> Accumulator:
-    return replace(acc, b_scaling=Scaling.LINE)
-
-
 def test_scales_of_columns_are_shared_where_the_epilogue_leaves_registers() -> None:
     """256 x 128 spilled 8 bytes with blocks of 128 rows of A, 56 with two results, 40 with one in
     fp8, and 8 with a colvec."""
