@@ -100,7 +100,8 @@ def test_sums_in_memory_have_no_ring():
 
 
 def test_scales_of_blocks_arrive_in_the_stages_of_a_and_b():
-    made = Sm90Gemm(Bare(), TileConfig(SM90, 128, 128, 2), Sm90BlockScaled(Scaling.LINE, Scaling.SQUARE, 2))
+    mainloop = Sm90BlockScaled(Scaling.LINE, Scaling.SQUARE, sets=2, k_tiles=4)
+    made = Sm90Gemm(Bare(), TileConfig(SM90, 128, 128, 2), mainloop)
     assert [ring.name for ring in made.crew.rings] == ["ab"]
     assert [arrivals.count for arrivals in made.ab_ring.fills] == [1, 32]
     assert "1 warp of load, 1 warp of scales x 32 threads = 32" in str(made.crew)
