@@ -61,7 +61,9 @@ class Op:
 
     An op that reduces blocks of columns has their size in `block`, which divides N. In every row of its
     result, all elements of a block have one value: the reduction of the operand's elements of that block.
-    ROTATE_HALF has a `block` too, which is even, and so have ROTATE_FIRST and BLOCK_PART.
+    ROTATE_HALF has a `block` too, which is even, and so has BLOCK_PART. The `block` of ROTATE_FIRST is the
+    period of the columns that are rotated, which are the first of every `block` columns. Tables of cosines
+    and sines for these columns have the same period (`Blocks.period`).
     """
 
     name: str
