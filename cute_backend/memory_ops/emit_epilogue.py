@@ -10,7 +10,7 @@ from cute_backend.memory_ops.partials import written
 from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.statements import Chain, Loop, register_type
 from cute_backend.ops import BLOCK_REDUCTIONS, GUMBEL
-from cute_backend.planning import Alignment, Ring, TileConfig, may_finish_rows, plan
+from cute_backend.planning import Alignment, Ring, TileConfig, is_one_block, may_finish_rows, plan
 from cute_backend.planning.transposing import multiplied
 from cute_backend.signature import Argument, Extent, Role, of_role
 from cute_backend.spec import DType, EpilogueSpec, Load, Order, Overflow, Store
@@ -249,9 +249,12 @@ class EpilogueText:
                 f"                if inside & (column % {block} == 0):",
                 f"                    {store.name}_glob[row, column // {block}] = {store.name}_rmem[e]",
             ]
+        whole = is_one_block(self.spec, self.config)
         return [
-            *lines,
-            "            row, column, inside = sub.target(e)",
+            *lines[:-1],
+            *(["        _, _, inside = sub.target(0)"] if whole else []),
+            lines[-1],
+            f"            row, column, {'_' if whole else 'inside'} = sub.target(e)",
             "            if inside:",
             f"                {store.name}_glob[row, column] = {store.name}_rmem[e]",
         ]

@@ -22,7 +22,7 @@ from cute_backend.planning.last_tile import (
     may_finish_rows,
 )
 from cute_backend.planning.placements import ByElement, Placement, Ring
-from cute_backend.planning.placing import Plan, plan
+from cute_backend.planning.placing import Plan, is_one_block, plan
 from cute_backend.planning.rules import CUT_HEAD_COLUMNS, rotates_first, subtiled
 from cute_backend.planning.search import (
     MAX_CANDIDATES,
@@ -78,6 +78,7 @@ __all__ = [
     "fastest",
     "finishes_apart",
     "holds_planes",
+    "is_one_block",
     "may_finish_rows",
     "named",
     "offered",

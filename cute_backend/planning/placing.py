@@ -6,12 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cute_backend.planning.placements import PLACEMENTS, Need, Placement, Ring, Room
+from cute_backend.planning.placements.planes import RUNS, VECTOR
 from cute_backend.planning.registers import hoist_budget
 from cute_backend.planning.rules import moved, subtiled
 from cute_backend.planning.shared_memory import ring_bytes
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
-from cute_backend.spec import EpilogueSpec, Load, LoadKind, ProductKind, Store
+from cute_backend.spec import BColumns, EpilogueSpec, Load, LoadKind, ProductKind, Store
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,23 @@ def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
     for load in spec.loads:
         # In a batch or in groups, the rows of a table may start over in the middle of a TMA box.
         apart = load.is_table and spec.product.kind is not ProductKind.DENSE
-        placements[load.name], room = _place(load, config, Alignment.PLAIN if apart else alignment, room)
+        placement, room = _place(load, config, Alignment.PLAIN if apart else alignment, room)
+        in_runs = placement is VECTOR and load.blocks is None and is_one_block(spec, config)
+        placements[load.name] = RUNS if in_runs else placement
     return Plan(placements, tuple(shared_stores))
+
+
+def is_one_block(spec: EpilogueSpec, config: TileConfig) -> bool:
+    """Whether the elements that a thread has of a subtile are one whole block of one row. N is a multiple of
+    blocks, so either all of these elements belong to a plane or none does.
+
+    Without TMA, a kernel then asks once for all elements whether it writes them, and reads them from one
+    address. With a predicate and a clamped address for each of 64 columns, a norm by head spilled 16 to 272
+    bytes beside a plane that is read, and 32 to 568 beside two; with one predicate and clamped addresses, 24
+    to 120 beside two (sm_100a).
+    """
+    alone = config.target.accumulators.row_threads == 1 and spec.b_columns is BColumns.APART
+    return alone and config.subtile_n == spec.whole_columns
 
 
 _TMA_AXES = 5

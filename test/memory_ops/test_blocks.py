@@ -260,6 +260,50 @@ def test_no_kernel_of_blocks_spills(name: str, arch: Arch, columns: int) -> None
             assert build(Kernel(spec, config, alignment)).spill_bytes == 0, (config.name, alignment)
 
 
+def beside(columns: int, loads: int) -> EpilogueSpec:
+    """The norm in bf16, of the sum with one plane, and with further planes added to it."""
+    spec = norm(columns)
+    planes = tuple(replace(PLANE, name=f"exact{i}") for i in range(loads))
+    sums = tuple(op(f"t{6 + i}", "add", f"t{5 + i}", f"exact{i}") for i in range(1, loads))
+    stores = (Store("out0", f"t{5 + loads}", DType.BF16), *spec.stores[1:])
+    return replace(spec, loads=(*spec.loads[:1], *planes), ops=(*spec.ops, *sums), stores=stores)
+
+
+@pytest.mark.parametrize("loads", [1, 2])
+def test_a_block_in_a_thread_leaves_planes_by_element_registers(loads: int) -> None:
+    """With a predicate and a clamped address for each element, the norm spilled 88 bytes beside one plane and
+    568 beside two; with one predicate and clamped addresses 24 beside two."""
+    spec = beside(64, loads)
+    config = next(each for each in table(Arch.SM100A, spec) if each.cta_rows == each.tile_n == 128)
+    assert build(Kernel(spec, config, Alignment.PLAIN)).spill_bytes == 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("columns", [32, 64])
+@pytest.mark.parametrize("loads", [1, 2])
+def test_no_block_in_a_thread_spills(columns: int, loads: int) -> None:
+    spec = beside(columns, loads)
+    split = replace(spec, loads=tuple(map(misaligned, spec.loads)))
+    for each in (spec, split):
+        for config in table(Arch.SM100A, each):
+            for alignment in Alignment:
+                assert build(Kernel(each, config, alignment)).spill_bytes == 0, (config.name, alignment)
+
+
+@pytest.mark.sim
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("m", [1, 100, 127, 2049])
+@pytest.mark.parametrize("columns", [32, 64])
+def test_a_block_in_a_thread_by_element_at_edges(columns: int, m: int) -> None:
+    """With planes that begin at odd elements, and a last tile that has one block."""
+    spec, config = beside(columns, 1), TileConfig(Arch.SM100A, 128, 128, subtile_n=columns)
+    a, b, (row, plane) = operands(spec, m, 128 + columns)
+    odd = torch.zeros(m, plane.shape[1] + 1, dtype=plane.dtype)[:, 1:].copy_(plane)
+    results, launch = run_region(spec, a, b, [row, odd], Machine(Arch.SM100A, m, config, 1))
+    assert launch.kernel.alignment is Alignment.PLAIN and launch.kernel.config.subtile_n == columns
+    check(results, expected(spec, columns, *a, *b, [row, plane]))
+
+
 WHOLE_VISITS = {
     "norm": norm(96),
     "norm of 80": norm(80),

@@ -10,7 +10,7 @@
     exact    tma             into shared memory ahead of the wait, while planes fit beside the operand stages
              cp_async        the same on targets that don't move planes by TMA, by the warps that read it
              runs            when needed, from one address for each row, where the columns of a block lie side
-                             by side
+                             by side, or a thread has a whole block of a row (`placing.is_one_block`)
              first_columns   when needed, by element, if it has only the first columns of each block
              vector          else each thread reads its elements when it needs them
 
