@@ -9,12 +9,13 @@ product and the work after it. A padded K stays, because it makes rows that TMA 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import getitem
 from typing import Any
 
 from torch import fx
 
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
-from cute_backend.fx_walk.mutation import Mutations
+from cute_backend.fx_walk.mutation import Mutations, is_view
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.static import Size, arguments, fake, known, target_name
 
@@ -36,7 +37,7 @@ def take_padding_back(graph: fx.Graph) -> None:
         if target_name(node) not in _PRODUCTS:
             continue
         cut = _cut(node)
-        if cut is not node and any(map(_is_work, cut.users)) and (written is None or order[cut] < written):
+        if cut is not node and _has_work(cut) and (written is None or order[cut] < written):
             with graph.inserting_before(cut):
                 whole = _whole(graph, node, fake(cut).shape)
             if whole is not None:
@@ -44,8 +45,17 @@ def take_padding_back(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
+def _has_work(node: fx.Node) -> bool:
+    """Whether work follows a node, directly or behind views that take a part of it, such as even columns."""
+    return any(_is_work(user) or (_takes_a_part(user) and _has_work(user)) for user in node.users)
+
+
 def _is_work(node: fx.Node) -> bool:
     return is_pointwise(node) or is_reshape(node) or is_reduction(node)
+
+
+def _takes_a_part(node: fx.Node) -> bool:
+    return is_view(node) or node.target is getitem
 
 
 def _cut(product: fx.Node) -> fx.Node:

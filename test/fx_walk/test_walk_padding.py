@@ -38,6 +38,20 @@ def greatest(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight, bias).amax(-1)
 
 
+def even_and_odd(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    y = torch.addmm(bias, x, weight.t())
+    return y[:, ::2].clamp(max=7) * y[:, 1::2]
+
+
+def halves(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    gate, up = (x @ weight.t()).chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def even_alone(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return (x @ weight.t())[:, ::2]
+
+
 def bare(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x @ weight.t()
 
@@ -74,6 +88,9 @@ def padded(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None) -> list[bool]:
     return asked
 
 
+PAIRS = (even_and_odd, halves)
+
+
 def run(program: Callable[..., Tensor], m: int, n: int, k: int) -> dict[str, int]:
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (
@@ -95,15 +112,32 @@ def test_what_was_padded_fuses(
     assert padded == [True]
 
 
+@pytest.mark.parametrize("program", PAIRS)
+@pytest.mark.parametrize("size", [(2, 64, 72), (130, 64, 72), (130, 64, 71)])
+def test_pairs_of_columns_that_were_padded_fuse(
+    program: Callable[..., Tensor], size: tuple[int, int, int], padded: list[bool]
+) -> None:
+    """The slices of the columns stand between the padding's slice and the work."""
+    assert run(program, *size) == {"anchors": 1, "regions": 1}
+    assert padded == [True]
+
+
 @pytest.mark.parametrize(
     ("program", "size"),
     [
         (bare, (130, 50, 72)),
+        (even_alone, (130, 64, 72)),
         (row_major_b, (130, 50, 72)),
         (linear, (130, 50, 71)),
         (some_batches, (130, 64, 72)),
     ],
-    ids=["nothing follows", "rows of B are not aligned", "K is padded too", "not all batches are read"],
+    ids=[
+        "nothing follows",
+        "only a slice follows",
+        "rows of B are not aligned",
+        "K is padded too",
+        "not all batches are read",
+    ],
 )
 def test_padding_that_nothing_here_gains_from_stays(
     program: Callable[..., Tensor], size: tuple[int, int, int], padded: list[bool]
