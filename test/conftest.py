@@ -133,10 +133,11 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def free_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Launches that cost nothing, and second readings of rows that cost their bytes: what can be fused is
-    shown on planes so small that a launch would decide what is."""
+    """Launches and last tiles that cost nothing, and second readings of rows that cost their bytes: what can
+    be fused is shown on planes so small that a launch would decide what is."""
     boundary.choose.cache_clear()
-    monkeypatch.setattr(boundary, "LAUNCH_BYTES", 0)
+    for name in ("LAUNCH_BYTES", "LAST_TILE_BYTES"):
+        monkeypatch.setattr(boundary, name, 0)
     monkeypatch.setattr(crossings, "ROW_HELD", 0)
     yield
     boundary.choose.cache_clear()

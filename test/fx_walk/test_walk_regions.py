@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from cute_backend import config
-from cute_backend.fx_walk import boundary, joining, lower, resolve
+from cute_backend.fx_walk import joining, lower, resolve
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import PLANES
 from cute_backend.spec import Const, DType, Order, Overflow, Precision, Stride
@@ -172,11 +172,9 @@ def test_a_region_feeds_the_operand_of_the_next() -> None:
     assert_same_after_the_pass(graph, 2)
 
 
-def test_an_earlier_product_that_needs_a_later_one_is_placed_behind_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("free_launches", "no_blocks")
+def test_an_earlier_product_that_needs_a_later_one_is_placed_behind_it() -> None:
     """The later product's own region refuses the sum, for it would need itself; the earlier one takes it."""
-    monkeypatch.setattr(boundary, "LAUNCH_BYTES", 0)  # or a sum of so few rows would not pay
     made = Graph()
     first, second = made.mm(name="1"), made.mm(name="2")
     relu = made.call(aten.relu.default, second)
@@ -186,9 +184,9 @@ def test_an_earlier_product_that_needs_a_later_one_is_placed_behind_it(
     assert_same_after_the_pass(graph, 2)
 
 
-def test_two_regions_make_no_cycle_of_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("free_launches", "no_blocks")
+def test_two_regions_make_no_cycle_of_one_another() -> None:
     """The later region reads the earlier one; the earlier may then not read what the later one leads to."""
-    monkeypatch.setattr(boundary, "LAUNCH_BYTES", 0)  # or sums of so few rows would not pay
     made = Graph()
     first, second = made.mm(name="1"), made.mm(name="2")
     relu = made.call(aten.relu.default, first)

@@ -19,16 +19,18 @@ from cute_backend.planning import Arch
 from cute_backend.spec import DType
 from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, prims, walk
 
-pytestmark = pytest.mark.usefixtures("free_launches")
+pytestmark = pytest.mark.usefixtures("free_launches", "no_blocks")
 
 
 @dataclass(frozen=True)
 class Case:
-    """`make` gives the node that must be refused; `fused` is how many regions the rest of the graph has."""
+    """`make` gives the node that must be refused; `fused` is how many regions the rest of the graph has.
+    `blocks` is the setting `block_reductions`."""
 
     make: Callable[[Graph], fx.Node]
     fused: int = 0
     capability: tuple[int, int] = (9, 0)
+    blocks: str = "auto"
 
 
 def add_load(name: str, shape: tuple[Any, ...], **how: Any) -> Callable[[Graph], fx.Node]:
@@ -449,6 +451,7 @@ CASES: dict[Reason, dict[str, Case]] = {
                 aten.mean.dim, graph.call(aten.reshape.default, relu(graph), [64, 4, 12]), [-1], True
             ),
             1,
+            blocks="always",
         ),
     },
     Reason.FEEDBACK: {
@@ -546,7 +549,8 @@ def test_a_refusal_names_its_node_and_reason(reason: Reason, name: str) -> None:
     case, made = CASES[reason][name], Graph()
     node = case.make(made)
     graph = made.output(*(made.results or [node]))
-    regions, rejections = walk(graph, capability=case.capability)
+    with config.patch(block_reductions=case.blocks):  # type: ignore[attr-defined]
+        regions, rejections = walk(graph, capability=case.capability)
     assert [rejection.reason for rejection in rejections if rejection.node == node.name] == [reason]
     assert len(regions) == case.fused
     assert all("{" not in rejection.message for rejection in rejections)
