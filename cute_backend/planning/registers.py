@@ -279,6 +279,11 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     )
 
 
+def suits_any_epilogue(config: TileConfig) -> bool:
+    """Whether a thread has at most `MAX_ACCUMULATORS` accumulators in registers."""
+    return not config.target.accumulators.in_registers or config.thread_accumulators <= MAX_ACCUMULATORS
+
+
 def is_by_tma(spec: EpilogueSpec, config: TileConfig) -> bool:
     """Whether TMA moves all planes of a spec if they are aligned, and a thread keeps nothing for rows,
     columns or blocks beside them."""

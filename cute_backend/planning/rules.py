@@ -19,6 +19,7 @@ from cute_backend.planning.registers import (
     NARROW_SUBTILE_N,
     hoist_budget,
     hoisted_registers,
+    is_by_tma,
     is_crowded,
     is_promoted,
     leaves_registers_without_tma,
@@ -26,6 +27,7 @@ from cute_backend.planning.registers import (
     long_ops,
     most_promoted_loads,
     shares_column_scales,
+    suits_any_epilogue,
 )
 from cute_backend.planning.shared_memory import (
     ab_stages,
@@ -467,8 +469,7 @@ def narrow_subtiles_of_many_planes(
 def fewer_columns_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
     """Gives a tile fewer columns if planes move by element and a thread has more accumulators than leave
     registers for that. The kernel keeps the name of the tile that was chosen."""
-    crowded = config.target.accumulators.in_registers and config.thread_accumulators > MAX_ACCUMULATORS
-    if alignment is not Alignment.PLAIN or not crowded:
+    if alignment is not Alignment.PLAIN or suits_any_epilogue(config) or not is_by_tma(spec, config):
         return config
     return replace(config, tile_n=config.tile_n * MAX_ACCUMULATORS // config.thread_accumulators)
 

@@ -218,7 +218,7 @@ def test_the_form_names_heads() -> None:
     ("store", "why"),
     [
         (replace(STORE, heads=Heads(1, 64)), "rows are 2 or more"),
-        (replace(STORE, heads=Heads(100, 40)), "columns are a multiple of 32"),
+        (replace(STORE, heads=Heads(100, 40)), "columns are a multiple of 16"),
         (replace(STORE, order=Order.COLUMN), "only a whole plane by rows"),
         (replace(STORE, block=64), "only a whole plane by rows"),
         (replace(STORE, reduce=Reduction(Axis.ROW, ReduceKind.MAX)), "only a whole plane by rows"),

@@ -603,7 +603,7 @@ MUTANTS = [
     Mutant(
         "scales of the rows below",
         COLUMN_SCALED,
-        instead("scales.rows[2 * block + e // 2]", "scales.rows[2 * block + e % 2]"),
+        instead("scales.rows[first_row + 2 * block + e // 2]", "scales.rows[first_row + 2 * block + e % 2]"),
         WrongNumbers,
         "are wrong",
         Text.BLOCK_SCALED,
@@ -619,7 +619,7 @@ MUTANTS = [
     Mutant(
         "the columns of the first piece for both",
         PIECES,
-        instead("self.b[piece][stage]", "self.b[0][stage]"),
+        instead("(self.a, self.b[piece])", "(self.a, self.b[0])"),
         WrongNumbers,
         "are wrong",
         Text.MAINLOOP,
@@ -627,7 +627,7 @@ MUTANTS = [
     Mutant(
         "scales of the first piece for both",
         PIECES,
-        instead("scales.pair(first // 4 + group)", "scales.pair(group)"),
+        instead("scales.pair(first_group + group, keeps=by_rows)", "scales.pair(group, keeps=by_rows)"),
         WrongNumbers,
         "are wrong",
         Text.BLOCK_SCALED,
