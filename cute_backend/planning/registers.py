@@ -31,10 +31,18 @@ operands. Without them, a scale and a bias that were hoisted beside 128 accumula
 MAX_ACCUMULATORS = 128
 """The most accumulators of a thread that leave registers for any epilogue."""
 
-MAX_ACCUMULATORS_BY_TMA = 192
-"""The most accumulators of a thread that leave registers for an epilogue that only reads vectors and planes
-that TMA moves (`is_by_tma`). If planes move by element, 128 x 160 and 128 x 192 under ping-pong spilled 112
-to 584 bytes."""
+MAX_ACCUMULATORS_BY_TMA = 160
+"""The most accumulators of a thread that leave registers for an epilogue that only reads vectors, and planes
+that TMA moves (`is_by_tma`). By element, 128 x 160 under ping-pong spilled 112 to 168 bytes."""
+
+MAX_ACCUMULATORS_OF_FEW_PLANES = 192
+"""`MAX_ACCUMULATORS_BY_TMA` for at most `FEW_PLANES` planes, read and written. With three, 128 x 192 under
+ping-pong spilled 8 to 32 bytes."""
+
+FEW_PLANES = 2
+
+MAX_PLANES_BY_TMA = 2
+"""The most planes that are read, and that are written, beside more than `MAX_ACCUMULATORS` accumulators."""
 
 MAX_PROMOTED_ONCE = 96
 """The most accumulators of a thread that, with one set of sums, leave registers for an epilogue."""
@@ -265,7 +273,7 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     if not config.target.accumulators.in_registers:
         return leaves_sums_registers(config, spec)
     kept = Registers.of(spec, config, Alignment.TMA)
-    most = MAX_ACCUMULATORS_BY_TMA if is_by_tma(spec, config) else MAX_ACCUMULATORS
+    most = _most_accumulators(spec, config)
     if has_planes(spec) and (spec.reductions or by_element(spec, config)):
         alone = (config.thread_rows <= 2 and _has_one_extremum(spec)) or _has_one_statistic(spec)
         most = most if alone and config.target.clusters else min(most, MAX_BESIDE_ROWS)
@@ -277,6 +285,13 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
         and leaves_registers_without_tma(config, spec)
         and (long_ops(spec) == 0 or kept.accumulators + kept.partials <= MAX_KEPT)
     )
+
+
+def _most_accumulators(spec: EpilogueSpec, config: TileConfig) -> int:
+    if not is_by_tma(spec, config):
+        return MAX_ACCUMULATORS
+    planes = len(spec.loads_of(LoadKind.EXACT)) + len(spec.planes)
+    return MAX_ACCUMULATORS_OF_FEW_PLANES if planes <= FEW_PLANES else MAX_ACCUMULATORS_BY_TMA
 
 
 def suits_any_epilogue(config: TileConfig) -> bool:
@@ -291,8 +306,8 @@ def is_by_tma(spec: EpilogueSpec, config: TileConfig) -> bool:
     return (
         config.target.planes_by_tma
         and product.kind is ProductKind.DENSE
-        and len(spec.loads_of(LoadKind.EXACT)) <= MAX_PAIRED_LOADS
-        and len(spec.planes) == len(spec.stores) <= MAX_PAIRED_LOADS
+        and len(spec.loads_of(LoadKind.EXACT)) <= MAX_PLANES_BY_TMA
+        and len(spec.planes) == len(spec.stores) <= MAX_PLANES_BY_TMA
         and spec.whole_columns == 1
         and not spec.rotated_columns
         and not any(load.blocks for load in spec.loads)

@@ -275,7 +275,7 @@ def test_maxima_that_nothing_combines_with_their_rows_come_from_the_kernel_at_an
 def choices_of(
     graph: fx.Graph, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)
 ) -> list[Choices]:
-    """What the search for regions' ends is asked in a graph."""
+    """The choices that a graph gives to the search for the ends of its regions."""
     found: list[Choices] = []
 
     def recorded(choices: Choices, room: Room) -> Boundary | None:

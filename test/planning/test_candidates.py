@@ -195,6 +195,28 @@ def test_wide_tiles_are_left_out_where_a_thread_keeps_more_than_accumulators(nam
     assert max(config.thread_accumulators for config in tunable(Arch.SM90A, shared_spec(name))) <= 128
 
 
+def test_a_thread_has_fewer_accumulators_beside_more_planes() -> None:
+    """With two planes read and one written, 128 x 192 under ping-pong spilled 8 bytes."""
+    one = shared_spec("addmm_relu")
+    rows = Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
+    planes = tuple(replace(rows, name=f"exact{index}") for index in range(2))
+    sums = tuple(
+        Op(f"s{index}", "add", (one.stores[0].value if index == 0 else "s0", plane.name), DType.F32)
+        for index, plane in enumerate(planes)
+    )
+    stores = (replace(one.stores[0], value="s1", dtype=DType.F32), one.stores[0])
+    most = replace(
+        one,
+        loads=(*one.loads, *planes),
+        ops=(*one.ops, *sums),
+        stores=tuple(replace(store, name=f"out{index}") for index, store in enumerate(stores)),
+    )
+    every = [config for config in clustered(Arch.SM90A, most) if config.pingpong]
+    assert max(config.thread_accumulators for config in every) == 160
+    widest = named(Arch.SM90A, most, "128x160_2x1_pingpong")
+    assert build(Kernel(most, widest, Alignment.TMA)).spill_bytes == 0
+
+
 @pytest.mark.parametrize("alignment", Alignment)
 @pytest.mark.parametrize("tile", WIDE)
 def test_a_wide_tile_has_fewer_columns_if_planes_move_by_element(tile: str, alignment: Alignment) -> None:
