@@ -116,8 +116,11 @@ class EpilogueText:
                 text = f"by_heads({store.name}, {self._rows_of_heads(store)}, {heads.columns})"
                 views[store.name] = (f"{store.name}_heads", text)
         if self.pairs():
-            sizes = f"{self.spec.reordered_columns}, {self.config.subtile_n // 2}"
+            moved = {load.name for load in self.plan.in_ring(Ring.PLANE, self.spec)}
+            moved |= set(self.plan.shared_stores)
             for name in self._columned():
+                width = self.config.box_n if name in moved else self.config.subtile_n
+                sizes = f"{self.spec.reordered_columns}, {width // 2}"
                 text = views[name][1] if name in views else name
                 views[name] = (f"{name}_paired", f"pair_halves({text}, {sizes})")
         if self.config.transposed:

@@ -84,7 +84,7 @@ def _in_boxes(store: Store, spec: EpilogueSpec, config: TileConfig) -> bool:
         return True
     block, axes = spec.reordered_columns, 3
     if block > config.subtile_n:
-        axes += 1 + (block // 2 > config.subtile_n // 2) + (store.heads.columns > block)
+        axes += 1 + (block > config.box_n) + (store.heads.columns > block)
     return config.target.planes_by_tma and store.heads.columns % config.subtile_n == 0 and axes <= _TMA_AXES
 
 

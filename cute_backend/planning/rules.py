@@ -90,6 +90,9 @@ bytes."""
 CUT_HEAD_COLUMNS = 32
 """A number that divides the columns of heads by which planes are stored, if visits don't have heads whole."""
 
+ROW_BITS = 1024
+"""Bits of a row of the widest swizzle of shared memory, 128 bytes."""
+
 _DRAWN_COLUMNS = 16
 """Columns of a visit that draws noise: the fewest in which a thread has all elements of a Philox block."""
 
@@ -522,6 +525,38 @@ def unrolled_visits_of_planes(config: TileConfig, spec: EpilogueSpec, alignment:
     return replace(config, unrolled=True) if by_tma or config.products > 1 else config
 
 
+def boxes_of_two_subtiles(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
+    """Gives boxes of planes two subtiles if a subtile has a part of both halves of a block, on Hopper.
+
+    TMA copies such a box in runs, as many columns of each half as a subtile has. With runs of 16 columns, 32
+    bytes in bf16, q, k and v of a Llama 8B layer with rotary embeddings took 152 us at 2,048 tokens, and with
+    runs of 32 columns 147. Without cosines and sines they took 145 (H100, benchmarks/findings/epilogues.md).
+    """
+    whole = config.box_subtiles > 1 or (spec.reordered_columns > config.subtile_n and has_planes(spec))
+    able = alignment is Alignment.TMA and holds_boxes_of_two(config, spec)
+    return replace(config, box_subtiles=2) if whole and able else config
+
+
+def holds_boxes_of_two(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether planes may move in boxes of two subtiles. Each half of a box, or a box whose columns are
+    neighbours, has at most the 128 bytes of a row of the swizzle."""
+    target, wide = config.target, 2 * config.subtile_n
+    if not (target.planes_by_tma and target.accumulators.in_registers) or config.tile_n % wide:
+        return False
+    block = spec.reordered_columns
+    planes = [load.dtype.bits for load in spec.loads_of(LoadKind.EXACT)]
+    bits = max(planes + [store.dtype.bits for store in spec.planes], default=0)
+    run = config.subtile_n if block > config.subtile_n else wide
+    heads = [store.heads.columns for store in spec.planes if store.heads is not None]
+    blocks = [load.blocks.columns for load in spec.loads if load.blocks is not None]
+    return (
+        run * bits <= ROW_BITS
+        and (pairs_halves(wide, spec) if block > config.subtile_n else spec.whole_columns == 1)
+        and not any(columns % wide for columns in heads + blocks)
+        and not any(load.blocks is not None and load.blocks.period for load in spec.loads)
+    )
+
+
 SUBTILE_RULES = (
     fewer_columns_by_element,
     narrow_subtiles_without_room,
@@ -529,6 +564,7 @@ SUBTILE_RULES = (
     a_loop_by_element,
     a_loop_where_nothing_is_hoisted,
     unrolled_visits_of_planes,
+    boxes_of_two_subtiles,
 )
 """The rules by which an alignment sets the width of subtiles, in the order of application."""
 
@@ -567,10 +603,12 @@ def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Ti
     """The configuration with the subtiles that an alignment gets: the narrowest of its segments', if columns
     are in segments."""
     if len(spec.segments) > 1:
-        return min(
+        found = min(
             (subtiled(segment, config, alignment) for segment in spec.segments),
-            key=lambda each: (each.subtile_n, each.rolled),
+            key=lambda each: (each.subtile_n, each.rolled, -each.box_subtiles),
         )
+        able = all(holds_boxes_of_two(found, segment) for segment in spec.segments)
+        return found if able else replace(found, box_subtiles=1)
     spec = multiplied(spec, config)
     alignment = moved(spec, config, alignment)
     for rule in SUBTILE_RULES:

@@ -129,7 +129,7 @@ def can_be_shallow(config: TileConfig, spec: EpilogueSpec) -> bool:
 def _left_bytes(config: TileConfig, spec: EpilogueSpec) -> int:
     """The shared memory for stages of A and B beside the fewest stages of the epilogue's buffers."""
     kinds = (
-        (lambda of: of.loads_of(LoadKind.EXACT), config.stage_elements, EPILOGUE_STAGES),
+        (lambda of: of.loads_of(LoadKind.EXACT), config.stage_elements, config.load_stages),
         (lambda of: of.planes, config.stage_elements, config.store_stages),
         (lambda of: of.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC), config.staged_n, EPILOGUE_STAGES),
     )

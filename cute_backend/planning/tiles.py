@@ -112,6 +112,9 @@ class TileConfig:
     With two `column_groups`, on sm_100a, two warpgroups run the epilogue. Each has half of the tile's
     columns, in whole subtiles.
 
+    TMA moves planes in boxes of `box_subtiles` neighbouring subtiles, which visits read and write one after
+    another. The rules set more than one for halves of blocks (`rules.boxes_of_two_subtiles`).
+
     A `shallow` kernel is for few k tiles. A and B keep fewer stages (`enough_ab_stages`), and the planes of
     the epilogue get the shared memory.
 
@@ -137,6 +140,7 @@ class TileConfig:
     occupancy: int = 1
     column_groups: int = 1
     shallow: bool = False
+    box_subtiles: int = 1
 
     def __post_init__(self) -> None:
         if self.split_k not in SPLITS:
@@ -263,7 +267,9 @@ class TileConfig:
         unrolled = ", unrolled" if self.unrolled else ""
         unrolled += ", shallow" if self.shallow else ""
         shape += " of the transposed product" if self.transposed else ""
-        return f"{shape}, {clusters}subtiles of {self.subtile_n} columns{unrolled}, raster {self.raster_m}"
+        boxes = f" in boxes of {self.box_n}" if self.box_subtiles > 1 else ""
+        subtiles = f"subtiles of {self.subtile_n} columns{boxes}"
+        return f"{shape}, {clusters}{subtiles}{unrolled}, raster {self.raster_m}"
 
     @property
     def cut(self) -> Cut:
@@ -377,8 +383,18 @@ class TileConfig:
 
     @property
     def stage_elements(self) -> int:
-        """Elements in one stage of an exact load or an output: a subtile for each warpgroup of the CTA."""
-        return self.block_m * self.warpgroups * self.subtile_n
+        """Elements in one stage of an exact load or an output: a box for each warpgroup of the CTA."""
+        return self.block_m * self.warpgroups * self.box_n
+
+    @property
+    def box_n(self) -> int:
+        """Columns of a box in which TMA moves planes."""
+        return self.subtile_n * self.box_subtiles
+
+    @property
+    def load_stages(self) -> int:
+        """The fewest stages of an exact load. They have two subtiles, whatever a box has."""
+        return max(EPILOGUE_STAGES // self.box_subtiles, 1)
 
     @property
     def staged_n(self) -> int:
@@ -417,9 +433,9 @@ class TileConfig:
 
     @property
     def store_stages(self) -> int:
-        """The fewest stages of an output: two if TMA empties them; one if the warp that fills the stage also
-        empties it before it goes on."""
-        return EPILOGUE_STAGES if self.target.planes_by_tma else 1
+        """The fewest stages of an output: two subtiles if TMA empties them; one if the warp that fills the
+        stage also empties it before it goes on."""
+        return self.load_stages if self.target.planes_by_tma else 1
 
     @property
     def epilogue_smem_bytes(self) -> int:

@@ -220,6 +220,17 @@ def of_runs(layout: cute.ComposedLayout, count: int) -> cute.ComposedLayout:
     return cute.make_composed_layout(layout.inner, layout.offset, outer)
 
 
+def in_subtiles(box: cute.Tensor, width: int) -> cute.Tensor:
+    """A box (rows, columns) in shared memory, with its columns in the order of subtiles of `width` columns. A
+    box of two parts (`of_runs`) has equally many columns of both in each subtile."""
+    rows, columns = box.shape
+    if cute.size(columns) == width or cute.size(columns, mode=[0]) == cute.size(columns):
+        return box
+    run, half = cute.size(columns, mode=[0]), width // 2
+    order = cute.make_layout((half, 2, run // half), stride=(1, run, half))
+    return cute.composition(box, (cute.make_layout(cute.size(rows)), order))
+
+
 def one_stage(layout: cute.ComposedLayout) -> cute.ComposedLayout:
     """The layout (rows, columns) of one of the stages of `layout` (rows, columns, stages). `cute.slice_`
     aborts for some of these, as that of 16 rows and 96 columns of fp32."""

@@ -22,7 +22,8 @@ from cute_backend.templates.tile import FragmentSubtile, FragmentTile, Interleav
 class FragmentGemm(Gemm):
     """A kernel whose epilogue runs on the registers of the warps that multiply.
 
-    A warpgroup has `blocks` blocks of 64 rows of a tile, each of `steps` subtiles; `subtiles` is their total.
+    A warpgroup has `blocks` blocks of 64 rows of a tile, each of `steps` subtiles; `subtiles` is their total,
+    and `boxes` that of the boxes in which TMA moves planes.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class FragmentGemm(Gemm):
         self.blocks = config.tile_m // (config.block_m * config.sharing)
         self.steps = config.tile_n // config.subtile_n
         self.subtiles = self.blocks * self.steps
+        self.boxes = self.subtiles // config.box_subtiles
         interleaved = config.b_columns is BColumns.INTERLEAVED
         self.tile_type = InterleavedTile if interleaved else FragmentTile
         self.subtile_type = InterleavedSubtile if interleaved else FragmentSubtile

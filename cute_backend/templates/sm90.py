@@ -56,7 +56,15 @@ from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import ScaleStages, bring_tile
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.entry import named
-from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name, of_runs, release_planes, run_box
+from cute_backend.templates.epilogue import (
+    Epilogue,
+    SmemOperand,
+    by_name,
+    in_subtiles,
+    of_runs,
+    release_planes,
+    run_box,
+)
 from cute_backend.templates.fragments import FragmentGemm
 from cute_backend.templates.mainloop import (
     Sm90Mainloop,
@@ -270,7 +278,7 @@ class Sm90Gemm(FragmentGemm):
 
         groups = config.warpgroups
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        box, warp_box = (BLOCK_M, config.subtile_n), (WARP_M, config.subtile_n)
+        box, warp_box = (BLOCK_M, config.box_n), (WARP_M, config.box_n)
         plane = partial(batches.plane, m=m, count=batches.products(a, offsets))
         parts = self._dealt(loads, stores)
         load_planes = [
@@ -337,8 +345,8 @@ class Sm90Gemm(FragmentGemm):
         )
 
     def _planes(self, operand: SmemOperand, plane: cute.Tensor, rows: int, count: int) -> cute.ComposedLayout:
-        """The layout in shared memory of `count` boxes of `rows` rows: (rows, subtile_n, count)."""
-        box, runs = run_box((rows, self.config.subtile_n), count, plane)
+        """The layout in shared memory of `count` boxes of `rows` rows: (rows, box_n, count)."""
+        box, runs = run_box((rows, self.config.box_n), count, plane)
         return of_runs(hopper.make_smem_layout_epi(operand.dtype, operand.layout, box, runs), count)
 
     @cute.kernel
@@ -411,7 +419,7 @@ class Sm90Gemm(FragmentGemm):
         if cutlass.const_expr(self.is_k_grouped and self.group_step > 1):
             tails = Tails.allocate(smem, self.crew, ab_pipeline, [s_a, s_b])
             tails.init(warp == self.load.first)
-        box_elements = BLOCK_M * config.subtile_n * config.sharing
+        box_elements = BLOCK_M * config.box_n * config.sharing
         exacts = make_exacts(smem, self.exact_ring, self._epilogues, box_elements)
         row_pipeline = make_rows(smem, self.row_ring)
         if cutlass.const_expr(self.a_boxes > 1):
@@ -564,7 +572,7 @@ class Sm90Gemm(FragmentGemm):
 
     @cute.jit
     def _load_exact(self, shared: Sm90Shared, load_tmas: list):
-        """The exact warp: loads the exact operands of one subtile after another."""
+        """The exact warp: loads the exact operands of one box of subtiles after another."""
         schedule, item_step = shared.schedule, shared.item_step
         exact_state, of_segments = producer_state(self.stages.exact), shared.of_segments()
         item = shared.epilogue_item
@@ -584,7 +592,7 @@ class Sm90Gemm(FragmentGemm):
                                 )
                     else:
                         self._load_planes(shared, load_tmas[0], place, exact_state, ring)
-            exact_state.advance(self.subtiles)
+            exact_state.advance(self.boxes)
             item += self.rings * item_step
 
     @cute.jit
@@ -596,16 +604,16 @@ class Sm90Gemm(FragmentGemm):
         exact_state: pipeline.PipelineState,
         ring: int,
     ):
-        """Loads the exact operands of each subtile of a tile."""
-        config, exact_pipeline, box = self.config, shared.exact_pipeline, (BLOCK_M, self.config.subtile_n)
+        """Loads the exact operands of each box of a tile."""
+        config, exact_pipeline, box = self.config, shared.exact_pipeline, (BLOCK_M, self.config.box_n)
         ring_state = exact_state.clone()
-        for subtile in cutlass.range_constexpr(self.subtiles):
+        for index in cutlass.range_constexpr(self.boxes):
             stage = in_ring(ring_state, ring)
             exact_pipeline.producer_acquire(stage)
             barrier = exact_pipeline.producer_get_barrier(stage)
             for i in cutlass.range_constexpr(len(load_tmas)):
                 for share in cutlass.range_constexpr(config.sharing):
-                    coord = self._plane_coord(shared, place, subtile, share)
+                    coord = self._box_coord(shared, place, index, share)
                     repeats = self.epilogue.shared_loads[i].repeats
                     t_s, t_g = partition_box(load_tmas[i], shared.loads[i], box, coord, place, repeats)
                     cute.copy(
@@ -855,39 +863,51 @@ class Sm90Gemm(FragmentGemm):
         the next stage of exact loads and the next plane of outputs."""
         config, stages = self.config, self.stages
         exact_pipeline = shared.exact_pipeline
-        warp_box = (WARP_M, config.subtile_n)
+        warp_box, warp_subtile = (WARP_M, config.box_n), (WARP_M, config.subtile_n)
         for subtile in cutlass.range_constexpr(self.subtiles):
             block, step = divmod(subtile, self.steps)
+            box, part = divmod(subtile, config.box_subtiles)
+            begins, ends = part == 0, part == config.box_subtiles - 1
             sub = self.subtile_type(config, tile, block, step)
             pieces = [sub.accumulators(acc, i, step) for i in range(config.products)]
-            if cutlass.const_expr(stages.store > 0):
+            if cutlass.const_expr(stages.store > 0 and begins):
                 store_group.producer_acquire()
                 cute.arch.sync_warp()
-            else:
+            if cutlass.const_expr(stages.store == 0):
                 # Keeps the assembler from computing the addresses of all visits at once, which spills.
                 seat.barrier.arrive_and_wait()
             if cutlass.const_expr(stages.exact > 0):
                 exact_stage = in_ring(exact_state, seat.ring)
-                exact_pipeline.consumer_wait(exact_stage)
+                if cutlass.const_expr(begins):
+                    exact_pipeline.consumer_wait(exact_stage)
             load_plane = (seat.ring * stages.exact + exact_state.index) * config.sharing + seat.share
             plane = (store_plane * config.warpgroups + seat.group) * WARPS + seat.warp
             planes = [
-                cute.local_tile(s_load[(None, None, load_plane)], warp_box, (seat.warp, 0))
+                cute.local_tile(
+                    in_subtiles(s_load[(None, None, load_plane)], config.subtile_n),
+                    warp_subtile,
+                    (seat.warp, part),
+                )
                 for s_load in shared.loads
             ]
-            planes += [s_store[(None, None, plane)] for s_store in shared.stores]
+            planes += [
+                cute.local_tile(
+                    in_subtiles(s_store[(None, None, plane)], config.subtile_n), warp_subtile, (0, part)
+                )
+                for s_store in shared.stores
+            ]
             smem = by_name(self.smem_names, rows + planes)
             if cutlass.const_expr(stages.exact > 0):
-                smem.release = partial(release_planes, exact_pipeline, exact_stage)
+                smem.release = partial(release_planes, exact_pipeline, exact_stage) if ends else _keep
             self.epilogue.visit(sub, *pieces, shared.glob, held, smem)
             if cutlass.const_expr(stages.exact > 0 and not self.epilogue.shared_loads):
                 smem.release()
-            if cutlass.const_expr(stages.exact > 0):
+            if cutlass.const_expr(stages.exact > 0 and ends):
                 exact_state.advance()
-            if cutlass.const_expr(stages.store > 0):
+            if cutlass.const_expr(stages.store > 0 and ends):
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.sync_warp()
-                row, column = self._plane_coord(shared, place, subtile, seat.share)
+                row, column = self._box_coord(shared, place, box, seat.share)
                 coord = (row * WARPS + seat.warp, column)
                 self._store(store_tmas, shared.stores, plane, warp_box, coord, place, shared.glob)
                 store_group.producer_commit()
@@ -989,11 +1009,11 @@ class Sm90Gemm(FragmentGemm):
         m0 = (place.row * config.cluster_m + shared.cta_m) * config.tile_m
         return m0, (place.column * config.cluster_n + shared.cta_n) * config.tile_n
 
-    def _plane_coord(self, shared: Sm90Shared, place: Place, subtile: int, share: Any) -> tuple[Int32, Int32]:
-        """The place of a warpgroup's subtile, counted in (64, subtile_n) boxes of its product."""
-        (m0, n0), (block, step) = self._origin(shared, place), divmod(subtile, self.steps)
+    def _box_coord(self, shared: Sm90Shared, place: Place, index: int, share: Any) -> tuple[Int32, Int32]:
+        """The place of a box of a warpgroup's part of a tile, counted in (64, box_n) boxes of its product."""
+        (m0, n0), (block, step) = self._origin(shared, place), divmod(index, self.boxes // self.blocks)
         row = m0 // BLOCK_M + block * self.config.sharing + share
-        return row, n0 // self.config.subtile_n + step
+        return row, n0 // self.config.box_n + step
 
 
 @dataclass
@@ -1032,6 +1052,10 @@ class Seat:
     share: Any
     ring: Any
     barrier: pipeline.NamedBarrier
+
+
+def _keep() -> None:
+    """Keeps a box of planes that the next subtile reads, too."""
 
 
 def _check_shares(operand: str, extent: int, ctas: int) -> None:

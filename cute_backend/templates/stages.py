@@ -41,7 +41,7 @@ class Stages:
 
         row_bytes, rows = ring(epilogue.staged, config.staged_n)
         store_bytes, store = ring(epilogue.shared_stores, config.stage_elements, config.store_stages)
-        exact_bytes, exact = ring(epilogue.shared_loads, config.stage_elements)
+        exact_bytes, exact = ring(epilogue.shared_loads, config.stage_elements, config.load_stages)
         free = config.smem_bytes - SMEM_RESERVE - rows * row_bytes - config.sum_bytes
         free -= ahead_bytes(config, scaling)
         stage_bytes = config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)

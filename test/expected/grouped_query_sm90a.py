@@ -10,7 +10,7 @@
 
 cute_mm_by_3_mul_block_rotate_half_add_bias_256x128_54b3d48b:
 sm_90a, tile 256x128_1x2, planes aligned to 16 bytes:
-256 by 128, clusters of 1 by 2, subtiles of 32 columns, raster 8.
+256 by 128, clusters of 1 by 2, subtiles of 32 columns in boxes of 64, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 Strides are 0, 1 or s, any other stride.
@@ -139,7 +139,7 @@ class Epilogue2:
         sub.copy_to(math.narrow(out2, BFloat16), smem.out2)
 
 
-gemm = Sm90Gemm(Segments([Epilogue0(), Epilogue1(), Epilogue2()], [4096, 1024, 1024]), TileConfig(Arch.SM90A, 256, 128, cluster_n=2))
+gemm = Sm90Gemm(Segments([Epilogue0(), Epilogue1(), Epilogue2()], [4096, 1024, 1024]), TileConfig(Arch.SM90A, 256, 128, cluster_n=2, box_subtiles=2))
 
 
 @cute.jit
@@ -159,12 +159,12 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    exact0_paired = pair_halves(table(exact0), 64, 16)
-    exact1_paired = pair_halves(table(exact1), 64, 16)
+    exact0_paired = pair_halves(table(exact0), 64, 32)
+    exact1_paired = pair_halves(table(exact1), 64, 32)
     b0_paired = pair_halves(b0, 64, 16)
-    out0_paired = pair_halves(out0, 64, 16)
-    exact2_paired = pair_halves(table(exact2), 64, 16)
-    exact3_paired = pair_halves(table(exact3), 64, 16)
+    out0_paired = pair_halves(out0, 64, 32)
+    exact2_paired = pair_halves(table(exact2), 64, 32)
+    exact3_paired = pair_halves(table(exact3), 64, 32)
     b1_paired = pair_halves(b1, 64, 16)
-    out1_paired = pair_halves(out1, 64, 16)
+    out1_paired = pair_halves(out1, 64, 32)
     gemm(a, [b0_paired, b1_paired, b2], [exact0_paired, exact1_paired, exact2_paired, exact3_paired, bias0], [out0_paired, out1_paired, out2], max_active_clusters, stream)

@@ -6,7 +6,7 @@
 
 cute_mm_by_2_mul_block_rotate_half_add_256x128_a29f48f2:
 sm_90a, tile 256x128_1x2, planes aligned to 16 bytes:
-256 by 128, clusters of 1 by 2, subtiles of 32 columns, raster 8.
+256 by 128, clusters of 1 by 2, subtiles of 32 columns in boxes of 64, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 Strides are 0, 1 or s, any other stride.
@@ -87,7 +87,7 @@ class Epilogue1:
         sub.copy_to(math.narrow(out1, BFloat16), smem.out1)
 
 
-gemm = Sm90Gemm(Segments([Epilogue0(), Epilogue1()], [4096, 1024]), TileConfig(Arch.SM90A, 256, 128, cluster_n=2))
+gemm = Sm90Gemm(Segments([Epilogue0(), Epilogue1()], [4096, 1024]), TileConfig(Arch.SM90A, 256, 128, cluster_n=2, box_subtiles=2))
 
 
 @cute.jit
@@ -102,9 +102,9 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    exact0_paired = pair_halves(table(exact0), 64, 16)
-    exact1_paired = pair_halves(table(exact1), 64, 16)
-    out0_paired = pair_halves(by_heads(out0, 2048, 64), 64, 16)
+    exact0_paired = pair_halves(table(exact0), 64, 32)
+    exact1_paired = pair_halves(table(exact1), 64, 32)
+    out0_paired = pair_halves(by_heads(out0, 2048, 64), 64, 32)
     b0_paired = pair_halves(b0, 64, 16)
     out1_heads = by_heads(out1, 2048, 64)
     gemm(a, [b0_paired, b1], [exact0_paired, exact1_paired], [out0_paired, out1_heads], max_active_clusters, stream)

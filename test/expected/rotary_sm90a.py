@@ -5,7 +5,7 @@
 
 cute_mm_mul_block_rotate_half_add_128x256_93ff994c:
 sm_90a, tile 128x256_1x2, planes aligned to 16 bytes:
-128 by 256, clusters of 1 by 2, subtiles of 32 columns, raster 16.
+128 by 256, clusters of 1 by 2, subtiles of 32 columns in boxes of 64, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 Strides are 0, 1 or s, any other stride.
@@ -64,7 +64,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_n=2, raster_m=16))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_n=2, raster_m=16, box_subtiles=2))
 
 
 @cute.jit
@@ -77,8 +77,8 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    exact0_paired = pair_halves(table(exact0), 64, 16)
-    exact1_paired = pair_halves(table(exact1), 64, 16)
+    exact0_paired = pair_halves(table(exact0), 64, 32)
+    exact1_paired = pair_halves(table(exact1), 64, 32)
     b_paired = pair_halves(b, 64, 16)
-    out0_paired = pair_halves(out0, 64, 16)
+    out0_paired = pair_halves(out0, 64, 32)
     gemm(a, [b_paired], [exact0_paired, exact1_paired], [out0_paired], max_active_clusters, stream)

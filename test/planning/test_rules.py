@@ -190,6 +190,43 @@ def test_an_alignment_gets_the_subtiles_that_leave_registers() -> None:
     assert subtiled(planes, blackwell, Alignment.TMA).subtile_n == 16, "2560 bits of a row, in one thread"
 
 
+def test_boxes_have_as_long_runs_of_rotated_halves_as_shared_memory_takes_at_once() -> None:
+    ours, blackwell = Arch.SM90A, Arch.SM100A
+    (config,) = suited(ours, [PING_PONG], rotated(128))
+    by_tma, by_element = (subtiled(rotated(128), config, alignment) for alignment in Alignment)
+    assert (by_tma.subtile_n, by_tma.box_n, by_element.box_subtiles) == (32, 64, 1)
+    assert (by_tma.load_stages, by_tma.store_stages) == (1, 1)
+    assert by_tma.stage_elements == 2 * config.stage_elements
+
+    def boxes(spec: EpilogueSpec, tile: TileConfig = config) -> int:
+        return subtiled(spec, tile, Alignment.TMA).box_subtiles
+
+    turned = rotated(128)
+    assert boxes(rotated(64)) == 2
+    # A subtile has a whole block, or each of its rows is a run.
+    assert boxes(rotated(32)) == boxes(spec_of(dtype=DType.BF16)) == boxes(rotated(2)) == 1
+    # A half of 40 columns has no two runs of 16.
+    assert boxes(rotated(80), replace(config, tile_n=160, subtile_n=16)) == 1
+    # The halves of a box of 64 fp32 values are a row of the swizzle each.
+    assert boxes(replace(turned, stores=(replace(turned.stores[0], dtype=DType.F32),))) == 2
+    (other,) = suited(blackwell, [Shape(128, 128)], turned)
+    assert boxes(turned, other) == 1
+
+
+def test_segments_have_boxes_of_one_size() -> None:
+    """Planes of a segment whose columns keep their order have twice as long runs."""
+    turned, (config,) = rotated(128), suited(Arch.SM90A, [PING_PONG], rotated(128))
+    first, second = (replace(turned.product, name=f"acc{i}", width=256) for i in range(2))
+
+    def beside(dtype: DType) -> EpilogueSpec:
+        ops = (replace(turned.ops[0], operands=("acc0",)),)
+        other = replace(turned.stores[0], name="out1", value="acc1", dtype=dtype)
+        return replace(turned, accumulators=(first, second), ops=ops, stores=(*turned.stores, other))
+
+    assert subtiled(beside(DType.BF16), config, Alignment.TMA).box_subtiles == 2
+    assert subtiled(beside(DType.F32), config, Alignment.TMA).box_subtiles == 1
+
+
 def test_what_a_thread_keeps_is_counted_once() -> None:
     config = TileConfig(Arch.SM90A, 128, 128)
     spec = spec_of(exact("exact0"), rowvec("rowvec0"), fast_accum=False)

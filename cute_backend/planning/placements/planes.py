@@ -15,7 +15,7 @@ def _stages_of_a_plane(load: Load, config: TileConfig, alignment: Alignment, tma
         return None
     if load.order is None and not (tma and _in_whole_boxes(load, config)):
         return None
-    return Need(smem_bytes=ring_bytes(config.stage_elements, load.dtype))
+    return Need(smem_bytes=ring_bytes(config.stage_elements, load.dtype, config.load_stages))
 
 
 def _in_whole_boxes(load: Load, config: TileConfig) -> bool:

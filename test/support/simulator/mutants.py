@@ -123,6 +123,13 @@ ROTATED = replace(
         replace(SPEC.ops[0], name="t2", operands=("t1", "scale_a")),
     ),
 )
+# ROTATED, times a table.
+ROTATED_BY_TABLE = replace(
+    ROTATED,
+    loads=(*ROTATED.loads, TABLE),
+    ops=(*ROTATED.ops, op("t3", "mul", "t2", TABLE.name)),
+    stores=tuple(replace(store, value="t3") for store in ROTATED.stores),
+)
 # ROTATED, with neighbouring columns as partners.
 NEIGHBOURS = replace(ROTATED, ops=(ROTATED.ops[0], replace(ROTATED.ops[1], block=2), ROTATED.ops[2]))
 # ROTATED, of the first 20 of each 96 columns, whose halves are 10 apart, in other lanes.
@@ -266,6 +273,7 @@ TWO_CTAS_IN_PARTS = replace(TWO_CTAS, config=sm80(64, 64, occupancy=2, split_k=4
 SUMS_BY_TMA = replace(FED_BY_TMA, config=replace(FED_BY_TMA.config, split_k=2), problem=(72, 72, 304))
 
 ROTATING = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=ROTATED)
+ROTATING_TABLE = Subject(sm90(64, 128, pingpong=True), (256, 192, 256), spec=ROTATED_BY_TABLE)
 REPEATING = Subject(sm90(64, 64), (256, 128, 128), spec=REPEATED)
 ROTATING_NEIGHBOURS = Subject(sm90(64, 64), (72, 72, 128), spec=NEIGHBOURS)
 ROTATING_FIRST = Subject(sm90(64, 96, subtile_n=96), (72, 192, 128), spec=FIRST_COLUMNS)
@@ -316,6 +324,7 @@ SUBJECTS = {
     "parts": PARTS,
     "parts on Blackwell": BLACKWELL_PARTS,
     "rotating": ROTATING,
+    "rotating by a table": ROTATING_TABLE,
     "rotating neighbours": ROTATING_NEIGHBOURS,
     "rotating first columns": ROTATING_FIRST,
     "repeating": REPEATING,

@@ -35,6 +35,7 @@ from support.simulator.mutants import (
     ROTATING,
     ROTATING_FIRST,
     ROTATING_NEIGHBOURS,
+    ROTATING_TABLE,
     SCALED_PARTS,
     SEGMENTS,
     SHARED,
@@ -741,6 +742,37 @@ MUTANTS = [
         WrongNumbers,
         "are wrong",
         Text.MODULE,
+    ),
+    Mutant(
+        "boxes of two subtiles handed back before the second is read",
+        ROTATING_TABLE,
+        instead(
+            "release_planes, exact_pipeline, exact_stage) if ends else",
+            "release_planes, exact_pipeline, exact_stage) if begins else",
+        ),
+        RaceError,
+        STILL_READ.format(SHARED),
+    ),
+    Mutant(
+        "boxes of two subtiles stored before the second is written",
+        ROTATING,
+        instead(
+            "if cutlass.const_expr(stages.store > 0 and ends)",
+            "if cutlass.const_expr(stages.store > 0 and begins)",
+        ),
+        RaceError,
+        UNWRITTEN.format(SHARED),
+    ),
+    Mutant(
+        "columns of a box in the order of the box",
+        ROTATING,
+        instead(
+            "order = cute.make_layout((half, 2, run // half), stride=(1, run, half))",
+            "order = cute.make_layout((half, 2, run // half), stride=(1, half, 2 * half))",
+        ),
+        WrongNumbers,
+        "are wrong",
+        Text.EPILOGUE,
     ),
     Mutant(
         "turns not taken",
