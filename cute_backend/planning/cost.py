@@ -43,6 +43,13 @@ has 64 rows of them. Without it, the model would choose six parts for a gated pa
 us in place of 13.0 (H200). With this constant and PARTS_SHARE, the chosen tile was never slower than the one
 that was chosen when clusters and pairs had no parts, for 20 problems on an H100 and 7 on an H200."""
 
+ROTATED_US = 0.019
+"""Time, in microseconds, by which rotating the halves of blocks lengthens a wave on Hopper whose epilogue no
+MMA hides, for each accumulator of a thread. For q, k and v of a Llama 8B layer at 2,048 tokens, it was 2.3 us
+(H200) and 3.3 (H100) with 128 accumulators. With 0.019, the chosen tile takes 1.003 times as long as the
+faster of 128 x 128 under ping-pong and 256 x 128, as a geometric mean of 30 problems of three models, at most
+1.04 times; without, 1.011 times, at most 1.07 (H100, benchmarks/findings/epilogues.md)."""
+
 _L2_LINE = 128
 """Bytes of a line of L2."""
 
@@ -100,7 +107,18 @@ def cost(
     shared = config.sums_in_memory and config.multicasts
     bytes_per_us = timing.bytes_per_us * (PARTS_SHARE if shared else 1.0)
     us = float(work.microseconds(tile, timing.beyond_us, bytes_per_us, timing.l2_bytes_per_us))
+    us += (work.waves - 1) * _exposed_us(config, spec)
     return us + (_sums_us(config, m, n) if config.sums_in_memory else 0.0)
+
+
+def _exposed_us(config: TileConfig, spec: EpilogueSpec) -> float:
+    """Returns the time of a wave that the constants of its tile, which were fitted to other epilogues, leave
+    out. The last wave is left out too: its epilogue takes equally long in all tiles."""
+    target = config.target
+    hidden = config.pingpong or not (target.planes_by_tma and target.accumulators.in_registers)
+    if hidden or not spec.reordered_columns:
+        return 0.0
+    return ROTATED_US * config.thread_accumulators
 
 
 def _sums_us(config: TileConfig, m: int, n: int) -> float:

@@ -6,11 +6,11 @@
     exact1  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
     exact2  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
     exact3  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
-    bias0   rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
+    bias0   rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-cute_mm_by_3_mul_block_rotate_half_add_bias_256x128_54b3d48b:
-sm_90a, tile 256x128_1x2, planes aligned to 16 bytes:
-256 by 128, clusters of 1 by 2, subtiles of 32 columns in boxes of 64, raster 8.
+cute_mm_by_3_mul_block_rotate_half_add_bias_128x128_5e901e6c:
+sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes:
+128 by 128, ping-pong, clusters of 1 by 2, subtiles of 32 columns in boxes of 64, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 Strides are 0, 1 or s, any other stride.
@@ -113,23 +113,29 @@ class Epilogue1:
 class Epilogue2:
     loads = ("bias0",)
     stores = ("out2",)
-    staged = ()
+    staged = (
+        SmemOperand("bias0", BFloat16),
+    )
     shared_loads = ()
     shared_stores = (
         SmemOperand("out2", BFloat16),
     )
 
     @cute.jit
+    def stage(self, tile, glob, smem):
+        for i in cutlass.range_constexpr(tile.tile_n // 32):
+            column = tile.lane + 32 * i
+            smem.bias0[column] = glob.bias0[tile.clamp_column(column)]
+
+    @cute.jit
     def begin(self, tile, glob):
-        bias0_read = cute.make_rmem_tensor(tile.columns, BFloat16)
-        for c in cutlass.range_constexpr(tile.columns):
-            bias0_read[c] = glob.bias0[tile.column(c)]
-        bias0 = math.pack(bias0_read)
-        return SimpleNamespace(bias0=bias0)
+        return SimpleNamespace()
 
     @cute.jit
     def visit(self, sub, acc2, glob, held, smem):
-        bias0_bf16 = sub.columns_of(held.bias0)
+        bias0_smem = sub.row_slice(smem.bias0)
+        bias0_bf16 = cute.make_rmem_tensor(bias0_smem.shape, BFloat16)
+        cute.autovec_copy(bias0_smem, bias0_bf16)
         bias0 = math.widen(bias0_bf16, Float32)
         out2 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
@@ -139,7 +145,7 @@ class Epilogue2:
         sub.copy_to(math.narrow(out2, BFloat16), smem.out2)
 
 
-gemm = Sm90Gemm(Segments([Epilogue0(), Epilogue1(), Epilogue2()], [4096, 1024, 1024]), TileConfig(Arch.SM90A, 256, 128, cluster_n=2, box_subtiles=2))
+gemm = Sm90Gemm(Segments([Epilogue0(), Epilogue1(), Epilogue2()], [4096, 1024, 1024]), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16, box_subtiles=2))
 
 
 @cute.jit

@@ -181,6 +181,18 @@ def test_kernels_of_llama_spill_nothing(arch: Arch, m: int) -> None:
     assert build(Kernel(spec, config, Alignment.TMA)).spill_bytes == 0
 
 
+def test_ping_pong_hides_rotations_of_all_waves_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 512 rows, 256 x 128 has one wave, whose epilogue no tile hides."""
+    spec = rotated(128, 4096, 1024, 1024)
+
+    def chosen(m: int) -> bool:
+        return choose(Arch.SM90A, spec, m, 6144, 4096, Arch.SM90A.target.sm_count).pingpong
+
+    assert chosen(2048) and chosen(8192) and not chosen(512)
+    monkeypatch.setattr("cute_backend.planning.cost.ROTATED_US", 0.0)
+    assert not chosen(2048)
+
+
 def test_the_replay_computes_each_segment_by_itself() -> None:
     a, (b0, b1, b2), loads = operands(MIXED, 5, 16)
     colvec, row, plane = (load.float() for load in loads)
