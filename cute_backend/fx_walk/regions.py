@@ -20,6 +20,7 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.capability import Capability, check_operands, target_of
+from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.growth import grown, seed
 from cute_backend.fx_walk.joining import join
 from cute_backend.fx_walk.lower import is_pointwise
@@ -83,14 +84,13 @@ def _region(walk: Walk, node: fx.Node) -> Region:
         region = _of_pair(walk, anchors)
         if region is not None:
             return region
-    draft = grown(walk, (anchor,))
-    settled = settle(draft, walk.outside, walk.rejections)
+    draft, settled = _settled(walk, grown(walk, (anchor,)))
     fuses = anchor.stands_alone or any(
         is_pointwise(member) or isinstance(draft.values[member], Reduced) for member in settled.members
     )
     if not fuses or not settled.stored:
         raise _left_out(walk, anchor)
-    return _settled(walk, (anchor,), settled)
+    return _owned(walk, draft, settled)
 
 
 def _bare(walk: Walk, node: fx.Node) -> Region | None:
@@ -99,7 +99,7 @@ def _bare(walk: Walk, node: fx.Node) -> Region | None:
     anchor = walk.anchors[node]
     assert isinstance(anchor, Anchor)
     try:
-        return _settled(walk, (anchor,), settle(seed(walk, (anchor,)), walk.outside, walk.rejections))
+        return _owned(walk, *_settled(walk, seed(walk, (anchor,))))
     except Refused:
         return None
 
@@ -137,19 +137,31 @@ def _of_pair(walk: Walk, anchors: tuple[Anchor, ...]) -> Region | None:
     """The region of two accumulators that an op of the region combines. None if they form no region."""
     rejections = dict(walk.rejections)
     try:
-        draft = grown(walk, anchors)
-        settled = settle(draft, walk.outside, walk.rejections)
+        draft, settled = _settled(walk, grown(walk, anchors))
         if not any(map(draft.reads_both, settled.members)):
             raise Refused(Reason.NOTHING_TO_FUSE, refused="")
-        return _settled(walk, anchors, settled)
+        return _owned(walk, draft, settled)
     except Refused:
         walk.rejections = rejections
         return None
 
 
-def _settled(walk: Walk, anchors: tuple[Anchor, ...], settled: Settled) -> Region:
-    """The region of the members that stay, lowered again so that its names have no gaps."""
-    draft, members = seed(walk, anchors), settled.members
+def _settled(walk: Walk, draft: Draft) -> tuple[Draft, Settled]:
+    """Cuts a draft back to the members that stay, and lowers these again so that names have no gaps.
+
+    Some layouts of results, such as heads of 16 columns, are possible only beside a reduction of the same
+    blocks. If it leaves, the choice is repeated among the members that stayed.
+    """
+    while True:
+        settled = settle(draft, walk.outside, walk.rejections)
+        draft = _lowered(walk, draft.anchors, settled.members)
+        if all(draft.layout(node) is not None for node in settled.stored):
+            return draft, settled
+
+
+def _lowered(walk: Walk, anchors: tuple[Anchor, ...], members: list[fx.Node]) -> Draft:
+    """The draft of these members."""
+    draft = seed(walk, anchors)
     found = (
         each[node]
         for each in (
@@ -166,10 +178,15 @@ def _settled(walk: Walk, anchors: tuple[Anchor, ...], settled: Settled) -> Regio
     for node in members[len(draft.values) :]:
         with draft.chain.lowering(node):
             draft.values[node] = None if node in inner else join(walk, draft, node)
+    return draft
+
+
+def _owned(walk: Walk, draft: Draft, settled: Settled) -> Region:
+    """The region of the members that stay, which no other region can have from now on."""
     walk.owner.update(dict.fromkeys(settled.kept, draft))
     walk.earliest = min(walk.earliest, walk.order[draft.first.node])
     walk.reads.update(draft.inputs)
     stores, outputs = stores_of(draft.first, draft.chain, settled.stored, draft.values, draft.frames)
     frames = {node: draft.frames[node] for node in outputs if node in draft.frames}
     spec, views = draft.chain.build(stores), tuple(draft.chain.views)
-    return Region(anchors, tuple(settled.kept), spec, views, outputs, frames, draft.chain.origins)
+    return Region(draft.anchors, tuple(settled.kept), spec, views, outputs, frames, draft.chain.origins)

@@ -168,3 +168,19 @@ def test_symbolic_rows_are_copied_outside() -> None:
     assert [store.heads for region in found.regions for store in region.spec.stores] == [None]
     fn = torch.compile(contiguous, backend="cute", dynamic=True)
     assert torch.equal(fn(*args), contiguous(*args))
+
+
+def test_heads_of_16_columns_are_copied_outside_if_what_reduces_them_is() -> None:
+    """A visit has whole heads of 16 columns only if the kernel reduces them. It leaves the maxima to a later
+    kernel, since they cost a plane more, and so the copy as well."""
+
+    def with_maxima(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = heads(F.linear(x, w), 16)
+        return y.amax(-1, keepdim=True), y.flatten(0, 1)
+
+    args = operands(2, 2, 64)
+    with config.patch(block_reductions="always"):
+        results = compiled(with_maxima, *args, regions=0)
+    assert not counters["cute_backend"]["internal_error"]
+    for result, expected in zip(results, with_maxima(*args), strict=True):
+        assert torch.equal(result, expected)
