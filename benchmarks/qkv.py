@@ -1,12 +1,12 @@
 """Time the q, k and v projections of a Llama 8B layer on a GPU: in one launch, in three, and by Inductor.
 
-    python benchmarks/qkv.py FILE.json [plain|bias|rope|heads|packed|bf16|fp8|TOKENS...]
+    python benchmarks/qkv.py FILE.json [plain|bias|rope|heads|packed|norm|bf16|fp8|TOKENS...]
 
 For one token of each of 1 and 64 sequences, and for 512, 2,048 and 8,192 tokens of one, in bf16 and in fp8
 (rowwise scales): bare, with biases, and with rotary embeddings on q and k, in the kernel and behind it; these
-also with results contiguous as (B, H, S, D), and with one weight for q, k and v. Further arguments select
-cases. Results are compared with eager first. In CUDA graphs, interleaved, from a cold L2;
-microseconds, medians.
+also with results contiguous as (B, H, S, D), with one weight for q, k and v, and with an RMS norm of each
+head of q and k before the rotation. Further arguments select cases. Results are compared with eager first. In
+CUDA graphs, interleaved, from a cold L2; microseconds, medians.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CALLS, ROUNDS = 4, 15
 
 SETTINGS = {
     "shared": {"shared_launches": True, "rotary_embeddings": "always"},
-    "behind": {"shared_launches": True, "rotary_embeddings": "never"},
+    "behind": {"shared_launches": True, "rotary_embeddings": "never", "block_reductions": "never"},
     "apart": {"shared_launches": False, "rotary_embeddings": "always"},
 }
 """The settings of our kernels, by name."""
@@ -99,12 +99,34 @@ def packed(
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin, v
 
 
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """The RMS norm of each head, as Qwen3 spells it."""
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def norm(
+    x: Tensor, weights: list[Tensor], biases: list[Tensor], scales: list[Tensor], cos: Tensor, sin: Tensor
+) -> Any:
+    """`contiguous` with norms of queries and keys by head, as Qwen3 has them. Biases serve as weights."""
+    q, k, v = (heads(each) for each in projections(x, weights[:3], [], scales))
+    q, k, cos, sin = (
+        rms_norm(q, biases[0][:HEAD]),
+        rms_norm(k, biases[1][:HEAD]),
+        cos.unsqueeze(1),
+        sin.unsqueeze(1),
+    )
+    rotated = (each * cos + rotate_half(each) * sin for each in (q, k))
+    return [each.contiguous() for each in (*rotated, v)]
+
+
 PROGRAMS: dict[str, Callable[..., Any]] = {
     "plain": plain,
     "bias": bias,
     "rope": rope,
     "heads": contiguous,
     "packed": packed,
+    "norm": norm,
 }
 
 

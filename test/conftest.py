@@ -110,11 +110,10 @@ def settings_of_tests() -> Iterator[None]:
 
 @pytest.fixture
 def no_blocks() -> Iterator[None]:
-    """Programs reduce no blocks after single products, as by default, so short rows are reduced as long
-    ones."""
+    """Programs reduce no blocks after single products, so short rows are reduced as long ones."""
     from cute_backend import config
 
-    with config.patch(block_reductions="auto"):  # type: ignore[attr-defined]
+    with config.patch(block_reductions="never"):  # type: ignore[attr-defined]
         yield
 
 

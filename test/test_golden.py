@@ -105,7 +105,7 @@ def test_no_method_binds_a_name_twice(path):
 
 @pytest.mark.parametrize("path", EXPECTED.glob("*_sm*.py"), ids=lambda path: path.stem)
 def test_values_are_numbered_in_the_order_of_their_statements(path):
-    numbers = [int(number) for number in re.findall(r"^ {8,12}t(\d+) = ", path.read_text(), re.MULTILINE)]
+    numbers = [int(number) for number in re.findall(r"^ {8,16}t(\d+) = ", path.read_text(), re.MULTILINE)]
     assert numbers == list(range(len(numbers)))
 
 

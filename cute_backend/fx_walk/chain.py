@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import lcm
 
 from torch import fx
 
@@ -15,6 +16,7 @@ from cute_backend.ops import OPS, result_dtype
 from cute_backend.planning import Arch, Target
 from cute_backend.spec import (
     BLOCK_PART,
+    LEAST_AHEAD,
     ROTATE_FIRST,
     ROTATE_HALF,
     Accumulator,
@@ -29,6 +31,7 @@ from cute_backend.spec import (
     Precision,
     ReduceKind,
     Store,
+    reduced_ahead,
 )
 
 
@@ -117,6 +120,17 @@ class Chain:
     def blocks(self) -> set[int]:
         """The sizes, in columns, of the blocks that are reduced or whose first columns are rotated."""
         return {op.reduced_columns for op in self._of_blocks} - {0}
+
+    @property
+    def visit_columns(self) -> int:
+        """The number of columns that a visit needs whole (`EpilogueSpec.visit_columns`)."""
+        return lcm(*self.blocks) if self.by_visits or lcm(*self.blocks) % LEAST_AHEAD else 1
+
+    @property
+    def by_visits(self) -> bool:
+        """Whether only visits can reduce the blocks, whatever their sizes (`reduced_ahead`)."""
+        planes = {load.name for load in self._loads if load.kind is LoadKind.EXACT}
+        return bool(self.blocks) and not reduced_ahead(self._ops, planes, ())
 
     @property
     def rotated(self) -> set[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from math import lcm
 
 import torch
 from torch import fx
@@ -154,7 +153,7 @@ def _room(draft: Draft, loads: _Loads) -> Room:
         accumulators = tuple(replace(acc, b_block=0) for acc in draft.chain.accumulators)
         held = max(plane_bits_held(arch, accumulators) for arch in draft.chain.archs) - sum(taken)
     few = (PLANES if read is None else read) - len(taken)
-    written = planes_written(lcm(*draft.chain.blocks), *draft.chain.planes_read)
+    written = planes_written(draft.chain.visit_columns, *draft.chain.planes_read)
     if results is None:
         return Room(few, written + REDUCTIONS, REDUCTIONS, held)
     return Room(few, min(results, written) if written < PLANES else results, bits=held)

@@ -145,7 +145,7 @@ class Reason(Enum):
     BLOCK_COST = (
         "block_cost",
         "it reduces blocks of columns of a single product, which costs the product's kernel more than a "
-        "separate kernel; config.block_reductions = 'always' allows it",
+        "separate kernel if a visit has to hold a block whole; config.block_reductions = 'always' allows it",
     )
     ROTATION_SIZE = (
         "rotation_size",

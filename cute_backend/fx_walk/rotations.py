@@ -223,12 +223,13 @@ def _rotates_apart(chain: Chain, found: Rotation, part: BlockPart | None) -> boo
     if not held or ((part is None or part.is_regular) and columns in held):
         return False
     whole = lcm(columns if part is None else part.columns, *chain.blocks)
-    return rotates_first(whole) and whole in held_blocks(chain)
+    return rotates_first(whole) and whole in held_blocks(chain, by_visits=True)
 
 
 def _rotated(chain: Chain, reduces: bool) -> set[int]:
     """The sizes of blocks whose halves a tile rotates, in which the columns are ordered anew."""
-    return set().union(*(rotations_held(arch, chain.accumulators, reduces) for arch in chain.archs))
+    held = (rotations_held(arch, chain.accumulators, reduces, chain.by_visits) for arch in chain.archs)
+    return set().union(*held)
 
 
 def refuse_rotated(chain: Chain) -> None:

@@ -158,13 +158,45 @@ def of_blocks(kind: Kind, values: cute.Tensor, sub: Any, columns: int) -> cute.T
     results = cute.make_rmem_tensor(cute.size(values), Float32)
     for elements in blocks.values():
         whole = _by_pairs(kind, [kind.element(values[e], Int32(0)) for e in elements])
-        for offset in sub.tile.row_lanes:
-            others = tuple(cute.arch.shuffle_sync_bfly(part, offset) for part in whole)
-            whole = kind.combine(whole, others)
-        result = kind.result(whole, Int64(columns))
+        result = _across(kind, whole, sub.tile.row_lanes, columns)
         for e in elements:
             results[e] = result
     return results
+
+
+class Blocks:
+    """A thread's partials of one block of `columns` columns, which several subtiles make up, in each of its
+    rows of these."""
+
+    def __init__(self, kind: Kind, columns: int) -> None:
+        self._kind, self._columns = kind, columns
+        self._partials: dict[int, Values] = {}
+
+    def take(self, values: cute.Tensor, sub: Any) -> None:
+        """Combines the elements of a subtile into the partials of their rows. No block extends beyond the
+        last column."""
+        rows: dict[int, list[Values]] = {}
+        for e in range(cute.size(values)):
+            rows.setdefault(sub.row_of(e), []).append(self._kind.element(values[e], Int32(0)))
+        for row, elements in rows.items():
+            earlier = [self._partials[row]] if row in self._partials else []
+            self._partials[row] = _by_pairs(self._kind, [*earlier, _by_pairs(self._kind, elements)])
+
+    def results(self, tile: Any) -> cute.Tensor:
+        """Returns the reductions by the row of the tile, in which all lanes that share a row agree. Rows that
+        no subtile had have no value."""
+        found = cute.make_rmem_tensor(tile.rows, Float32)
+        for row, partial in self._partials.items():
+            found[row] = _across(self._kind, partial, tile.row_lanes, self._columns)
+        return found
+
+
+def _across(kind: Kind, partial: Values, lanes: Sequence[int], columns: int) -> Any:
+    """The reduction of a block of `columns` columns of which several lanes have partials: all whose numbers
+    differ by `lanes`."""
+    for offset in lanes:
+        partial = kind.combine(partial, tuple(cute.arch.shuffle_sync_bfly(part, offset) for part in partial))
+    return kind.result(partial, Int64(columns))
 
 
 def _by_pairs(kind: Kind, partials: list[Values]) -> Values:

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from cute_backend.memory_ops import emit_reductions, reads
 from cute_backend.memory_ops.partials import written
 from cute_backend.memory_ops.reads import CUTE_TYPES
+from cute_backend.memory_ops.schedule import passes
 from cute_backend.memory_ops.statements import Chain, Loop, register_type
 from cute_backend.ops import BLOCK_REDUCTIONS, GUMBEL
 from cute_backend.planning import Alignment, Ring, TileConfig, is_one_block, may_finish_rows, plan
 from cute_backend.planning.transposing import multiplied
 from cute_backend.signature import Argument, Extent, Role, of_role
-from cute_backend.spec import DType, EpilogueSpec, Load, Order, Overflow, Store
+from cute_backend.spec import DType, EpilogueSpec, Load, Op, Order, Overflow, Store
 
 
 class EpilogueText:
@@ -37,7 +38,14 @@ class EpilogueText:
         self.plan = plan(spec, config, alignment)
         self._counts = may_finish_rows(spec, config)
         self.spec = spec = multiplied(spec, config)
-        self.chain = Chain(spec, self._reads(), folded)
+        found = self._reads()
+        self.passes: list[tuple[list[Op], Chain]] = []
+        given: dict[str, str] = {}
+        for ops in passes(spec, config.subtile_n):
+            names = {op.name: f"{op.name}[r]" for op in ops}
+            self.passes.append((ops, Chain(spec, found, folded, given, names)))
+            given |= names
+        self.chain = Chain(spec, found, folded, {name: f"held.{text}" for name, text in given.items()})
 
     def text(self) -> list[str]:
         placed = self.plan
@@ -54,6 +62,7 @@ class EpilogueText:
             f"    loads = {_names(load.name for load in self.spec.loads)}",
             f"    stores = {_names(written(self.spec.stores, self._counts))}",
             *(["    pads_rows = True"] if self.pads_rows() else []),
+            *([f"    reduced_columns = {self.spec.pass_columns}"] if self.passes else []),
             *_tuple("staged", staged),
             *_tuple("shared_loads", shared_loads),
             *_tuple("shared_stores", shared_stores),
@@ -61,6 +70,7 @@ class EpilogueText:
             *self._stage(),
             *self._begin(),
             "",
+            *([*self._reduce_blocks(), ""] if self.passes else []),
             *self._visit(),
             *(["", *end] if (end := emit_reductions.end(self.spec.stores, self._counts)) else []),
         ]
@@ -70,13 +80,19 @@ class EpilogueText:
         loaded = {register_type(load.dtype) for load in self.spec.loads}
         memory = {CUTE_TYPES[load.dtype] for load in self.spec.loads}
         memory |= {CUTE_TYPES[store.dtype] for store in self.spec.stores}
-        constants = {"Boolean"} if any(", Boolean)" in line for line in self.chain.statements) else set()
-        kept = {kind for loop in self.chain.loops for kind in loop.kept.values()}
+        statements = [line for loop in self._loops() for line in loop.statements]
+        constants = {"Boolean"} if any(", Boolean)" in line for line in statements) else set()
+        kept = {kind for loop in self._loops() for kind in loop.kept.values()}
+        kept |= {"Float32"} if self.passes else set()
         return stored | loaded | memory | constants | kept
 
     def reduces_blocks(self) -> bool:
         """Whether ops reduce blocks of columns."""
-        return any(op.op in BLOCK_REDUCTIONS for loop in self.chain.loops for op, _ in loop.reduced)
+        return any(op.op in BLOCK_REDUCTIONS for loop in self._loops() for op, _ in loop.reduced)
+
+    def _loops(self) -> list[Loop]:
+        """The loops of all passes and of a visit."""
+        return [loop for chain in (*(chain for _, chain in self.passes), self.chain) for loop in chain.loops]
 
     def draws(self) -> bool:
         return any(op.op == GUMBEL.name for op in self.spec.ops)
@@ -179,10 +195,31 @@ class EpilogueText:
             held.append(f"{store.name}={store.name}")
         return [*lines, f"        return SimpleNamespace({', '.join(held)})"]
 
+    def _reduce_blocks(self) -> list[str]:
+        """The hook that reduces blocks wider than a subtile, in passes."""
+        accumulators = ", ".join(acc.name for acc in self.spec.accumulators)
+        lines, results = _method("reduce_blocks(self, blocks, glob, held, smem)"), []
+        for ops, chain in self.passes:
+            body = [f"        sub, {accumulators} = blocks.read(i)", *self._read(chain)]
+            for loop in chain.loops[:-1]:  # the last one would read the results
+                body += self._loop(loop, [], [op.name for op in ops])
+            lines += [
+                *(f"        {emit_reductions.begin_blocks(op)}" for op in ops),
+                "        for i in cutlass.range_constexpr(blocks.subtiles):",
+                *(f"    {line}" for line in body),
+                *(f"        {op.name} = {op.name}_parts.results(blocks.tile)" for op in ops),
+            ]
+            results += [f"{op.name}={op.name}" for op in ops]
+        return [*lines, f"        return SimpleNamespace({', '.join(results)})"]
+
+    def _read(self, chain: Chain) -> list[str]:
+        """The statements by which a thread reads a chain's loads for one subtile."""
+        return reads.visit([load for load in self.spec.loads if load.name in chain.operands], self.plan)
+
     def _visit(self) -> list[str]:
         accumulators = ", ".join(acc.name for acc in self.spec.accumulators)
         lines = _method(f"visit(self, sub, {accumulators}, glob, held, smem)")
-        lines += reads.visit(self.spec, self.plan)
+        lines += self._read(self.chain)
         for store in self.spec.stores:
             kind = register_type(self.chain.stored(store)[1])
             lines.append(f"        {store.name} = cute.make_rmem_tensor(sub.elements, {kind})")
@@ -193,9 +230,9 @@ class EpilogueText:
             lines += self._store(store) if store.reduce is None else emit_reductions.take(store)
         return lines
 
-    def _loop(self, loop: Loop, stores: list[Store]) -> list[str]:
+    def _loop(self, loop: Loop, stores: list[Store], in_passes: Sequence[str] = ()) -> list[str]:
         """Returns the lines of a loop over a subtile's elements, of the values that it keeps for later loops,
-        and of the blocks that are reduced after it."""
+        and of the blocks that are reduced after it, of which those `in_passes` are wider than a subtile."""
         kept = {f"{name}_kept": kind for name, kind in loop.kept.items()}
         kept |= {f"{op.name}_of": "Float32" for op, _ in loop.reduced}
         body = []
@@ -204,7 +241,12 @@ class EpilogueText:
             if (name := statement.split(" ", 1)[0]) in loop.kept:
                 body.append(f"{name}_kept[e] = {name}")
         body += [f"{op.name}_of[e] = {text}" for op, text in loop.reduced]
-        behind = [emit_reductions.of_blocks(op) for op, _ in loop.reduced]
+        behind = [
+            f"{op.name}_parts.take({op.name}_of, sub)"
+            if op.name in in_passes
+            else emit_reductions.of_blocks(op)
+            for op, _ in loop.reduced
+        ]
         body += [f"{store.name}[e] = {self.chain.stored(store)[0]}" for store in stores]
         used = "".join(body)
         row = ["r = sub.row_of(e)"] if "[r]" in used else []
@@ -238,11 +280,14 @@ class EpilogueText:
         lines.append("        for e in cutlass.range_constexpr(sub.elements):")
         if store.order is Order.TILED:
             place = f"row, column, sub.tile.m, sub.tile.n, {store.block}"
+            stored = f"store_scale({store.name}_glob, {store.name}_rmem[e], {place})"
+            begins = [f"                if column % {store.block} == 0:"]
+            whole = self.config.subtile_n % store.block == 0
             return [
                 *lines,
                 f"            if cutlass.const_expr(sub.begins_block(e, {store.block})):",
                 "                row, column, _ = sub.target(e)",
-                f"                store_scale({store.name}_glob, {store.name}_rmem[e], {place})",
+                *([f"                {stored}"] if whole else [*begins, f"                    {stored}"]),
             ]
         if block := store.block:
             return [

@@ -48,6 +48,11 @@ def of_blocks(op: Op) -> str:
     return f"{op.name} = reduce.of_blocks({kind}, {op.name}_of, sub, {op.block})"
 
 
+def begin_blocks(op: Op) -> str:
+    """The statement that makes the partials of blocks wider than a subtile."""
+    return f"{op.name}_parts = reduce.Blocks(reduce.{BLOCK_REDUCTIONS[op.op].name}, {op.block})"
+
+
 def _reduction(store: Store) -> Reduction:
     assert store.reduce is not None
     return store.reduce

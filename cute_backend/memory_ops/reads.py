@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cute_backend.memory_ops.statements import register_type
 from cute_backend.planning import ByElement, Placement, Plan, Ring
 from cute_backend.planning.tiles import STAGED_COLUMNS
-from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind
+from cute_backend.spec import DType, Load, LoadKind
 
 CUTE_TYPES = {
     DType.F32: "Float32",
@@ -57,24 +57,24 @@ def stage(loads: Sequence[Load], columns: int) -> list[str]:
     ]
 
 
-def visit(spec: EpilogueSpec, plan: Plan) -> list[str]:
+def visit(loads: Sequence[Load], plan: Plan) -> list[str]:
     """Statements by which a thread reads its loads for one subtile. It releases the buffers of planes to TMA
     before it waits for global memory."""
     lines = []
-    for load in spec.loads:
+    for load in loads:
         if part := plan.placements[load.name].part:
             lines += [f"        {_narrow(load)} = {part.format(load.name)}", *_widened(load)]
-    for load in plan.in_ring(Ring.ROW, spec):
+    rings = {ring: [load for load in loads if plan.placements[load.name].ring is ring] for ring in Ring}
+    for load in rings[Ring.ROW]:
         lines += _fragment(load, f"sub.row_slice(smem.{load.name})")
-    planes = plan.in_ring(Ring.PLANE, spec)
-    for load in planes:
+    for load in rings[Ring.PLANE]:
         lines += [
             f"        {_narrow(load)} = cute.make_rmem_tensor(sub.elements, {CUTE_TYPES[load.dtype]})",
             f"        sub.copy_from(smem.{load.name}, {_narrow(load)})",
             *_widened(load),
         ]
-    lines += ["        smem.release()"] if planes else []
-    for load in spec.loads:
+    lines += ["        smem.release()"] if rings[Ring.PLANE] else []
+    for load in loads:
         reads, copy = plan.placements[load.name].visit, plan.placements[load.name].copy
         if copy is not None:
             lines += [

@@ -2,18 +2,19 @@
 
 Statements run in loops over the elements of a subtile. There is one loop, unless ops reduce blocks of
 columns: an op that reads a block's result needs a further loop, after the one that computes what is reduced.
+Blocks wider than a subtile are reduced in passes ahead of the visits (`passes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 from cute_backend.formula import formula
 from cute_backend.memory_ops.shared_noise import values_read
 from cute_backend.memory_ops.simplify import simplify
-from cute_backend.ops import OF_BLOCKS
+from cute_backend.ops import BLOCK_REDUCTIONS, OF_BLOCKS
 from cute_backend.spec import DType, EpilogueSpec, Op, Operand, Overflow, Store
 
 
@@ -29,13 +30,14 @@ class Schedule:
     loops: dict[str, int]
 
 
-def schedule(spec: EpilogueSpec) -> Schedule:
-    """The schedule of a spec that `simplify` has made. Ops that no store needs are left out."""
-    needed = {stored_value(spec, store)[0] for store in spec.stores}
+def schedule(spec: EpilogueSpec, given: Collection[str] = (), wanted: Collection[str] = ()) -> Schedule:
+    """The schedule of a spec that `simplify` has made. Ops that no store needs are left out, or those that
+    the values in `wanted` don't need, if there are any. The values in `given` are computed before."""
+    needed = set(wanted) or {stored_value(spec, store)[0] for store in spec.stores}
     for op in reversed(spec.ops):
-        if op.name in needed:
+        if op.name in needed and op.name not in given:
             needed.update(values_read(spec, op))
-    ops = [op for op in spec.ops if op.name in needed]
+    ops = [op for op in spec.ops if op.name in needed and op.name not in given]
     loops = dict.fromkeys(spec.dtypes, 0)
     for op in ops:
         loop = max((loops[name] for name in values_read(spec, op)), default=0)
@@ -43,6 +45,23 @@ def schedule(spec: EpilogueSpec) -> Schedule:
     _place_indices(spec, ops, loops)
     placed = [(loops[op.name] - _reduces(op), _reduces(op), index) for index, op in enumerate(ops)]
     return Schedule(tuple(ops[index] for *_, index in sorted(placed)), loops)
+
+
+def passes(spec: EpilogueSpec, columns: int) -> list[list[Op]]:
+    """The ops that reduce blocks wider than subtiles of `columns` columns, which are blocks of one size. Each
+    list has those whose operands need only the results of earlier lists."""
+    wide = {op.name for op in spec.ops if op.op in BLOCK_REDUCTIONS and columns % op.block}
+    needed = {op.name for op in schedule(spec).ops} & wide
+    depth: dict[str, int] = {}
+    found: list[list[Op]] = []
+    for op in spec.ops:
+        depth[op.name] = max((depth.get(name, 0) for name in values_read(spec, op)), default=0)
+        if op.name in needed:
+            if depth[op.name] == len(found):
+                found.append([])
+            found[depth[op.name]].append(op)
+            depth[op.name] += 1
+    return found
 
 
 def _reduces(op: Op) -> bool:

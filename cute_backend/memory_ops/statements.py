@@ -7,7 +7,7 @@ in registers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from cute_backend.memory_ops.schedule import schedule, stored_value
@@ -54,18 +54,32 @@ class Chain:
     product of others, which a comment shows. After construction `loops` has the lines in order and
     `stored(store)` the expression, register dtype and overflow rule of each output, in the loop
     `loop_of(store)`; for an output that reduces, the fp32 expression that is reduced.
+
+    `given` has the expressions of ops that are computed before, in fp32. With `wanted`, the chain computes
+    the values of these names, and no output. `operands` are the names of the accumulators and loads that its
+    statements read.
     """
 
     def __init__(
-        self, spec: EpilogueSpec, reads: Mapping[str, str], folded: Mapping[float, str] | None = None
+        self,
+        spec: EpilogueSpec,
+        reads: Mapping[str, str],
+        folded: Mapping[float, str] | None = None,
+        given: Mapping[str, str] | None = None,
+        wanted: Collection[str] = (),
     ) -> None:
         self._spec = spec
         self._folded = folded or {}
         self._ops = {op.name: op for op in spec.ops}
         self._text = dict(reads)
         self._dtype = {name: spec.dtypes[name].register for name in reads}
-        scheduled = schedule(spec)
+        scheduled = schedule(spec, given or {}, wanted)
+        self._text |= given or {}
+        self._dtype |= dict.fromkeys(given or {}, DType.F32)
         self._loop = scheduled.loops
+        stored = () if wanted else (stored_value(spec, store)[0] for store in spec.stores)
+        values = {name for op in scheduled.ops for name in values_read(spec, op)}.union(stored)
+        self.operands = values.intersection(reads)
         self.loops = [Loop() for _ in range(max(self._loop.values()) + 1)]
         for op in scheduled.ops:
             self._place(op)

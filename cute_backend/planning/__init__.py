@@ -23,6 +23,7 @@ from cute_backend.planning.last_tile import (
 )
 from cute_backend.planning.placements import ByElement, Placement, Ring
 from cute_backend.planning.placing import Plan, is_one_block, plan
+from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.planning.rules import CUT_HEAD_COLUMNS, rotates_first, subtiled
 from cute_backend.planning.search import (
     MAX_CANDIDATES,
@@ -57,6 +58,7 @@ __all__ = [
     "LAST_TILE_ARCHS",
     "LAST_TILE_RESULTS",
     "MAX_CANDIDATES",
+    "NARROW_SUBTILE_N",
     "PLANES",
     "REDUCTIONS",
     "SMEM_RESERVE",

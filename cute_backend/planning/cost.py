@@ -50,6 +50,11 @@ MMA hides, for each accumulator of a thread. For q, k and v of a Llama 8B layer 
 faster of 128 x 128 under ping-pong and 256 x 128, as a geometric mean of 30 problems of three models, at most
 1.04 times; without, 1.011 times, at most 1.07 (H100, benchmarks/findings/epilogues.md)."""
 
+BLOCKS_US = 0.023
+"""`ROTATED_US` for reducing blocks of columns. For 4096 cubed in bf16, a norm by head of 128 columns added
+9.7 us in 256 x 128 and 11.7 in 128 x 256, to four waves, and 0.6 to 2.8 in 128 x 128 under ping-pong
+(H100)."""
+
 _L2_LINE = 128
 """Bytes of a line of L2."""
 
@@ -116,9 +121,11 @@ def _exposed_us(config: TileConfig, spec: EpilogueSpec) -> float:
     out. The last wave is left out too: its epilogue takes equally long in all tiles."""
     target = config.target
     hidden = config.pingpong or not (target.planes_by_tma and target.accumulators.in_registers)
-    if hidden or not spec.reordered_columns:
+    if hidden:
         return 0.0
-    return ROTATED_US * config.thread_accumulators
+    us = ROTATED_US if spec.reordered_columns else 0.0
+    us += BLOCKS_US if spec.whole_columns > 1 else 0.0
+    return us * config.thread_accumulators
 
 
 def _sums_us(config: TileConfig, m: int, n: int) -> float:

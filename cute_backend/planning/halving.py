@@ -52,7 +52,7 @@ def can_halve(config: TileConfig, spec: EpilogueSpec) -> bool:
         return False
     if spec.product.kind is ProductKind.GROUPED and spec.loads_of(LoadKind.EXACT):
         return False
-    if config.tile_n // 2 % config.subtile_n:
+    if config.tile_n // 2 % config.subtile_n or config.tile_n // 2 % spec.whole_columns:
         return False
     enough = min(ab_stages(config, spec), LEAST_AB_STAGES)
     return ab_stages(replace(config, column_groups=2), spec) >= enough

@@ -70,6 +70,10 @@ MAX_BESIDE_BLOCKS = 96
 """The most accumulators of a thread that also keeps the values of a visit until blocks are reduced. With the
 128 accumulators of 128 x 256, addresses of a plane that is written by element spilled 32 bytes."""
 
+MAX_WRITTEN_BESIDE_PASSES = 2
+"""The most planes that a kernel writes beside results of blocks and more than `MAX_CROWDED` accumulators in a
+thread. With three in fp32, 128 x 128 under ping-pong spilled 16 bytes, and 128 x 192 spilled 8."""
+
 MAX_KEPT = 160
 """The most accumulators and partials of a thread that leave registers for a few draws of noise."""
 
@@ -277,8 +281,10 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     if has_planes(spec) and (spec.reductions or by_element(spec, config)):
         alone = (config.thread_rows <= 2 and _has_one_extremum(spec)) or _has_one_statistic(spec)
         most = most if alone and config.target.clusters else min(most, MAX_BESIDE_ROWS)
-    if spec.whole_columns > 1:
+    if spec.visit_columns > 1:
         most = min(most, MAX_BESIDE_BLOCKS)
+    if _writes_much_beside_passes(spec):
+        most = min(most, MAX_CROWDED)
     return (
         kept.accumulators <= most
         and leaves_sums_registers(config, spec)
@@ -380,14 +386,20 @@ def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a thread lacks registers under ping-pong, where one warpgroup has all accumulators of a tile.
 
     It does if more than one plane is read by element whatever the alignment, if a pair of products reads many
-    planes, or if a visit keeps its values until blocks of columns are reduced; the last spilled 64 bytes
-    beside a plane that is read by element.
+    planes, if more than `MAX_WRITTEN_BESIDE_PASSES` planes are written beside results of blocks, or if a
+    visit keeps its values until blocks of columns are reduced; the last spilled 64 bytes beside a plane that
+    is read by element.
 
     A plane that is read by element takes two registers of address for each element of a subtile.
     """
     exact = spec.loads_of(LoadKind.EXACT)
     many = config.products > 1 and len(exact) > MAX_PAIRED_LOADS
-    return config.pingpong and (by_element(spec, config) > 1 or many or spec.whole_columns > 1)
+    many = many or _writes_much_beside_passes(spec)
+    return config.pingpong and (by_element(spec, config) > 1 or many or spec.visit_columns > 1)
+
+
+def _writes_much_beside_passes(spec: EpilogueSpec) -> bool:
+    return spec.pass_columns > 0 and len(spec.planes) > MAX_WRITTEN_BESIDE_PASSES
 
 
 def by_element(spec: EpilogueSpec, config: TileConfig) -> int:

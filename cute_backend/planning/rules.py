@@ -14,6 +14,7 @@ from cute_backend.planning.halving import MAX_THREAD_COLUMNS, can_halve
 from cute_backend.planning.mma_scales import ACC_STAGES, MmaScales, acc_stages
 from cute_backend.planning.registers import (
     MAX_ACCUMULATORS,
+    MAX_BESIDE_BLOCKS,
     MAX_CROWDED,
     MAX_PLANES_WITHOUT_TMA,
     NARROW_SUBTILE_N,
@@ -41,6 +42,7 @@ from cute_backend.planning.transposing import can_transpose, multiplied
 from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import (
     BLOCK_PART,
+    LEAST_AHEAD,
     ROTATE_FIRST,
     SCALE_TILE,
     Axis,
@@ -147,7 +149,7 @@ def planes_for_narrow_subtiles(config: TileConfig, spec: EpilogueSpec) -> TileCo
     If planes move by element, even and odd columns spilled 72 bytes in 128 x 112 x 2, and a plane of several
     modes 8 bytes in 128 x 208."""
     split = any(load.is_split for load in spec.loads_of(LoadKind.EXACT))
-    able = spec.b_columns is BColumns.APART and (not split or spec.whole_columns > 1)
+    able = spec.b_columns is BColumns.APART and (not split or spec.visit_columns > 1)
     return config if able or config.subtile_n >= NARROW_SUBTILE_N else None
 
 
@@ -209,9 +211,14 @@ def a_multiprocessor_of_its_own(config: TileConfig, spec: EpilogueSpec) -> TileC
 
 
 def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Gives a visit whole blocks of columns if ops reduce blocks and other ops read the results. The subtile
-    is the narrowest that holds whole blocks, among powers of two. For other blocks, it may be a whole tile on
-    Hopper, whose threads have only a part of each row."""
+    """Gives a tile whole blocks of columns if ops reduce blocks and other ops read the results.
+
+    If passes over narrower subtiles can reduce them, a subtile only has to divide a block or hold it whole.
+    Otherwise a visit has whole blocks. The subtile is the narrowest that holds these, among powers of two.
+    For other blocks, it may be a whole tile on Hopper, whose threads have only a part of each row.
+    """
+    if spec.pass_columns:
+        return _in_passes(config, spec.pass_columns)
     block, columns = spec.whole_columns, config.tile_n // config.ctas
     if block == 1:
         return config
@@ -230,6 +237,13 @@ def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfi
     ):
         return None
     return replace(config, subtile_n=width)
+
+
+def _in_passes(config: TileConfig, block: int) -> TileConfig | None:
+    """Requires whole blocks in a tile, and subtiles that divide blocks or consist of whole ones."""
+    columns = config.subtile_n if config.subtile_n % block == 0 else gcd(block, config.subtile_n)
+    whole = config.tile_n % block == 0 and columns >= LEAST_AHEAD
+    return replace(config, subtile_n=columns) if whole else None
 
 
 def rotates_first(block: int) -> bool:
@@ -272,7 +286,7 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
     shares = (config.tile_n, config.tile_n // config.cluster_m)
     if not _can_pair(config, spec) or any(min(each % block, block % each) for each in shares):
         return None
-    if spec.whole_columns == 1:
+    if spec.visit_columns == 1:
         least = config.target.unrolled_subtile_n or config.target.least_subtile_n
         widths = [each for each in PAIRING_SUBTILES if least <= each <= config.subtile_n]
         whole = [each for each in widths if each >= block or not any(share % each for share in shares)]
@@ -285,7 +299,7 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
 def subtiles_within_heads(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """Narrows subtiles, so that the columns of each are of one head, if planes are stored by heads. Beside
     blocks that need wider subtiles, such planes are written by element."""
-    if spec.whole_columns > 1 or spec.reordered_columns:
+    if spec.visit_columns > 1 or spec.reordered_columns:
         return config
     columns = gcd(*(store.heads.columns for store in spec.stores if store.heads is not None))
     if columns % CUT_HEAD_COLUMNS:
@@ -350,8 +364,10 @@ def registers_for_sums_from_tensor_memory(config: TileConfig, spec: EpilogueSpec
     `registers.MAX_SUMMED_COLUMNS` columns, and excludes the tile if none can have them."""
     if config.target.accumulators.in_registers or leaves_sums_registers(config, spec):
         return config
+    if not can_halve(config, spec):
+        return None
     halved = replace(config, column_groups=2)
-    return halved if can_halve(config, spec) and leaves_sums_registers(halved, spec) else None
+    return halved if leaves_sums_registers(halved, spec) else None
 
 
 def room_in_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
@@ -463,7 +479,7 @@ def narrow_subtiles_of_many_planes(
         return config
     if whole_row or (config.products == 1 and alignment is Alignment.PLAIN):
         while columns > target.least_subtile_n and columns * plane_bits(spec) > target.row_bits:
-            if columns // 2 % spec.whole_columns or not pairs_halves(columns // 2, spec):
+            if columns // 2 % spec.visit_columns or not pairs_halves(columns // 2, spec):
                 break
             columns //= 2
     return replace(config, subtile_n=columns)
@@ -479,23 +495,26 @@ def fewer_columns_by_element(config: TileConfig, spec: EpilogueSpec, alignment: 
 
 def a_loop_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
     """Narrows subtiles, so that visits are the iterations of a loop, if planes move by element and either one
-    of them lies by columns, or rows have a logsumexp, or blocks of rows share scales of columns.
+    of them lies by columns, or rows have a logsumexp, or blocks of rows share scales of columns, or a thread
+    with many accumulators reduces blocks in passes.
 
     Each column of a plane by columns needs an address of its own: with subtiles of 32 columns, 128 x 128
     spilled 80 bytes for a dense product and 112 for a grouped one, and with 16 none. A logsumexp keeps two
     numbers for each row: with subtiles of 32 columns, 128 x 128 spilled 16 bytes beside a plane that is read,
     88 beside that and a mean of rows, and with 16 none. Scales that a thread keeps leave few registers for
-    addresses: with subtiles of 32 columns, 256 x 128 spilled 24 bytes, and with 16 none.
+    addresses: with subtiles of 32 columns, 256 x 128 spilled 24 bytes, and with 16 none. The same
+    holds for results of blocks: with 32 columns, 128 x 256 spilled 32 bytes.
     """
     unrolled = config.target.unrolled_subtile_n
     by_columns = any(store.order is Order.COLUMN for store in spec.planes)
     long = by_columns or _has_logsumexp_of_rows(spec) or shares_column_scales(config, spec)
+    long = long or (spec.pass_columns > 0 and config.thread_accumulators > MAX_BESIDE_BLOCKS)
     if alignment is not Alignment.PLAIN or not long:
         return config
     if unrolled is None or config.products > 1 or config.subtile_n in WHOLE_VISITS:
         return config
     narrow = unrolled // 2
-    return config if narrow % spec.whole_columns else replace(config, subtile_n=min(config.subtile_n, narrow))
+    return config if narrow % spec.visit_columns else replace(config, subtile_n=min(config.subtile_n, narrow))
 
 
 def _has_logsumexp_of_rows(spec: EpilogueSpec) -> bool:
@@ -619,7 +638,7 @@ def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Ti
 def _narrow(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """Narrows subtiles, except those that hold whole blocks, which `whole_blocks_of_columns` has set, of this
     spec or of another segment."""
-    if spec.whole_columns > 1 or config.subtile_n in WHOLE_VISITS:
+    if spec.visit_columns > 1 or config.subtile_n in WHOLE_VISITS:
         return config
     return replace(config, subtile_n=min(config.subtile_n, NARROW_SUBTILE_N))
 

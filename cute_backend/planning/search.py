@@ -22,7 +22,6 @@ from cute_backend.planning.registers import (
 from cute_backend.planning.rules import (
     ABOVE_THE_SMALLEST,
     MAX_ROTATED,
-    WHOLE_SUBTILES,
     reads,
     subtiled,
     suited,
@@ -73,9 +72,9 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         )
     if not found:
         held = (
-            rotations_held(arch, spec.accumulators, spec.whole_columns > 1)
+            rotations_held(arch, spec.accumulators, spec.whole_columns > 1, spec.by_visits)
             if spec.reordered_columns
-            else blocks_held(arch, spec.accumulators, *reads(spec))
+            else blocks_held(arch, spec.accumulators, *reads(spec), spec.by_visits)
         )
         raise ValueError(
             f"no tile of {arch.value} holds blocks of {spec.block_columns} columns whole; "
@@ -120,24 +119,39 @@ def _of_segments(
 _ONE_PRODUCT = (Accumulator("acc", DType.BF16, DType.BF16),)
 
 
+MAX_REDUCED = 256
+"""Columns of the largest blocks that are reduced: those of the widest tile."""
+
+
+def _means(value: str, columns: int, by_visits: bool) -> tuple[Op, ...]:
+    """Ops that reduce blocks of `columns` columns; also blocks of 8, so that no passes reduce either, if
+    visits have to hold them."""
+    sizes = (columns, 8) if by_visits else (columns,)
+    return tuple(
+        Op(f"mean{size}", "block_mean", (value,), DType.F32, block=size) for size in dict.fromkeys(sizes)
+    )
+
+
 @cache
 def blocks_held(
     arch: Arch,
     accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT,
     planes_read: int = 0,
     tables: int = 0,
+    by_visits: bool = False,
 ) -> tuple[int, ...]:
     """Returns the sizes of blocks of columns that some tile holds whole, for specs of these products that
-    read this number of planes, of which `tables` are by blocks whose columns lie side by side."""
+    read this number of planes, of which `tables` are by blocks whose columns lie side by side. `by_visits`
+    says whether visits have to hold the blocks, too (`EpilogueSpec.visit_columns`)."""
     held, load = [], Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
-    for columns in range(8, max(WHOLE_SUBTILES) + 1, 8):
+    for columns in range(8, MAX_REDUCED + 1, 8):
         by_blocks = replace(load, stride_n=Stride.OTHER, blocks=Blocks(columns, Stride.ZERO, Stride.ONE))
         kinds = (by_blocks,) * tables + (load,) * (planes_read - tables)
         loads = tuple(replace(each, name=f"exact{i}") for i, each in enumerate(kinds))
-        mean = Op("t0", "block_mean", (accumulators[0].name,), DType.F32, block=columns)
-        plane, row = Store("out0", "t0", DType.F32), Reduction(Axis.ROW, ReduceKind.SUM)
+        means = _means(accumulators[0].name, columns, by_visits)
+        plane, row = Store("out0", means[-1].name, DType.F32), Reduction(Axis.ROW, ReduceKind.SUM)
         specs = [
-            EpilogueSpec(accumulators, loads, (mean,), (replace(plane, reduce=kind),)) for kind in (None, row)
+            EpilogueSpec(accumulators, loads, means, (replace(plane, reduce=kind),)) for kind in (None, row)
         ]
         if all(_serving(arch, spec) for spec in specs):
             held.append(columns)
@@ -146,16 +160,20 @@ def blocks_held(
 
 @cache
 def rotations_held(
-    arch: Arch, accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT, reduces: bool = False
+    arch: Arch,
+    accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT,
+    reduces: bool = False,
+    by_visits: bool = False,
 ) -> tuple[int, ...]:
     """Returns the sizes of blocks whose halves some tile can rotate for these products, by reordering
-    columns. `reduces` says whether the specs also reduce the same blocks."""
+    columns. `reduces` says whether the specs also reduce the same blocks, and `by_visits` as for
+    `blocks_held`."""
     held, acc = [], accumulators[0].name
     for columns in range(16, MAX_ROTATED + 1, 16):
         blocks = Blocks(columns, Stride.ZERO, Stride.ONE)
         cos = Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.OTHER, blocks=blocks)
         chain = (
-            *((Op("t0", "block_mean", (acc,), DType.F32, block=columns),) if reduces else ()),
+            *(_means(acc, columns, by_visits) if reduces else ()),
             Op("t1", ROTATE_HALF, (acc,), DType.F32, block=columns),
             Op("t2", "mul", ("t1", "exact0"), DType.F32),
         )
@@ -193,7 +211,8 @@ def _shipped(arch: Arch, spec: EpilogueSpec) -> tuple[Shape, ...]:
 
 def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """The tiles that the heuristic chooses from when sizes are known: those of the table, the further tiles
-    of the target, and the smallest tile of the table with split-K, if the target supports it.
+    of the target, and the smallest tile of the table with split-K, if the target supports it. The smallest
+    tile that holds blocks may be one of ping-pong, which has no split-K: it is then split without.
 
     For a batched product it is the table alone, because the number of products is not known.
     """
@@ -207,8 +226,12 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     if SumScales.of(spec) is not None:
         sized = tiles.sized_by_blocks
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
-    splits = tiles.splits if _can_split(arch, spec) else ()
+    # Where accumulators are in tensor memory, each pass would read the sums of other CTAs again.
+    again = spec.pass_columns > NARROW_SUBTILE_N and not arch.target.accumulators.in_registers
+    splits = tiles.splits if _can_split(arch, spec) and not again else ()
     alone = [config for config in shipped[-1:] if not config.multicasts]
+    if spec.pass_columns:
+        alone = [replace(config, pingpong=False) for config in alone]
     parted = _parted(arch, spec, tiles.parted, tiles.parts)
     shared = _parted(arch, spec, tiles.parted_clusters, tiles.tried_splits)
     return tuple(dict.fromkeys((*shipped, *further, *_split(alone, splits), *parted, *shared)))

@@ -53,7 +53,7 @@ def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
     for alignment in Alignment:
         narrow = subtiled(spec, config, alignment)
         for width, segment in zip(widths, spec.segments, strict=True):
-            whole = narrow.subtile_n % segment.whole_columns == 0
+            whole = narrow.subtile_n % segment.visit_columns == 0
             # A segment of one block has no mode of blocks, whose coordinate TMA would want.
             single = width == segment.reordered_columns > narrow.subtile_n
             if single or not (whole and pairs_halves(narrow.subtile_n, segment)):

@@ -21,6 +21,7 @@ The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a s
 from cute_backend.spec.canonical import SPEC_VERSION
 from cute_backend.spec.chain_ops import (
     BLOCK_PART,
+    LEAST_AHEAD,
     ROTATE_FIRST,
     ROTATE_HALF,
     Const,
@@ -28,6 +29,7 @@ from cute_backend.spec.chain_ops import (
     Operand,
     Overflow,
     Precision,
+    reduced_ahead,
 )
 from cute_backend.spec.consistency import SpecError
 from cute_backend.spec.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES, DType
@@ -63,6 +65,7 @@ __all__ = [
     "BLOCK_PART",
     "FP8_K_STEP",
     "HEAD_COLUMNS",
+    "LEAST_AHEAD",
     "PAIRED_DTYPES",
     "PRODUCT_DTYPES",
     "REDUCED",
@@ -100,4 +103,5 @@ __all__ = [
     "Store",
     "Stride",
     "padded",
+    "reduced_ahead",
 ]

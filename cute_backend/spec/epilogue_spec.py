@@ -11,7 +11,16 @@ from math import lcm, prod
 from typing import Any, Union
 
 from cute_backend.spec.canonical import SPEC_VERSION, decode, encode
-from cute_backend.spec.chain_ops import BLOCK_PART, ROTATE_FIRST, ROTATE_HALF, Const, Op, Precision
+from cute_backend.spec.chain_ops import (
+    BLOCK_PART,
+    LEAST_AHEAD,
+    ROTATE_FIRST,
+    ROTATE_HALF,
+    Const,
+    Op,
+    Precision,
+    reduced_ahead,
+)
 from cute_backend.spec.consistency import SpecError, validate
 from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Load, LoadKind
@@ -172,11 +181,33 @@ class EpilogueSpec:
 
     @cached_property
     def whole_columns(self) -> int:
-        """The number of columns that a visit needs whole: the least common multiple of the blocks that an op
+        """The number of columns that a tile needs whole: the least common multiple of the blocks that an op
         reduces, or of which it rotates the first columns, or that a store has one element for; 1 without such
         blocks."""
         blocks = {op.reduced_columns for op in self.ops}
         return lcm(*((blocks | {store.block for store in self.stores}) - {0}))
+
+    @cached_property
+    def pass_columns(self) -> int:
+        """The columns of the blocks that passes over narrower subtiles can reduce ahead of the visits; 0 if
+        there are no such blocks."""
+        return 0 if self._ahead % LEAST_AHEAD else self._ahead
+
+    @property
+    def visit_columns(self) -> int:
+        """The number of columns that a visit needs whole, since passes can't reduce them: `whole_columns`
+        or 1."""
+        return 1 if self.pass_columns else self.whole_columns
+
+    @property
+    def by_visits(self) -> bool:
+        """Whether only visits can reduce the blocks, whatever their sizes (`chain_ops.reduced_ahead`)."""
+        return self.whole_columns > 1 and not self._ahead
+
+    @cached_property
+    def _ahead(self) -> int:
+        planes = {load.name for load in self.loads_of(LoadKind.EXACT)}
+        return reduced_ahead(self.ops, planes, {store.block for store in self.stores} - {0})
 
     @cached_property
     def rotated_columns(self) -> int:

@@ -14,6 +14,11 @@ A generated epilogue is a class with these attributes and hooks; the templates k
 it has read them, so that their planes may be filled for a later subtile. Only some epilogues have these:
 
     stage(tile, glob, smem)                  with `staged`: one warp fills `smem` with those rowvecs of a tile
+    reduced_columns                          with `reduce_blocks`: the columns of its blocks
+    reduce_blocks(blocks, glob, held, smem)  with reductions of blocks that several subtiles make up: epilogue
+                                             threads, before the visits of each block's subtiles; `read` of
+                                             `blocks`, a `BlockSubtiles`, gives the subtiles and their
+                                             accumulators. Returns what these visits hold, too
     pads_rows                                true if rows beyond M, up to a multiple of 128, are written too:
                                              `visit` then runs for all rows of a tile
     end(tile, glob, held)                    with partials that a thread keeps for a whole tile: epilogue
@@ -85,6 +90,30 @@ class Staging(Protocol):
     """The hook of an epilogue with staged rowvecs."""
 
     def stage(self, tile: Any, glob: SimpleNamespace, smem: SimpleNamespace) -> None: ...
+
+
+@runtime_checkable
+class Reducing(Protocol):
+    """The hook of an epilogue that reduces blocks of columns in passes ahead of the visits."""
+
+    reduced_columns: int
+
+    def reduce_blocks(
+        self, blocks: BlockSubtiles, glob: SimpleNamespace, held: SimpleNamespace, smem: SimpleNamespace
+    ) -> SimpleNamespace: ...
+
+
+@dataclass(frozen=True)
+class BlockSubtiles:
+    """The subtiles of one block of columns in a thread's rows of a tile.
+
+    `read(i)` gives the i-th of `subtiles` and, for each product, the thread's accumulators of it. They can be
+    read any number of times.
+    """
+
+    tile: Any
+    subtiles: int
+    read: Callable[[int], tuple[Any, ...]]
 
 
 @runtime_checkable

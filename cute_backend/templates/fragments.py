@@ -4,6 +4,7 @@ every 64, and all columns of the tile."""
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import cutlass
@@ -13,7 +14,7 @@ from cutlass import Int32
 from cute_backend.planning import TileConfig
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import BColumns, ProductKind
-from cute_backend.templates.epilogue import Epilogue
+from cute_backend.templates.epilogue import Epilogue, by_name
 from cute_backend.templates.gemm import Gemm
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.tile import FragmentSubtile, FragmentTile, InterleavedSubtile, InterleavedTile
@@ -63,26 +64,53 @@ class FragmentGemm(Gemm):
         m0, n0 = self._origin(shared, place)
         return FragmentTile(self.config, place.first + m0, n0, place.end, shared.n, lane, Int32(0))
 
+    def _begins_block(self, step: int) -> bool:
+        """Whether a subtile is the first of a block of columns that the epilogue reduces ahead of visits."""
+        return self.block_subtiles > 0 and step % self.block_subtiles == 0
+
+    def _reduced(
+        self,
+        block: int,
+        step: int | Int32,
+        place: int,
+        acc: cute.Tensor,
+        tile: FragmentTile,
+        glob: Any,
+        held: Any,
+        rows: Sequence[cute.Tensor],
+    ) -> Any:
+        """Reduces the block of columns that begins with the subtile `step` of a block of rows, whose
+        accumulators are those of the subtile `place`. Returns what its visits hold."""
+
+        def read(i: int) -> tuple[Any, ...]:
+            sub = self.subtile_type(self.config, tile, block, step + i)
+            return sub, *(sub.accumulators(acc, j, place + i) for j in range(self.config.products))
+
+        return self._reduce_blocks(tile, read, glob, held, rows)
+
     @cute.jit
-    def _roll(self, block: int, acc: cute.Tensor, tile: FragmentTile, glob: Any, held: Any, smem: Any):
-        """Visits the subtiles of a block in loops, without planes in shared memory. A warp whose rows lie
-        beyond M makes no visits."""
+    def _roll(self, block: int, acc: cute.Tensor, tile: FragmentTile, glob: Any, held: Any, rows: list):
+        """Visits the subtiles of a block of rows in loops, without planes in shared memory but the staged
+        `rows`. A warp whose rows lie beyond M makes no visits."""
         if tile.warp_row(block) < tile.m:
-            self._visits(self.steps, Int32(0), block, acc, tile, glob, held, smem)
+            whole = max(self.block_subtiles, 1)
+            self._visits(self.steps, whole, Int32(0), block, acc, tile, glob, held, rows)
 
     @cute.jit
     def _visits(
         self,
         count: int,
+        whole: int,
         first: Int32,
         block: int,
         acc: cute.Tensor,
         tile: FragmentTile,
         glob: Any,
         held: Any,
-        smem: Any,
+        rows: list,
     ):
-        """Makes `count` visits from step `first` on. Their accumulators are the first ones of the block.
+        """Makes `count` visits from step `first` on. Their accumulators are the first ones of the block of
+        rows. Of every `whole` visits, blocks of columns are reduced first if these are more than one.
 
         A loop can't index registers by its counter. So this nests loops of two iterations, and each loop
         moves the accumulators of its second iteration to the place of the first one's. An accumulator moves
@@ -90,14 +118,19 @@ class FragmentGemm(Gemm):
         """
         sub = self.subtile_type(self.config, tile, block, first)
         piece = sub.accumulators(acc, 0, 0)
-        if cutlass.const_expr(count == 1):
+        if cutlass.const_expr(count == whole and whole > 1):
+            found = self._reduced(block, first, 0, acc, tile, glob, held, rows)
+            self._visits(count, 1, first, block, acc, tile, glob, found, rows)
+        elif cutlass.const_expr(count == 1):
+            smem = by_name([operand.name for operand in self.epilogue.staged], rows)
             self.epilogue.visit(sub, piece, glob, held, smem)
         else:
-            turns = 2 if count % 2 == 0 else count
+            parts = count // whole
+            turns = 2 if parts % 2 == 0 else parts
             part = count // turns
             row = cute.make_tensor(piece.iterator, cute.make_layout(count * sub.elements))
             for turn in cutlass.range(turns, unroll=1):
-                self._visits(part, first + turn * part, block, acc, tile, glob, held, smem)
+                self._visits(part, whole, first + turn * part, block, acc, tile, glob, held, rows)
                 if turn < turns - 1:
                     for step in cutlass.range_constexpr(count - part):
                         for e in cutlass.range_constexpr(sub.elements):

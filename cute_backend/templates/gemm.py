@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import cutlass
 import cutlass.cute as cute
@@ -22,8 +22,10 @@ from cute_backend.spec import Order, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, Crew
 from cute_backend.templates.epilogue import (
+    BlockSubtiles,
     Ending,
     Epilogue,
+    Reducing,
     SmemOperand,
     Staging,
     by_name,
@@ -270,6 +272,29 @@ class Gemm(ABC):
     def _stage(self, tile: Tile, glob: SimpleNamespace, smem: SimpleNamespace) -> None:
         assert isinstance(self.epilogue, Staging)
         self.epilogue.stage(tile, glob, smem)
+
+    @property
+    def block_subtiles(self) -> int:
+        """The subtiles of a block of columns that the epilogue reduces ahead of their visits; 0 without."""
+        if not isinstance(self.epilogue, Reducing):
+            return 0
+        return self.epilogue.reduced_columns // self.config.subtile_n
+
+    def _reduce_blocks(
+        self,
+        tile: Tile,
+        read: Callable[[int], tuple[Any, ...]],
+        glob: SimpleNamespace,
+        held: SimpleNamespace,
+        rows: Sequence[cute.Tensor],
+    ) -> SimpleNamespace:
+        """Reduces the block whose subtiles `read` gives, with staged rowvecs `rows`, and returns what its
+        visits hold."""
+        epilogue = cast(Reducing, self.epilogue)
+        blocks = BlockSubtiles(tile, self.block_subtiles, read)
+        smem = by_name([operand.name for operand in self.epilogue.staged], rows)
+        results = epilogue.reduce_blocks(blocks, glob, held, smem)
+        return SimpleNamespace(**vars(held), **vars(results))
 
     def _end(self, tile: Tile, glob: SimpleNamespace, held: SimpleNamespace) -> None:
         """The epilogue's hook after the last subtile, where it has one."""

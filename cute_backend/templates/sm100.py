@@ -872,10 +872,8 @@ class Sm100Gemm(Gemm):
     ):
         """Runs the epilogue on a tile. Returns the stage that had its sums, the next stages of scales and of
         exact loads, and the next plane of outputs."""
-        config, stages, glob, acc_pipeline = self.config, self.stages, shared.glob, shared.acc_pipeline
-        exact_pipeline, row_pipeline, sums = shared.exact_pipeline, shared.row_pipeline, shared.sums
-        is_store_warp, barrier = seat.warp == 0, seat.barrier
-        row, column = self._cta_tile(place)
+        config, stages, glob = self.config, self.stages, shared.glob
+        row_pipeline, sums = shared.row_pipeline, shared.sums
         tile = self._tile(shared, place, seat)
         held = self.epilogue.begin(tile, glob)
         if cutlass.const_expr(stages.row > 0):
@@ -885,53 +883,141 @@ class Sm100Gemm(Gemm):
         acc_state, scale_state = self._await_sums(shared, acc, seat, acc_state, scale_state)
         if cutlass.const_expr(config.split_k > 1):
             sums.wait()
-        # With planes in shared memory every warp visits, since all wait for the planes and release them.
-        every = stages.exact + stages.store > 0 or getattr(self.epilogue, "pads_rows", False)
-        has_rows = Boolean(every) | (tile.warp_row() < tile.m)
-        # Visits are the iterations of the outer loop if rolled, otherwise of the inner one.
-        for turn in cutlass.range(self.visits if config.rolled else 1, unroll=1):
-            for written in cutlass.range_constexpr(1 if config.rolled else self.visits):
-                visit = Int32(turn) if cutlass.const_expr(config.rolled) else written
-                subtile = self._subtile(seat.group, visit)
-                registers = self._read(reader, subtile, acc_state.index)
-                if cutlass.const_expr(stages.exact > 0):
-                    exact_pipeline.consumer_wait(exact_state)
-                cute.arch.fence_view_async_tmem_load()
-                if visit == self.visits - 1:
-                    with cute.arch.elect_one():
-                        acc_pipeline.consumer_release(acc_state)
-                if cutlass.const_expr(config.split_k > 1):
-                    sums.add(registers, seat.thread_of_all, visit, config.split_k)
-                full, empty = self._plane(exact_state, seat.group), self._plane(store_state, seat.group)
-                planes = [s_load[(None, None, full)] for s_load in shared.loads]
-                planes += [s_store[(None, None, empty)] for s_store in shared.stores]
-                sub = Sm100Subtile(self.config, tile, visit)
-                accumulators = [sub.accumulators(registers, i) for i in range(config.products)]
-                smem = by_name(self.smem_names, rows + planes)
-                if cutlass.const_expr(stages.exact > 0):
-                    smem.release = partial(release_planes, exact_pipeline, exact_state)
-                if has_rows:
-                    self.epilogue.visit(sub, *accumulators, glob, held, smem)
-                if cutlass.const_expr(stages.exact > 0 and not self.epilogue.shared_loads):
-                    smem.release()
-                if cutlass.const_expr(stages.exact > 0):
-                    exact_state.advance()
-                if cutlass.const_expr(stages.store > 0):
-                    cute.arch.fence_proxy("async.shared", space="cta")
-                    if is_store_warp:
-                        store_pipeline.producer_acquire()
-                    barrier.arrive_and_wait()
-                    if is_store_warp:
-                        coord = (row, column * self.subtiles + subtile)
-                        self._store(store_tmas, shared.stores, empty, self.box, coord, place, glob)
-                        store_pipeline.producer_commit()
-                    store_state.advance()
+        # If rolled, visits are the iterations of the outer loops, as blocks of columns are that are reduced
+        # before their visits. Otherwise they are those of the inner loops.
+        if cutlass.const_expr(self.block_subtiles > 0):
+            count, whole = self.visits // self.block_subtiles, self.block_subtiles
+            for turn in cutlass.range(count if config.rolled else 1, unroll=1):
+                for written in cutlass.range_constexpr(1 if config.rolled else count):
+                    block = Int32(turn) if cutlass.const_expr(config.rolled) else written
+                    first = block * whole
+                    read = partial(self._read_again, reader, shared, seat, acc_state.index, tile, first)
+                    of_block = self._reduce_blocks(tile, read, glob, held, rows)
+                    for inner in cutlass.range(whole if config.rolled else 1, unroll=1):
+                        for step in cutlass.range_constexpr(1 if config.rolled else whole):
+                            within = Int32(inner) if cutlass.const_expr(config.rolled) else step
+                            exact_state, store_state = self._visit(
+                                shared,
+                                seat,
+                                place,
+                                tile,
+                                reader,
+                                of_block,
+                                rows,
+                                store_tmas,
+                                store_pipeline,
+                                acc_state,
+                                exact_state,
+                                store_state,
+                                first + within,
+                            )
+        else:
+            for turn in cutlass.range(self.visits if config.rolled else 1, unroll=1):
+                for written in cutlass.range_constexpr(1 if config.rolled else self.visits):
+                    visit = Int32(turn) if cutlass.const_expr(config.rolled) else written
+                    exact_state, store_state = self._visit(
+                        shared,
+                        seat,
+                        place,
+                        tile,
+                        reader,
+                        held,
+                        rows,
+                        store_tmas,
+                        store_pipeline,
+                        acc_state,
+                        exact_state,
+                        store_state,
+                        visit,
+                    )
         if cutlass.const_expr(config.split_k > 1):
             sums.release(config.split_k)
         self._end(tile, glob, held)
         if cutlass.const_expr(stages.row > 0):
             row_pipeline.consumer_release(row_state)
         return acc_state, scale_state, exact_state, store_state
+
+    @cute.jit
+    def _visit(
+        self,
+        shared: Sm100Shared,
+        seat: Seat,
+        place: Place,
+        tile: Sm100Tile,
+        reader: Reader,
+        held: Any,
+        rows: list,
+        store_tmas: list,
+        store_pipeline: pipeline.PipelineTmaStore,
+        acc_state: pipeline.PipelineState,
+        exact_state: pipeline.PipelineState,
+        store_state: pipeline.PipelineState,
+        visit: Any,
+    ):
+        """Visits a subtile, and releases the accumulators after the last one. Returns the next stage of exact
+        loads and the next plane of outputs."""
+        config, stages, glob, acc_pipeline = self.config, self.stages, shared.glob, shared.acc_pipeline
+        exact_pipeline, sums = shared.exact_pipeline, shared.sums
+        is_store_warp, barrier = seat.warp == 0, seat.barrier
+        row, column = self._cta_tile(place)
+        # With planes in shared memory every warp visits, since all wait for the planes and release them.
+        every = stages.exact + stages.store > 0 or getattr(self.epilogue, "pads_rows", False)
+        has_rows = Boolean(every) | (tile.warp_row() < tile.m)
+        subtile = self._subtile(seat.group, visit)
+        registers = self._read(reader, subtile, acc_state.index)
+        if cutlass.const_expr(stages.exact > 0):
+            exact_pipeline.consumer_wait(exact_state)
+        cute.arch.fence_view_async_tmem_load()
+        if visit == self.visits - 1:
+            with cute.arch.elect_one():
+                acc_pipeline.consumer_release(acc_state)
+        if cutlass.const_expr(config.split_k > 1):
+            sums.add(registers, seat.thread_of_all, visit, config.split_k)
+        full, empty = self._plane(exact_state, seat.group), self._plane(store_state, seat.group)
+        planes = [s_load[(None, None, full)] for s_load in shared.loads]
+        planes += [s_store[(None, None, empty)] for s_store in shared.stores]
+        sub = Sm100Subtile(self.config, tile, visit)
+        accumulators = [sub.accumulators(registers, i) for i in range(config.products)]
+        smem = by_name(self.smem_names, rows + planes)
+        if cutlass.const_expr(stages.exact > 0):
+            smem.release = partial(release_planes, exact_pipeline, exact_state)
+        if has_rows:
+            self.epilogue.visit(sub, *accumulators, glob, held, smem)
+        if cutlass.const_expr(stages.exact > 0 and not self.epilogue.shared_loads):
+            smem.release()
+        if cutlass.const_expr(stages.exact > 0):
+            exact_state.advance()
+        if cutlass.const_expr(stages.store > 0):
+            cute.arch.fence_proxy("async.shared", space="cta")
+            if is_store_warp:
+                store_pipeline.producer_acquire()
+            barrier.arrive_and_wait()
+            if is_store_warp:
+                coord = (row, column * self.subtiles + subtile)
+                self._store(store_tmas, shared.stores, empty, self.box, coord, place, glob)
+                store_pipeline.producer_commit()
+            store_state.advance()
+        return exact_state, store_state
+
+    def _read_again(
+        self,
+        reader: Reader,
+        shared: Sm100Shared,
+        seat: Seat,
+        stage: Int32,
+        tile: Sm100Tile,
+        first: Any,
+        i: int,
+    ) -> tuple[Any, ...]:
+        """The `i`-th subtile from the visit `first` on, with the accumulators of each product, which later
+        reads of the visits find unchanged."""
+        visit = first + i
+        registers = self._read(reader, self._subtile(seat.group, visit), stage)
+        cute.arch.fence_view_async_tmem_load()
+        if self.config.split_k > 1:
+            shared.sums.add(registers, seat.thread_of_all, visit, self.config.split_k)
+        sub = Sm100Subtile(self.config, tile, visit)
+        return sub, *(sub.accumulators(registers, j) for j in range(self.config.products))
 
     @cute.jit
     def _await_sums(

@@ -240,9 +240,8 @@ class Sm80Gemm(FragmentGemm):
             at = sum_up(tile, at)
             rows = self.feed.rows(shared, rows_at)
             if cutlass.const_expr(config.rolled):
-                smem = by_name(self.smem_names, rows)
                 for block in cutlass.range_constexpr(self.blocks):
-                    self._roll(block, acc, tile, glob, held, smem)
+                    self._roll(block, acc, tile, glob, held, rows)
             else:
                 self._visit_planes(shared, tile, acc, held, rows, thread)
             self._end(tile, glob, held)
@@ -293,9 +292,11 @@ class Sm80Gemm(FragmentGemm):
         thread: Int32,
     ):
         """Makes the visits of a tile, unrolled, and copies the planes of each visit in and out."""
-        config, stages = self.config, self.stages
+        config, stages, of_block = self.config, self.stages, held
         for subtile in cutlass.range_constexpr(self.subtiles):
             block, step = divmod(subtile, self.steps)
+            if cutlass.const_expr(self._begins_block(step)):
+                of_block = self._reduced(block, step, step, acc, tile, shared.glob, held, rows)
             sub = self.subtile_type(config, tile, block, step)
             pieces = [sub.accumulators(acc, i, step) for i in range(config.products)]
             loaded = self._index(thread, subtile, stages.exact)
@@ -309,7 +310,7 @@ class Sm80Gemm(FragmentGemm):
             if cutlass.const_expr(stages.store == 0):
                 # Without it the assembler works out the addresses of all visits at once, and spills.
                 self._meet(thread)
-            self.epilogue.visit(sub, *pieces, shared.glob, held, smem)
+            self.epilogue.visit(sub, *pieces, shared.glob, of_block, smem)
             if cutlass.const_expr(stages.store > 0):
                 cute.arch.sync_warp()
                 corner = self._corner(shared, tile, subtile)

@@ -792,9 +792,8 @@ class Sm90Gemm(FragmentGemm):
             row_pipeline.consumer_wait(row_state)
             rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
         if cutlass.const_expr(config.rolled):
-            rows_by_name = by_name([operand.name for operand in self.epilogue.staged], rows)
             for block in cutlass.range_constexpr(self.blocks):
-                self._roll(block, acc, tile, glob, held, rows_by_name)
+                self._roll(block, acc, tile, glob, held, rows)
         else:
             exact_state, store_plane = self._visit_planes(
                 shared,
@@ -864,10 +863,13 @@ class Sm90Gemm(FragmentGemm):
         config, stages = self.config, self.stages
         exact_pipeline = shared.exact_pipeline
         warp_box, warp_subtile = (WARP_M, config.box_n), (WARP_M, config.subtile_n)
+        of_block = held
         for subtile in cutlass.range_constexpr(self.subtiles):
             block, step = divmod(subtile, self.steps)
             box, part = divmod(subtile, config.box_subtiles)
             begins, ends = part == 0, part == config.box_subtiles - 1
+            if cutlass.const_expr(self._begins_block(step)):
+                of_block = self._reduced(block, step, step, acc, tile, shared.glob, held, rows)
             sub = self.subtile_type(config, tile, block, step)
             pieces = [sub.accumulators(acc, i, step) for i in range(config.products)]
             if cutlass.const_expr(stages.store > 0 and begins):
@@ -899,7 +901,7 @@ class Sm90Gemm(FragmentGemm):
             smem = by_name(self.smem_names, rows + planes)
             if cutlass.const_expr(stages.exact > 0):
                 smem.release = partial(release_planes, exact_pipeline, exact_stage) if ends else _keep
-            self.epilogue.visit(sub, *pieces, shared.glob, held, smem)
+            self.epilogue.visit(sub, *pieces, shared.glob, of_block, smem)
             if cutlass.const_expr(stages.exact > 0 and not self.epilogue.shared_loads):
                 smem.release()
             if cutlass.const_expr(stages.exact > 0 and ends):

@@ -124,9 +124,9 @@ class Subtile(ABC):
         return self.column_of(e) * self._row_threads // columns
 
     def begins_block(self, e: int, columns: int) -> bool:
-        """Whether element e is the first of a block of `columns` columns in one of the threads that share its
-        row. The answer is the same in all of them."""
-        return self.column_of(e) * self._row_threads % columns == 0
+        """Whether element e may be the first of a block of `columns` columns in one of the threads that share
+        its row. The answer is the same in all of them. A subtile narrower than a block begins at most one."""
+        return self.column_of(e) * self._row_threads % min(columns, self._columns) == 0
 
     def part_of(self, e: int, block: int, part: int) -> int | Int32:
         """The number of the part that element e lies in, where blocks of `block` columns consist of parts of

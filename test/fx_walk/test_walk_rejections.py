@@ -30,7 +30,7 @@ class Case:
     make: Callable[[Graph], fx.Node]
     fused: int = 0
     capability: tuple[int, int] = (9, 0)
-    blocks: str = "auto"
+    blocks: str = "never"
 
 
 def add_load(name: str, shape: tuple[Any, ...], **how: Any) -> Callable[[Graph], fx.Node]:

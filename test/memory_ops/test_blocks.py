@@ -150,7 +150,7 @@ def is_dense(result: Tensor, order: Order) -> bool:
 
 def of_few_results(spec: EpilogueSpec) -> EpilogueSpec:
     """The first planes of a spec, as many as kernels write beside its blocks."""
-    planes = spec.planes[: planes_written(spec.whole_columns)]
+    planes = spec.planes[: planes_written(spec.visit_columns)]
     return replace(spec, stores=tuple(each for each in spec.stores if each.block or each in planes))
 
 
@@ -196,7 +196,8 @@ def test_kernels_reduce_blocks(config: TileConfig, columns: int, name: str, alig
             spec = replace(spec, loads=tuple(map(misaligned, spec.loads)))
         results, launch = run_region(spec, a, b, loads, Machine(config.arch, 1, config, 1))
         check(results, expected(spec, columns, *a, *b, loads)[: len(spec.stores)])
-        assert launch.kernel.config.subtile_n % columns == 0
+        cut = launch.kernel.config.subtile_n
+        assert cut % columns == 0 or (spec.pass_columns and columns % cut == 0)
 
 
 def misaligned(load: Load) -> Load:
@@ -224,30 +225,41 @@ HELD = [(arch, columns) for arch in FIRST for columns in blocks_held(arch)]
 
 
 def test_the_blocks_that_tiles_hold() -> None:
+    visits = dict.fromkeys(Arch, (8, 16, 32, 64, 128))
+    visits[Arch.SM100A] = visits[Arch.SM103A] = (8, 16, 32, 64)
+    visits[Arch.SM90A] = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128)
+    assert {arch: blocks_held(arch, by_visits=True) for arch in Arch} == visits
     held = dict.fromkeys(Arch, (8, 16, 32, 64, 128))
-    held[Arch.SM100A] = held[Arch.SM103A] = (8, 16, 32, 64)
-    held[Arch.SM90A] = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128)
+    held[Arch.SM100A] = held[Arch.SM103A] = (8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
+    held[Arch.SM90A] = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
     assert {arch: blocks_held(arch) for arch in Arch} == held
-    assert blocks_held(Arch.SM90A, planes_read=1) == held[Arch.SM90A]
-    assert blocks_held(Arch.SM90A, planes_read=2) == (8, 16, 32, 64)
+    assert blocks_held(Arch.SM90A, planes_read=1, by_visits=True) == visits[Arch.SM90A]
+    assert blocks_held(Arch.SM90A, planes_read=2, by_visits=True) == (8, 16, 32, 64)
 
 
 @pytest.mark.parametrize("arch", Arch)
 def test_two_products_share_the_columns_of_a_tile(arch: Arch) -> None:
     pair = (ACC, replace(ACC, name="acc1"))
     halves = (replace(ACC, columns=Columns.EVEN), replace(ACC, name="acc1", columns=Columns.ODD))
-    wide = (128,) if arch is Arch.SM90A else ()
-    assert blocks_held(arch, pair) == blocks_held(arch, halves) == (8, 16, 32, 64, *wide)
-    assert blocks_held(arch, pair, planes_read=1) == (8, 16, 32, 64)
+    few, by_tma = (8, 16, 32, 64), arch.target.planes_by_tma
+    held = (8, 16, 32, 48, 64, 96, 128) if by_tma else few
+    assert blocks_held(arch, pair) == blocks_held(arch, halves) == held
+    wide = (*few, 128) if arch is Arch.SM90A else few
+    assert blocks_held(arch, pair, by_visits=True) == blocks_held(arch, halves, by_visits=True) == wide
+    assert blocks_held(arch, pair, planes_read=1, by_visits=True) == few
 
 
 @pytest.mark.parametrize(("arch", "columns"), HELD)
 def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
-    for spec in (norm(columns), of_few_results(softmax(columns)), quantised(columns)):
+    specs = [norm(columns)] if columns in blocks_held(arch, by_visits=True) else []
+    for spec in (*specs, of_few_results(softmax(columns)), quantised(columns)):
         for config in table(arch, spec):
             for alignment in Alignment:
                 cut = subtiled(spec, config, alignment)
-                assert cut.subtile_n % columns == 0 and cut.tile_n // cut.ctas % cut.subtile_n == 0
+                in_passes = spec.pass_columns and columns % cut.subtile_n == 0
+                assert cut.subtile_n % columns == 0 or in_passes
+                shared = cut.tile_n if in_passes else cut.tile_n // cut.ctas
+                assert cut.tile_n % columns == 0 and shared % cut.subtile_n == 0
 
 
 @pytest.mark.sweep
@@ -311,8 +323,8 @@ WHOLE_VISITS = {
     "norm and row sums": replace(norm(96), stores=(*norm(96).stores[:1], replace(ROW_SUM, name="out1"))),
     "promoted": replace(norm(96), accumulators=(replace(FP8, fast_accum=False),)),
     "groups": replace(norm(96), accumulators=(replace(ACC, kind=ProductKind.GROUPED),)),
-    "softmax": of_few_results(softmax(48)),
-    "quantised": quantised(80),
+    "softmax": of_few_results(softmax(24)),
+    "quantised": quantised(40),
 }
 """Specs whose blocks only a visit of a whole tile holds."""
 

@@ -83,7 +83,7 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(*(exact(f"exact{i}", DType.BF16) for i in range(3)), dtype=DType.BF16),
         "128x128_1x1",
     ),
-    rules.whole_blocks_of_columns: (PING_PONG, block_mean(64), "64x128_2x1_pingpong_by64"),
+    rules.whole_blocks_of_columns: (PING_PONG, block_mean(96), None),
     rules.halves_of_rotated_blocks: (Shape(64, 160), rotated(64), None),
     rules.subtiles_within_heads: (
         PING_PONG._replace(subtile_n=64),
@@ -240,7 +240,7 @@ def test_what_a_thread_keeps_is_counted_once() -> None:
     assert leaves_registers(config, spec) and not leaves_registers(replace(config, tile_n=256), spec)
     assert leaves_registers(replace(config, tile_n=256), fast)
     blocks = replace(config, tile_n=256)
-    assert leaves_registers(replace(config, tile_n=192), block_mean(64))
-    assert not leaves_registers(blocks, block_mean(64)) and leaves_registers(
+    assert leaves_registers(replace(config, tile_n=192), block_mean(40))
+    assert not leaves_registers(blocks, block_mean(40)) and leaves_registers(
         blocks, spec_of(dtype=DType.BF16)
     )

@@ -209,7 +209,9 @@ MAKERS: dict[str, Maker] = {
     "head_gate": lambda p, g: p.ramp(p.n // p.head).bfloat16()[:, None, None],
     "cos": lambda p, g: p.randn(1, p.m // 2, 64, dtype=torch.bfloat16, generator=g),
     "sin": lambda p, g: p.randn(1, p.m // 2, 64, dtype=torch.bfloat16, generator=g),
-    "norm_row": lambda p, g: p.randn(64, dtype=torch.bfloat16, generator=g),
+    "wide_cos": lambda p, g: p.randn(1, p.m // 2, 128, dtype=torch.bfloat16, generator=g),
+    "wide_sin": lambda p, g: p.randn(1, p.m // 2, 128, dtype=torch.bfloat16, generator=g),
+    "norm_row": lambda p, g: p.randn(128, dtype=torch.bfloat16, generator=g),
     "residual_t": lambda p, g: p.randn(p.n, p.m, dtype=torch.bfloat16, generator=g).t(),
 }
 
@@ -565,12 +567,15 @@ def grouped_k_fp8(a, b, scale_rows_of_groups, scale_columns_of_groups, fp8_k_end
     return y.float() + main_gradient
 
 
-@epilogue({"rowvec0": "rowvec"}, "bf16", table=BLOCKS)
-def qk_norm(a_bf16, b_bf16, norm_row):
-    # As in Qwen3, which norms each head of queries and keys.
+@epilogue({"rowvec0": "rowvec", "exact0": "exact", "exact1": "exact"}, "bf16", table=BLOCKS)
+def qk_norm(a_bf16, b_bf16, norm_row, wide_cos, wide_sin):
+    # As in Qwen3, which norms each head of queries and keys, rotates it, and stores it as (B, H, S, D).
     heads = torch.mm(a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, norm_row.shape[0])).float()
     heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6)
-    return (norm_row * heads.to(torch.bfloat16)).transpose(1, 2)
+    heads = (norm_row * heads.to(torch.bfloat16)).transpose(1, 2)
+    half = heads.shape[-1] // 2
+    rotated = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
+    return (heads * wide_cos.unsqueeze(1) + rotated * wide_sin.unsqueeze(1)).contiguous()
 
 
 @epilogue({"exact0": "exact", "exact1": "exact"}, "bf16", table=BLOCKS)

@@ -141,6 +141,19 @@ FIRST_COLUMNS = replace(
         ROTATED.ops[2],
     ),
 )
+# A product of which each 64 columns are divided by the largest of them, plus 1.
+LARGEST_OF_BLOCKS = replace(
+    ROTATED,
+    ops=(
+        ROTATED.ops[0],
+        replace(ROTATED.ops[0], name="t1", op="abs", operands=("t0",)),
+        replace(ROTATED.ops[0], name="t2", op="block_max", operands=("t1",), block=64),
+        replace(ROTATED.ops[0], name="t3", op="add", operands=("t2", Const(1.0))),
+        replace(ROTATED.ops[0], name="t4", op="div", operands=("t0", "t3")),
+    ),
+    stores=(replace(ROTATED.stores[0], value="t4"),),
+    loads=ROTATED.loads[1:],
+)
 # A product whose columns are in two segments, of 72 and 136 columns.
 SEGMENTED = replace(
     SPEC,
@@ -277,6 +290,8 @@ ROTATING_TABLE = Subject(sm90(64, 128, pingpong=True), (256, 192, 256), spec=ROT
 REPEATING = Subject(sm90(64, 64), (256, 128, 128), spec=REPEATED)
 ROTATING_NEIGHBOURS = Subject(sm90(64, 64), (72, 72, 128), spec=NEIGHBOURS)
 ROTATING_FIRST = Subject(sm90(64, 96, subtile_n=96), (72, 192, 128), spec=FIRST_COLUMNS)
+PASSES = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=LARGEST_OF_BLOCKS)
+BLACKWELL_PASSES = Subject(sm100(128, 128), (136, 192, 256), spec=LARGEST_OF_BLOCKS)
 SEGMENTS = Subject(sm90(64, 64, pingpong=True), (136, 208, 256), spec=SEGMENTED)
 HEADS = Subject(sm90(64, 128, pingpong=True), (120, 192, 64), spec=HEADED)
 BLACKWELL_HEADS = Subject(sm100(128, 128), (120, 192, 64), spec=HEADED)
@@ -328,6 +343,8 @@ SUBJECTS = {
     "rotating neighbours": ROTATING_NEIGHBOURS,
     "rotating first columns": ROTATING_FIRST,
     "repeating": REPEATING,
+    "passes": PASSES,
+    "passes on Blackwell": BLACKWELL_PASSES,
     "segments": SEGMENTS,
     "heads": HEADS,
     "heads on Blackwell": BLACKWELL_HEADS,

@@ -21,6 +21,7 @@ from support.simulator.mutants import (
     BLACKWELL_K_TAILS,
     BLACKWELL_LINES,
     BLACKWELL_PARTS,
+    BLACKWELL_PASSES,
     BLACKWELL_ROTATING,
     BLACKWELL_SEGMENTS,
     HALVES,
@@ -54,6 +55,21 @@ from support.simulator.mutants import (
 _RELEASE_SUMS = "with cute.arch.elect_one():\n                    ring.consumer_release(state)"
 
 MUTANTS = [
+    # Blocks that are reduced in passes.
+    Mutant(
+        "every block has the results of the tile's first one on Blackwell",
+        BLACKWELL_PASSES,
+        instead("acc_state.index, tile, first)", "acc_state.index, tile, 0)"),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "accumulators released after the first block on Blackwell",
+        BLACKWELL_PASSES,
+        instead("if visit == self.visits - 1:", "if visit == self.block_subtiles - 1:"),
+        RaceError,
+        UNFINISHED.format(TMEM),
+    ),
     # Columns in segments.
     Mutant(
         "a tile runs the epilogue of the segment before it on Blackwell",

@@ -24,6 +24,7 @@ from support.simulator.mutants import (
     K_GROUPS_FP8,
     K_TAILS,
     PARTS,
+    PASSES,
     PIECES,
     PING_PONG,
     PING_PONG_GROUPS,
@@ -56,6 +57,30 @@ from support.simulator.mutants import (
 )
 
 MUTANTS = [
+    # Blocks that are reduced in passes.
+    Mutant(
+        "a pass without the last subtile of a block",
+        PASSES,
+        instead("range_constexpr(blocks.subtiles)", "range_constexpr(blocks.subtiles - 1)"),
+        WrongNumbers,
+        "are wrong",
+        Text.MODULE,
+    ),
+    Mutant(
+        "two of four lanes exchange what they found of a row",
+        PASSES,
+        instead("row_lanes = (1, 2)", "row_lanes = (1,)"),
+        WrongNumbers,
+        "are wrong",
+        Text.TILE,
+    ),
+    Mutant(
+        "visits of a block read the results of the tile's first block",
+        PASSES,
+        instead("const_expr(self._begins_block(step))", "const_expr(step == 0)"),
+        WrongNumbers,
+        "are wrong",
+    ),
     # Columns in segments.
     Mutant(
         "a tile runs the epilogue of the segment before it",
