@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.signature import Argument, Extent, Role, of_role, signature
-from cute_backend.spec import SCALE_TILE, EpilogueSpec, ProductKind, Scaling
+from cute_backend.spec import SCALE_TILE, BColumns, EpilogueSpec, ProductKind, Scaling
 
 
 def random_tensor(
@@ -51,8 +51,7 @@ def random_operands(
         Extent.MODE: 1,
     }
     arguments = signature(spec)
-    (b, *_) = of_role(arguments, Role.B)
-    columns = sizes[b.dims[-1].extent]
+    columns = 2 * n if spec.b_columns is BColumns.INTERLEAVED else n
     blocks = {Extent.M_BLOCKS: m, Extent.N_BLOCKS: columns, Extent.K_BLOCKS: k}
     sizes |= {extent: Scaling.SQUARE.blocks(size) for extent, size in blocks.items()}
     if (scaling := spec.product.a_scaling).by_mma:

@@ -76,6 +76,20 @@ def test_every_block_gets_a_scale(a: Scaling, b: Scaling, columns: tuple[Columns
     check_layouts(Kernel(spec, configs[0], Alignment.TMA), arguments)
 
 
+def test_packed_heads_of_several_products_get_operands() -> None:
+    """B of each is (K, heads, columns)."""
+    accumulators = tuple(
+        Accumulator(f"acc{i}", DType.BF16, DType.BF16, width=256, b_block=64) for i in range(2)
+    )
+    stores = tuple(Store(f"out{i}", acc.name, DType.BF16) for i, acc in enumerate(accumulators))
+    spec = EpilogueSpec(accumulators, (), (), stores)
+    generator = torch.Generator().manual_seed(0)
+    check_operands(spec, *random_operands(spec, 144, 512, 64, generator))
+    configs = table(Arch.SM90A, spec)
+    arguments = arguments_of(spec, configs, 144, 512, 64, generator)
+    check_layouts(Kernel(spec, configs[0], Alignment.TMA), arguments)
+
+
 def test_scales_of_blocks_lie_as_torch_takes_them() -> None:
     accumulator = Accumulator(
         "acc", DType.E4M3, DType.E4M3, fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE
