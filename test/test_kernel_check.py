@@ -10,7 +10,8 @@ from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import check_operands
 from cute_backend.spec import Accumulator, Columns, DType, EpilogueSpec, Op, Store
-from support.epilogues import EPILOGUES
+from support.epilogues import BLOCKS, EPILOGUES, SEGMENTS, Problem
+from support.golden_regions import the_region
 from support.kernel_check import SHAPES, fitting, operands_of, outputs_of
 from support.runtime.layouts import check_layouts
 from support.shipped import epilogue_spec
@@ -20,6 +21,13 @@ from support.shipped import epilogue_spec
 def test_a_kernel_takes_the_operands_of_every_shape(name: str) -> None:
     """Few rows, and columns that are no multiple of a head, among them."""
     check_operands_of(epilogue_spec(name, True), EPILOGUES[name].square)
+
+
+@pytest.mark.parametrize("name", BLOCKS | SEGMENTS)
+def test_a_kernel_of_heads_takes_the_operands_of_every_shape(name: str) -> None:
+    """M is rows of whole batches, tables may have the first columns of heads alone, and products that share a
+    launch have widths of their own."""
+    check_operands_of(the_region(name, "sm_90a", Problem(512, 512, 512)).spec)
 
 
 def test_a_kernel_takes_memory_that_is_aligned_to_pairs_alone() -> None:

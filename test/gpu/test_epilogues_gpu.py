@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from cute_backend.fx_walk.collect import collect
+from cute_backend.runtime.device import device_at
 from cute_backend.spec import EpilogueSpec, Scaling
-from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, Epilogue, Problem
+from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, SEGMENTS, Epilogue, Problem
+from support.golden_regions import the_region
 from support.kernel_check import SHAPES, check_kernels
 from support.reference import TOLERANCE, as_tuple, in_float64, relative_error
 
@@ -55,14 +57,15 @@ def region_of(epilogue: Epilogue) -> EpilogueSpec:
     return region.spec
 
 
-OF_ANY_ROWS = {name: BLOCKS[name] for name in ("rotary",)}
-"""Epilogues of blocks of columns whose regions do not fix the number of rows."""
-
-
-@pytest.mark.parametrize("name", PROGRAMS | OF_ANY_ROWS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_every_kernel_of_a_region_is_right(name: str) -> None:
     skip_elsewhere(name)
-    check_kernels(region_of((PROGRAMS | OF_ANY_ROWS)[name]))
+    check_kernels(region_of(PROGRAMS[name]))
+
+
+@pytest.mark.parametrize("name", BLOCKS | SEGMENTS)
+def test_every_kernel_of_heads_is_right(name: str) -> None:
+    check_kernels(the_region(name, device_at(0).arch.value, Problem(512, 512, 512)).spec)
 
 
 @pytest.mark.parametrize("columns", [64, 128, 256])

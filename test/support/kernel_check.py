@@ -88,11 +88,15 @@ def check_functions(
 
 def fitting(spec: EpilogueSpec, shape: tuple[int, int, int]) -> tuple[int, int, int]:
     """A shape that a spec can have, with M and N rounded up: N to whole blocks of columns, M to the pitch of
-    a transposed plane."""
+    a transposed plane, and to the rows of whole batches where these are a constant. If columns are in
+    segments, N is the sum of their widths."""
     m, n, k = shape
     blocks = lcm(*(columns for _, columns in blocks_of(spec)))
     n = -(-n // blocks) * blocks
-    return (-(-m // 16) * 16 if _has_columns(spec) else m), n, k
+    heads = (store.heads.rows or 1 for store in spec.stores if store.heads is not None)
+    batches = (store.reduce.rows or 1 for store in spec.reductions if store.reduce is not None)
+    rows = lcm(16 if _has_columns(spec) else 1, *heads, *batches)
+    return -(-m // rows) * rows, spec.plane_n(n), k
 
 
 def plane_rows(spec: EpilogueSpec, m: int) -> int:
@@ -127,10 +131,12 @@ def operands_of(
     wide_m, wide_n = -(-m // pad) * pad, -(-columns // pad) * pad
     a = product(m, k, acc.a_dtype) if acc.a_major is Major.K else product(k, wide_m, acc.a_dtype).t()[:m]
     bs = [
-        product(columns, k, acc.b_dtype).t()
+        _of_heads(product(2 * each.width, k, acc.b_dtype), each.b_block)
+        if each.b_block
+        else product(each.width or columns, k, acc.b_dtype).t()
         if acc.b_major is Major.K
-        else product(k, wide_n, acc.b_dtype)[:, :columns]
-        for _ in range(spec.b_count)
+        else product(k, wide_n, acc.b_dtype)[:, : each.width or columns]
+        for each in spec.first_of_each_b
     ]
     if acc.kind is ProductKind.BATCHED:
         count = next(count for count in (3, 2, 1) if m % count == 0)
@@ -156,10 +162,16 @@ def operands_of(
     loads = [
         _vectors_of_groups(load, len(problem.ends), n, generator)
         if load.kind is LoadKind.GROUPVEC
-        else _load(load, plane_rows(spec, m), n, generator, aligned)
+        else _load(load, plane_rows(spec, m), spec.width_of(load.name) or n, generator, aligned)
         for load in spec.loads
     ]
     return operands, bs, loads
+
+
+def _of_heads(weight: Tensor, columns: int) -> Tensor:
+    """B (K, N / columns, columns), of which the rows of `weight` (2 N, K) have every second block, as if the
+    queries of each head were packed with its keys."""
+    return weight.unflatten(0, (-1, 2 * columns))[:, :columns].permute(2, 0, 1)
 
 
 def _block_scales(counts: tuple[int, int], device: str) -> Tensor:
@@ -198,7 +210,9 @@ def _values(shape: tuple[int, ...], dtype: DType, generator: torch.Generator, *,
     return values if aligned else _unaligned_like(values).copy_(values)
 
 
-def _unaligned_like(tensor: Tensor) -> Tensor:
+def _unaligned_like(tensor: Tensor, *, dense: bool = False) -> Tensor:
+    if dense:
+        return tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape)
     *rows, columns = tensor.shape
     padded = (*rows, columns + 1)
     buffer = tensor.new_empty(torch.Size(padded).numel() + 1)
@@ -207,7 +221,8 @@ def _unaligned_like(tensor: Tensor) -> Tensor:
 
 def outputs_of(kernel: Kernel, m: int, n: int, device: str = "cuda") -> tuple[list[Tensor], list[Tensor]]:
     """The results, and all tensors that a kernel writes, full of NaN or of a value that no test computes.
-    They are unaligned for a kernel that takes planes of any alignment."""
+    They are unaligned for a kernel that takes planes of any alignment, with an element between rows unless
+    heads are stored."""
     here = torch.empty(0, device=device)
     outputs, memory = Outputs(kernel.spec, kernel.config).of_size(m, n).allocate(here)
     place = 0
@@ -216,7 +231,7 @@ def outputs_of(kernel: Kernel, m: int, n: int, device: str = "cuda") -> tuple[li
         if store.reduce is None and kernel.alignment is Alignment.PLAIN:
             row = store.order is Order.ROW
             words = _as_memory(outputs[i], store.dtype)
-            unaligned = _unaligned_like(words if row else words.t())
+            unaligned = _unaligned_like(words if row else words.t(), dense=store.heads is not None)
             outputs[i] = (unaligned if row else unaligned.t()).view(outputs[i].dtype)
             parts = outputs[i].chunk(len(stores), 1) if len(stores) > 1 else [outputs[i]]
             memory[place : place + len(stores)] = (_as_memory(part, store.dtype) for part in parts)

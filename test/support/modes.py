@@ -26,7 +26,7 @@ def shape_of(load: Load, m: int, n: int) -> tuple[int, ...]:
     if load.kind is LoadKind.COLVEC:
         return rows
     blocks = load.blocks
-    return (*rows, *((n,) if blocks is None else (n // blocks.columns, blocks.columns)))
+    return (*rows, *((n,) if blocks is None else (n // blocks.step, blocks.columns)))
 
 
 def with_modes(load: Load, m: int, n: int, values: Callable[[tuple[int, ...]], Made]) -> Made:
