@@ -6,9 +6,9 @@ For 1, 16 and 64 sequences of one token, and for 256, 512, 2,048 and 8,192 token
 (rowwise scales). `LAYOUTS` are the layers that can be timed; the default is that of Llama 8B. Its projections
 are timed bare, with biases, and with rotary embeddings on q and k, in the kernel and behind it; these also
 with results contiguous as (B, H, S, D), with one weight for q, k and v, and with an RMS norm of each head of
-q and k before the rotation. Projections of other layers are rotated, as their models do it. Further arguments select cases. With `tiles`, the kernel that rotates is also
-timed in every tile that the planner offers. Results are compared with eager first. In CUDA graphs,
-interleaved, from a cold L2; microseconds, medians.
+q and k before the rotation. Projections of other layers are rotated, as their models do it. Further arguments
+select cases. With `tiles`, the kernel that rotates is also timed in every tile that the planner offers.
+Results are compared with eager first. In CUDA graphs, interleaved, from a cold L2; microseconds, medians.
 """
 
 from __future__ import annotations

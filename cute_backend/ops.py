@@ -550,13 +550,6 @@ PAIRED_COLUMNS = 4
 one thread has."""
 
 
-def first_columns(op: Op) -> int:
-    """The columns that a ROTATE_FIRST rotates, of each block."""
-    _, columns = op.operands
-    assert isinstance(columns, Const)
-    return int(columns.value)
-
-
 def _rotates_first(op: Op) -> bool:
     _, columns = op.operands
     if not isinstance(columns, Const) or type(columns.value) is not int:

@@ -21,7 +21,6 @@ from cute_backend.ops import (
     ROW_INDEX,
     check,
     effective_dtype,
-    first_columns,
     operand_dtypes,
     promote,
 )
@@ -315,7 +314,7 @@ def _of_blocks(op: Op, value: Tensor, accumulate: torch.dtype) -> Tensor:
         first, second = rows.chunk(2, -1)
         return torch.cat((-second, first), -1).reshape(m, n)
     if op.op == ROTATE_FIRST:
-        columns = first_columns(op)
+        columns = op.first_columns
         first, second = rows[:, :columns].chunk(2, -1)
         return torch.cat((-second, first, rows[:, columns:]), -1).reshape(m, n)
     result = reduce(rows, Reduction(Axis.ROW, BLOCK_REDUCTIONS[op.op]), accumulate)

@@ -21,7 +21,7 @@ from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.reductions import Found, feeds
 from cute_backend.fx_walk.static import fake, known, tensor_of
-from cute_backend.planning import NARROW_SUBTILE_N, blocks_held
+from cute_backend.planning import NARROW_SUBTILE_N, blocks_held, rotates_first
 from cute_backend.spec import Const, DType, Operand, ReduceKind
 
 WIDEST_ROW = 128
@@ -79,11 +79,24 @@ def held_blocks(chain: Chain, by_visits: bool) -> tuple[int, ...]:
 
 def check_blocks(chain: Chain) -> None:
     """Raise Refused if no tile holds the blocks that the chain reduces, all of them at once and beside the
-    planes that it reads."""
-    if chain.blocks:
-        held, columns = held_blocks(chain, chain.by_visits), lcm(*chain.blocks)
-        if columns not in held:
-            raise Refused(Reason.BLOCK_SIZE, columns=columns, held=", ".join(map(str, held)))
+    planes that it reads, or none rotates the first columns of blocks beside these."""
+    held, reduced = held_blocks(chain, chain.by_visits), lcm(*chain.reduced)
+    names = ", ".join(map(str, held))
+    if reduced > 1 and reduced not in held:
+        raise Refused(Reason.BLOCK_SIZE, columns=reduced, held=names)
+    for first, block in chain.first:
+        if not rotates(chain, first, block):
+            raise Refused(Reason.BLOCK_SIZE, columns=block, held=names)
+
+
+def rotates(chain: Chain, columns: int, block: int) -> bool:
+    """Whether some tile rotates the first `columns` columns of blocks of `block` columns, beside the blocks
+    that the chain reduces and the planes that it reads."""
+    reduced = lcm(*chain.reduced)
+    return any(
+        rotates_first(arch, chain.accumulators, columns, block, reduced, *chain.planes_read)
+        for arch in chain.archs
+    )
 
 
 def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int) -> Operand:

@@ -118,7 +118,8 @@ class Chain:
 
     @property
     def blocks(self) -> set[int]:
-        """The sizes, in columns, of the blocks that are reduced or whose first columns are rotated."""
+        """The sizes, in columns, of the blocks that are reduced or of which a visit has all, to rotate their
+        first columns."""
         return {op.reduced_columns for op in self._of_blocks} - {0}
 
     @property
@@ -131,6 +132,16 @@ class Chain:
         """Whether only visits can reduce the blocks, whatever their sizes (`reduced_ahead`)."""
         planes = {load.name for load in self._loads if load.kind is LoadKind.EXACT}
         return bool(self.blocks) and not reduced_ahead(self._ops, planes, ())
+
+    @property
+    def reduced(self) -> set[int]:
+        """The sizes, in columns, of the blocks that are reduced."""
+        return {op.reduced_columns for op in self._of_blocks if op.op != ROTATE_FIRST} - {0}
+
+    @property
+    def first(self) -> set[tuple[int, int]]:
+        """How many columns are rotated at the beginning of blocks, with the sizes of the blocks."""
+        return {(op.first_columns, op.block) for op in self._of_blocks if op.op == ROTATE_FIRST}
 
     @property
     def rotated(self) -> set[int]:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import lcm
 from operator import getitem
 
 from torch import fx
 
-from cute_backend.fx_walk.block_reductions import check_blocks, held_blocks
+from cute_backend.fx_walk.block_reductions import check_blocks, rotates
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import supported_dtype
 from cute_backend.fx_walk.draft import Draft
@@ -25,8 +24,8 @@ from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import Size, arguments, fake, known, target_name, tensor_of
 from cute_backend.ops import PAIRED_COLUMNS
-from cute_backend.planning import rotates_first, rotations_held
-from cute_backend.spec import Columns, Operand
+from cute_backend.planning import rotations_held
+from cute_backend.spec import FIRST_VISITS, Columns, Operand
 
 
 @dataclass(frozen=True)
@@ -209,9 +208,9 @@ def lower_rotation(found: Rotation, draft: Draft, value: Operand) -> Operand:
 
 
 def _rotates_apart(chain: Chain, found: Rotation, part: BlockPart | None) -> bool:
-    """Whether the kernel exchanges the halves of a head's first columns, or of a whole head, between threads,
-    since it can't order columns so that a thread has both. A tile has to hold such heads whole, and the
-    target rotates halves of others, too."""
+    """Whether the kernel rotates a head's first columns, or a whole head, in a visit that has all of them,
+    because TMA can't order columns so that a thread has both halves, or would have to order those of wide
+    parts, after which it can't write results by heads. The target has to rotate halves of others, too."""
     columns = found.columns
     if (
         columns == 2
@@ -220,10 +219,9 @@ def _rotates_apart(chain: Chain, found: Rotation, part: BlockPart | None) -> boo
     ):
         return False
     held = _rotated(chain, bool(chain.blocks))
-    if not held or ((part is None or part.is_regular) and columns in held):
+    if not held or (columns in held and (part is None or (part.is_regular and columns <= FIRST_VISITS[0]))):
         return False
-    whole = lcm(columns if part is None else part.columns, *chain.blocks)
-    return rotates_first(whole) and whole in held_blocks(chain, by_visits=True)
+    return rotates(chain, columns, columns if part is None else part.columns)
 
 
 def _rotated(chain: Chain, reduces: bool) -> set[int]:

@@ -16,7 +16,7 @@ from cute_backend.memory_ops.partials import partials
 from cute_backend.memory_ops.schedule import kernel_names, renamed
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.memory_ops.statements import Chain
-from cute_backend.ops import BLOCK_REDUCTIONS, conversion_expression, first_columns
+from cute_backend.ops import BLOCK_REDUCTIONS, conversion_expression
 from cute_backend.signature import COUNTERS
 from cute_backend.spec import (
     REDUCED,
@@ -43,7 +43,7 @@ def of_blocks(op: Op) -> str:
             return f"{op.name} = sub.rotate_pairs({op.name}_of)"
         return f"{op.name} = sub.rotate_half({op.name}_of, {op.block})"
     if op.op == ROTATE_FIRST:
-        return f"{op.name} = sub.rotate_first({op.name}_of, {op.block}, {first_columns(op)})"
+        return f"{op.name} = sub.rotate_first({op.name}_of, {op.block}, {op.first_columns})"
     kind = f"reduce.{BLOCK_REDUCTIONS[op.op].name}"
     return f"{op.name} = reduce.of_blocks({kind}, {op.name}_of, sub, {op.block})"
 

@@ -24,7 +24,7 @@ from cute_backend.planning.last_tile import (
 from cute_backend.planning.placements import ByElement, Placement, Ring
 from cute_backend.planning.placing import Plan, is_one_block, plan
 from cute_backend.planning.registers import NARROW_SUBTILE_N
-from cute_backend.planning.rules import CUT_HEAD_COLUMNS, rotates_first, subtiled
+from cute_backend.planning.rules import CUT_HEAD_COLUMNS, subtiled
 from cute_backend.planning.search import (
     MAX_CANDIDATES,
     blocks_held,
@@ -35,6 +35,7 @@ from cute_backend.planning.search import (
     named,
     offered,
     ranked,
+    rotates_first,
     rotations_held,
     table,
     tunable,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from cute_backend.planning.epilogue_time import epilogue_cycles, mma_cycles
 from cute_backend.planning.shared_memory import SumScales, ab_stages
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.spec import Axis, BColumns, EpilogueSpec, LoadKind, ProductKind
+from cute_backend.spec import ROTATE_FIRST, Axis, BColumns, EpilogueSpec, LoadKind, ProductKind
 
 MAX_THREAD_COLUMNS = 128
 """The most columns of a tile that one thread works on, if a second warpgroup can take the others."""
@@ -42,8 +42,8 @@ def can_halve(config: TileConfig, spec: EpilogueSpec) -> bool:
 
     Threads have fewer registers with two warpgroups. Kernels then spilled 8 bytes with sums of columns or of
     the plane (256 x 256 and 128 x 128), 32 bytes with even and odd columns of one B (256 x 128 x 2), 8 bytes
-    with split-K (128 x 128), and 8 to 32 bytes with rows in groups, a silu and a plane that is read (256 x
-    256).
+    with split-K (128 x 128), 24 and 32 bytes where the first columns of blocks are rotated (256 x 160 and 256
+    x 256), and 8 to 32 bytes with rows in groups, a silu and a plane that is read (256 x 256).
     """
     if config.target.accumulators.in_registers or config.column_groups > 1:
         return False
@@ -52,7 +52,8 @@ def can_halve(config: TileConfig, spec: EpilogueSpec) -> bool:
         return False
     if spec.product.kind is ProductKind.GROUPED and spec.loads_of(LoadKind.EXACT):
         return False
-    if config.tile_n // 2 % config.subtile_n or config.tile_n // 2 % spec.whole_columns:
+    whole = config.tile_n // 2 % config.subtile_n == config.tile_n // 2 % spec.whole_columns == 0
+    if not whole or any(op.op == ROTATE_FIRST for op in spec.ops):
         return False
     enough = min(ab_stages(config, spec), LEAST_AB_STAGES)
     return ab_stages(replace(config, column_groups=2), spec) >= enough

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from cute_backend.planning.shared_memory import SumScales, has_planes
 from cute_backend.planning.targets.target import WARPGROUP
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.spec import Axis, EpilogueSpec, Load, LoadKind, ProductKind, ReduceKind, Scaling
+from cute_backend.spec import (
+    FIRST_VISITS,
+    Axis,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    ProductKind,
+    ReduceKind,
+    Scaling,
+)
 
 NARROW_SUBTILE_N = 32
 """Columns of a subtile if wider subtiles would leave planes no room in shared memory, or gain nothing."""
@@ -418,7 +427,11 @@ def _by_tma(load: Load, spec: EpilogueSpec, config: TileConfig) -> bool:
     row from one address, since subtiles are narrow (`rules.narrow_subtiles_by_element`)."""
     if not load.is_table or load.blocks is None or spec.product.kind is not ProductKind.DENSE:
         return False
-    whole = load.blocks.columns % NARROW_SUBTILE_N == 0 or load.blocks.period == config.subtile_n
+    columns, period = load.blocks.columns, load.blocks.period
+    widths = (*FIRST_VISITS, config.subtile_n)
+    whole = columns % NARROW_SUBTILE_N == 0
+    if period:
+        whole = any(period % width == 0 and columns <= width for width in widths)
     return config.target.planes_by_tma and (whole or _is_of_one_block(load, spec, config))
 
 

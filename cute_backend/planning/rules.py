@@ -42,6 +42,7 @@ from cute_backend.planning.transposing import can_transpose, multiplied
 from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import (
     BLOCK_PART,
+    FIRST_VISITS,
     LEAST_AHEAD,
     ROTATE_FIRST,
     SCALE_TILE,
@@ -88,6 +89,10 @@ _PAIRED = 16
 MAX_ROW_IN_A_THREAD = 64
 """The most columns of a row that one thread keeps until their blocks are reduced: 128 on sm_100a spilled 56
 bytes."""
+
+MAX_FIRST_IN_A_THREAD = 40
+"""The most columns of a row that one thread has in a visit in which first columns of blocks are rotated: half
+of a head of 80 columns."""
 
 CUT_HEAD_COLUMNS = 32
 """A number that divides the columns of heads by which planes are stored, if visits don't have heads whole."""
@@ -220,7 +225,7 @@ def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfi
     if spec.pass_columns:
         return _in_passes(config, spec.pass_columns)
     block, columns = spec.whole_columns, config.tile_n // config.ctas
-    if block == 1:
+    if block == 1 or _holds_first_in_a_thread(config, spec):
         return config
     widths = WHOLE_SUBTILES
     if config.products == 1 and config.target.planes_by_tma and config.target.accumulators.in_registers:
@@ -232,10 +237,6 @@ def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfi
     most = most_written(width, *reads(spec))
     if most is not None and len(spec.planes) > most:
         return None
-    if any(op.op == ROTATE_FIRST for op in spec.ops) and (
-        spec.b_columns is BColumns.INTERLEAVED or not rotates_first(block)
-    ):
-        return None
     return replace(config, subtile_n=width)
 
 
@@ -246,10 +247,32 @@ def _in_passes(config: TileConfig, block: int) -> TileConfig | None:
     return replace(config, subtile_n=columns) if whole else None
 
 
-def rotates_first(block: int) -> bool:
-    """Whether the first columns of blocks of this size are rotated: if a visit is one block. Of two blocks of
-    48 columns in a visit, tables are read by element, which spilled 24 bytes."""
-    return block in WHOLE_SUBTILES or block in WHOLE_VISITS
+def first_columns_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """Gives a visit all columns that are rotated if these are the first of a block, of which a visit has a
+    part or the whole. Of two blocks of 48 columns in a visit, tables are read by element, which spilled 24
+    bytes. If a thread has whole rows, 64 columns of two tables that are read by element spilled 64 bytes."""
+    if not any(op.op == ROTATE_FIRST for op in spec.ops):
+        return config
+    columns = config.tile_n // config.ctas
+    widths: tuple[int, ...] = (config.subtile_n,)
+    if spec.whole_columns == 1:
+        widths += FIRST_VISITS
+    elif _holds_first_in_a_thread(config, spec):
+        widths = (MAX_FIRST_IN_A_THREAD,)
+    most = MAX_FIRST_IN_A_THREAD * config.target.accumulators.row_threads
+    fitting = (each for each in widths if columns % each == 0 and each <= most and spec.fits_visit(each))
+    width = next(fitting, None)
+    apart = spec.b_columns is not BColumns.INTERLEAVED
+    return replace(config, subtile_n=width) if apart and width is not None else None
+
+
+def _holds_first_in_a_thread(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether a thread has a row of a visit that is half of a head of 80 columns, and so has all columns that
+    are rotated."""
+    if not any(op.op == ROTATE_FIRST for op in spec.ops):
+        return False
+    able = config.target.accumulators.row_threads == 1 and config.products == 1
+    return able and spec.fits_visit(MAX_FIRST_IN_A_THREAD) and not spec.fits_visit(NARROW_SUBTILE_N)
 
 
 def most_written(width: int, read: int, tables: int) -> int | None:
@@ -399,6 +422,7 @@ RULES: tuple[Rule, ...] = (
     narrow_subtiles_for_stages,
     a_multiprocessor_of_its_own,
     whole_blocks_of_columns,
+    first_columns_in_a_visit,
     halves_of_rotated_blocks,
     subtiles_within_heads,
     registers_for_a_crowded_thread,
@@ -479,7 +503,7 @@ def narrow_subtiles_of_many_planes(
         return config
     if whole_row or (config.products == 1 and alignment is Alignment.PLAIN):
         while columns > target.least_subtile_n and columns * plane_bits(spec) > target.row_bits:
-            if columns // 2 % spec.visit_columns or not pairs_halves(columns // 2, spec):
+            if columns // 2 % 8 or not (spec.fits_visit(columns // 2) and pairs_halves(columns // 2, spec)):
                 break
             columns //= 2
     return replace(config, subtile_n=columns)
@@ -514,7 +538,8 @@ def a_loop_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignme
     if unrolled is None or config.products > 1 or config.subtile_n in WHOLE_VISITS:
         return config
     narrow = unrolled // 2
-    return config if narrow % spec.visit_columns else replace(config, subtile_n=min(config.subtile_n, narrow))
+    fits = spec.fits_visit(narrow)
+    return replace(config, subtile_n=min(config.subtile_n, narrow)) if fits else config
 
 
 def _has_logsumexp_of_rows(spec: EpilogueSpec) -> bool:
@@ -619,13 +644,13 @@ def _begins_anywhere(plane: Load | Store, spec: EpilogueSpec) -> bool:
 
 
 def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> TileConfig:
-    """The configuration with the subtiles that an alignment gets: the narrowest of its segments', if columns
-    are in segments."""
+    """The configuration with the subtiles that an alignment gets: the narrowest of its segments' that have
+    what all segments need of blocks, if columns are in segments."""
     if len(spec.segments) > 1:
-        found = min(
-            (subtiled(segment, config, alignment) for segment in spec.segments),
-            key=lambda each: (each.subtile_n, each.rolled, -each.box_subtiles),
-        )
+        every = [subtiled(segment, config, alignment) for segment in spec.segments]
+        rotates = any(op.op == ROTATE_FIRST for op in spec.ops)
+        fitting = [each for each in every if not rotates or spec.fits_visit(each.subtile_n)]
+        found = min(fitting or every, key=lambda each: (each.subtile_n, each.rolled, -each.box_subtiles))
         able = all(holds_boxes_of_two(found, segment) for segment in spec.segments)
         return found if able else replace(found, box_subtiles=1)
     spec = multiplied(spec, config)
@@ -637,8 +662,8 @@ def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Ti
 
 def _narrow(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """Narrows subtiles, except those that hold whole blocks, which `whole_blocks_of_columns` has set, of this
-    spec or of another segment."""
-    if spec.visit_columns > 1 or config.subtile_n in WHOLE_VISITS:
+    spec or of another segment, and those that hold first columns of blocks."""
+    if spec.visit_columns > 1 or config.subtile_n in WHOLE_VISITS or not spec.fits_visit(NARROW_SUBTILE_N):
         return config
     return replace(config, subtile_n=min(config.subtile_n, NARROW_SUBTILE_N))
 

@@ -33,11 +33,13 @@ from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import (
+    ROTATE_FIRST,
     ROTATE_HALF,
     Accumulator,
     Axis,
     BColumns,
     Blocks,
+    Const,
     DType,
     EpilogueSpec,
     Load,
@@ -110,7 +112,12 @@ def _of_segments(
         fitting = (config for config in further if _fits(config, segment))
         return *of_one(segment), *beside_others(fitting, segment)
 
+    def of_packed(segment: EpilogueSpec) -> Iterable[TileConfig]:
+        return (each for each in suited(arch, arch.target.tiles.packed, segment) if _fits(each, segment))
+
     found = serving_all(spec, of_one) or serving_all(spec, of_blocks)
+    if spec.product.b_block:
+        found = tuple(dict.fromkeys((*found, *serving_all(spec, of_packed))))
     if not found:
         raise ValueError(f"no tile of {arch.value} serves these {len(spec.segments)} products in one launch")
     return found
@@ -183,6 +190,32 @@ def rotations_held(
     return tuple(held)
 
 
+@cache
+def rotates_first(
+    arch: Arch,
+    accumulators: tuple[Accumulator, ...],
+    columns: int,
+    block: int,
+    whole: int = 1,
+    planes_read: int = 0,
+    tables: int = 0,
+) -> bool:
+    """Returns whether some tile rotates the first `columns` columns of each block of `block` columns, for
+    specs of these products that read this number of planes, of which `tables` have these columns of each
+    block alone, and that reduce blocks of `whole` columns, if that is more than 1."""
+    acc, period = accumulators[0].name, block if columns < block else 0
+    load = Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
+    blocks = Blocks(columns, Stride.ZERO, Stride.ONE, period)
+    kinds = (replace(load, stride_n=Stride.OTHER, blocks=blocks),) * tables + (load,) * (planes_read - tables)
+    loads = tuple(replace(each, name=f"exact{i}") for i, each in enumerate(kinds))
+    chain = (
+        Op("t0", "block_mean" if whole > 1 else "abs", (acc,), DType.F32, block=whole if whole > 1 else 0),
+        Op("t1", ROTATE_FIRST, (acc, Const(columns)), DType.F32, block=block),
+        Op("t2", "mul", ("t0", "t1"), DType.F32),
+    )
+    return bool(_serving(arch, EpilogueSpec(accumulators, loads, chain, (Store("out0", "t2", DType.BF16),))))
+
+
 def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """Returns the shipped tiles that can serve a spec. If none of them holds the blocks of a pair, or rotates
     blocks, returns further tiles of the target. A pair that reads planes gets none, since it spilled 32 bytes
@@ -192,7 +225,7 @@ def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         return found
     tiles = arch.target.tiles
     further: tuple[TileConfig, ...] = ()
-    if not spec.loads_of(LoadKind.EXACT) or spec.reordered_columns:
+    if not spec.loads_of(LoadKind.EXACT) or spec.rotates:
         sized = filter(suits_any_epilogue, suited(arch, tiles.sized, spec))
         further = tuple(sized) or suited(arch, tiles.blocks, spec)
     further = further or suited(arch, tiles.whole_blocks, spec)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.planning.rules import WHOLE_VISITS, most_written, pairs_halves, reads, subtiled
 from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.spec import EpilogueSpec
+from cute_backend.spec import ROTATE_FIRST, EpilogueSpec
 
 
 def serving_all(
@@ -30,13 +31,21 @@ def serving_all(
             if config.split_k == 1 and not config.transposed:
                 columns.setdefault(_shape(config), config.subtile_n)
     shared = (shape for shape in every[0] if all(shape in others for others in every))
-    found = (replace(shape, subtile_n=_width([columns[shape] for columns in every])) for shape in shared)
+    found = (
+        replace(shape, subtile_n=_width(spec, [columns[shape] for columns in every])) for shape in shared
+    )
     return tuple(config for config in found if holds_planes(config, spec) and _is_kept(config, spec))
 
 
-def _width(widths: Sequence[int]) -> int:
+def _width(spec: EpilogueSpec, widths: Sequence[int]) -> int:
     """The columns of the subtiles of all segments, of which each alone would have `widths`."""
-    return next((width for width in widths if width in WHOLE_VISITS), min(widths))
+    able = (width for width in sorted(widths) if width in WHOLE_VISITS or _holds_first(width, spec))
+    return next(able, min(widths))
+
+
+def _holds_first(width: int, spec: EpilogueSpec) -> bool:
+    """Whether the spec rotates first columns of blocks, and visits of `width` columns have these."""
+    return any(op.op == ROTATE_FIRST for op in spec.ops) and spec.fits_visit(width)
 
 
 def _shape(config: TileConfig) -> TileConfig:
@@ -53,7 +62,7 @@ def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
     for alignment in Alignment:
         narrow = subtiled(spec, config, alignment)
         for width, segment in zip(widths, spec.segments, strict=True):
-            whole = narrow.subtile_n % segment.visit_columns == 0
+            whole = segment.fits_visit(narrow.subtile_n)
             # A segment of one block has no mode of blocks, whose coordinate TMA would want.
             single = width == segment.reordered_columns > narrow.subtile_n
             if single or not (whole and pairs_halves(narrow.subtile_n, segment)):
@@ -61,7 +70,8 @@ def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
             most = most_written(narrow.subtile_n, *reads(segment))
             if most is not None and len(segment.planes) > most:
                 return False
-            if subtiled(segment, narrow, alignment) != narrow:
+            wide = narrow.subtile_n > NARROW_SUBTILE_N and _holds_first(narrow.subtile_n, spec)
+            if not wide and subtiled(segment, narrow, alignment) != narrow:
                 return False
     return True
 

@@ -21,6 +21,7 @@ The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a s
 from cute_backend.spec.canonical import SPEC_VERSION
 from cute_backend.spec.chain_ops import (
     BLOCK_PART,
+    FIRST_VISITS,
     LEAST_AHEAD,
     ROTATE_FIRST,
     ROTATE_HALF,
@@ -63,6 +64,7 @@ from cute_backend.spec.stores import (
 __all__ = [
     "BATCH_ROWS",
     "BLOCK_PART",
+    "FIRST_VISITS",
     "FP8_K_STEP",
     "HEAD_COLUMNS",
     "LEAST_AHEAD",

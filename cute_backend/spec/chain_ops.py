@@ -51,6 +51,10 @@ ROTATE_FIRST = "block_rotate_first"
 """The op that does the same to the first columns of each block, and leaves its other columns as they are. Its
 second operand, a number, counts them."""
 
+FIRST_VISITS = (32, 64)
+"""The columns of visits in which first columns of blocks are rotated, if blocks are multiples of them, and
+they have all columns that are rotated. Otherwise a visit has whole blocks."""
+
 BLOCK_PART = "block_part"
 """The op that numbers the parts of blocks: for an element in column n, it is n % block // its operand, a
 number that divides the block. So a program may work on the first columns of each head alone."""
@@ -80,10 +84,25 @@ class Op:
         return tuple(operand for operand in self.operands if isinstance(operand, str))
 
     @property
+    def first_columns(self) -> int:
+        """The columns that a ROTATE_FIRST rotates, of each block; 0 for other ops."""
+        if self.op != ROTATE_FIRST:
+            return 0
+        _, columns = self.operands
+        return int(columns.value) if isinstance(columns, Const) else 0
+
+    def fits_visit(self, columns: int) -> bool:
+        """Whether visits of this number of columns have all columns that a ROTATE_FIRST rotates."""
+        return self.block % columns == 0 and self.first_columns <= columns
+
+    @property
     def reduced_columns(self) -> int:
-        """The columns of the blocks that the op needs whole, as it reduces them or rotates their first
-        columns; 0 if it needs none."""
-        return 0 if self.op in (ROTATE_HALF, BLOCK_PART) else self.block
+        """The columns of the blocks that the op needs whole, as it reduces them, or rotates their first
+        columns and no visit of `FIRST_VISITS` has these; 0 if it needs none."""
+        if self.op in (ROTATE_HALF, BLOCK_PART):
+            return 0
+        has_first = self.op == ROTATE_FIRST and any(map(self.fits_visit, FIRST_VISITS))
+        return 0 if has_first else self.block
 
 
 LEAST_AHEAD = 16

@@ -176,16 +176,23 @@ class EpilogueSpec:
         if self.b_columns is BColumns.SEGMENTS:
             return 1
         heads = (store.heads.columns for store in self.stores if store.heads is not None)
-        parted = (op.block for op in self.ops if op.op == BLOCK_PART)
-        return lcm(self.whole_columns, self.rotated_columns or 1, *heads, *parted)
+        of_ops = (op.block for op in self.ops if op.op in (BLOCK_PART, ROTATE_FIRST))
+        return lcm(self.whole_columns, self.rotated_columns or 1, *heads, *of_ops)
 
     @cached_property
     def whole_columns(self) -> int:
         """The number of columns that a tile needs whole: the least common multiple of the blocks that an op
-        reduces, or of which it rotates the first columns, or that a store has one element for; 1 without such
-        blocks."""
+        reduces, or that a store has one element for, and of blocks whose first columns an op rotates, if no
+        narrow visit has these (`FIRST_VISITS`); 1 without such blocks."""
         blocks = {op.reduced_columns for op in self.ops}
         return lcm(*((blocks | {store.block for store in self.stores}) - {0}))
+
+    def fits_visit(self, columns: int) -> bool:
+        """Whether visits of this number of columns have what all ops and stores need of each block."""
+        first = [op for op in self.ops if op.op == ROTATE_FIRST]
+        blocks = {op.reduced_columns for op in self.ops if op.op != ROTATE_FIRST}
+        whole = lcm(*((blocks | {store.block for store in self.stores}) - {0}))
+        return (self.pass_columns > 0 or columns % whole == 0) and all(op.fits_visit(columns) for op in first)
 
     @cached_property
     def pass_columns(self) -> int:

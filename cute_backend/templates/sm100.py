@@ -1063,7 +1063,9 @@ class Sm100Gemm(Gemm):
     def _reader(self, acc: cute.Tensor, seat: Seat) -> Reader:
         """A thread's reader of its own row of subtiles (128, subtile_n, 1, subtiles, stage)."""
         pieces = cute.flat_divide(acc[((None, None), 0, 0, None)], self.box)
-        op = tcgen05.Ld32x32bOp(tcgen05.Repetition(self.config.subtile_n))
+        columns = self.config.subtile_n
+        # One instruction reads a power of two columns.
+        op = tcgen05.Ld32x32bOp(tcgen05.Repetition(columns & -columns))
         tmem_copy = tcgen05.make_tmem_copy(cute.make_copy_atom(op, Float32), pieces[(None, None, 0, 0, 0)])
         thread_copy = tmem_copy.get_slice(seat.thread)
         shape = thread_copy.partition_D(cute.make_identity_tensor(self.box)).shape

@@ -132,13 +132,16 @@ class Subtile(ABC):
         """The number of the part that element e lies in, where blocks of `block` columns consist of parts of
         `part` columns. If `pair_halves` has ordered the columns, that leaves each in its part.
 
-        The elements of a subtile differ by constants if its columns are whole parts of one block, or one part
-        has all of them.
+        If a subtile has whole blocks, the number is a constant. If a block has whole subtiles, it is one
+        number for every eight columns. Parts that are no multiple of eight columns divide these.
         """
-        width = self._columns
-        whole = block % width == 0 and min(part % width, width % part) == 0
-        if whole and part % 8 == 0:
-            return (self.tile.n0 + self._offset) % block // part + self.block_of(e, part)
+        width, eights = self._columns, part % 8 == 0
+        if width % block == 0 and block % 8 == 0:
+            return self.block_of(e, 8) * 8 % block // part if eights else self._place(e, block) // part
+        if block % width == 0:
+            first = (self.tile.n0 + self._offset) % block
+            within = self.block_of(e, 8) * 8 if eights else self.tile.column_offset(self.column_of(e))
+            return (first + within) // part
         return self.raw_column(self.column_of(e)) % block // part
 
     def noise_word(self, e: int) -> tuple[int, int] | None:
@@ -172,22 +175,26 @@ class Subtile(ABC):
 
     def rotate_first(self, values: cute.Tensor, block: int, columns: int) -> cute.Tensor:
         """Rotates the halves (x, y) of the first `columns` columns of each block to (-y, x), and leaves the
-        other columns as they are. A subtile has whole blocks, of a multiple of eight columns, and a half is
-        an even number of columns. Columns that are no multiple of eight apart are in other lanes."""
+        other columns as they are. A subtile has whole blocks, of a multiple of eight columns, or a block has
+        whole subtiles, of which the first has all columns that are rotated. A half is an even number of
+        columns. Columns that are no multiple of eight apart are in other lanes."""
         rotated = cute.make_rmem_tensor_like(values)
         half = columns // 2
         for e in range(self.elements):
             first, last = self._span(e, block)
             place = self._place(e, block)
+            if block > self._columns:
+                place = place + (self.tile.n0 + self._offset) % block
             rotated[e] = values[e]
             if first < columns and last >= half:
                 behind = self._neighbour(values, e, -half)
                 is_second = (place >= half) & (place < columns)
-                whole = half <= first and last < columns
+                whole = half <= first and last < columns and block <= self._columns
                 rotated[e] = behind if whole else cutlass.select_(is_second, behind, rotated[e])
             if first < half:
                 ahead = -self._neighbour(values, e, half)
-                rotated[e] = ahead if last < half else cutlass.select_(place < half, ahead, rotated[e])
+                whole = last < half and block <= self._columns
+                rotated[e] = ahead if whole else cutlass.select_(place < half, ahead, rotated[e])
         return rotated
 
     def _span(self, e: int, block: int) -> tuple[int, int]:
@@ -201,7 +208,7 @@ class Subtile(ABC):
 
     def _place(self, e: int, block: int) -> int | Int32:
         """The column of element e within its block, of a multiple of eight columns. The subtile has whole
-        blocks."""
+        blocks, or it is the first of a block."""
         column = self.column_of(e) * self._row_threads // 8 * 8
         return self.tile.column_offset(self.column_of(e)) - column // block * block
 
@@ -216,7 +223,7 @@ class Subtile(ABC):
         not defined."""
         columns, period = plane.shape[1][0], plane.shape[2]
         for e in range(self.elements):
-            if self._columns % period:
+            if self._columns % period and period % self._columns:
                 place = self.column(e) % period
                 fragment[e] = plane[self.row(e), (cutlass.min(place, columns - 1), 0), 0]
                 continue

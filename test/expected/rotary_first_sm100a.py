@@ -3,9 +3,9 @@
     exact0  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of the first 24 of 64 columns and within one
     exact1  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of the first 24 of 64 columns and within one
 
-cute_mm_mul_block_rotate_first_add_where_256x128_32483778:
-sm_100a, tile 256x128_2x1_2cta_by64, planes aligned to 16 bytes:
-256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 64 columns, raster 8.
+cute_mm_mul_block_rotate_first_add_where_256x128_d17a580c:
+sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
+256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 Strides are 0, 1 or s, any other stride.
@@ -67,7 +67,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2, subtile_n=64))
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2))
 
 
 @cute.jit

@@ -117,6 +117,15 @@ CASES = [
     (TileConfig(Arch.SM90A, 128, 128, 2, subtile_n=64), first(24, 64)),
     (TileConfig(Arch.SM90A, 64, 64), first(12, 32)),
     (TileConfig(Arch.SM80, 64, 64), first(12, 32)),
+    (TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, subtile_n=32), first(24, 96)),
+    (TileConfig(Arch.SM90A, 64, 192, subtile_n=32), first(20, 96, DType.F32, rows=70)),
+    (TileConfig(Arch.SM100A, 128, 128), first(24, 96)),
+    (TileConfig(Arch.SM100A, 128, 64), first(28, 64, DType.F32, rows=70)),
+    (TileConfig(Arch.SM90A, 128, 192, cluster_n=2, subtile_n=64), first(64, 128, rows=70)),
+    (TileConfig(Arch.SM90A, 64, 64, pingpong=True, subtile_n=64), first(36, 128, rows=35)),
+    (TileConfig(Arch.SM100A, 128, 160, subtile_n=40), first(32, 80, rows=70)),
+    (TileConfig(Arch.SM100A, 256, 160, 2, ctas=2, subtile_n=40), first(20, 80, DType.F32)),
+    (TileConfig(Arch.SM80, 64, 64), first(24, 96)),
 ]
 
 
@@ -130,12 +139,12 @@ def test_kernels_rotate_first_columns(config: TileConfig, spec: EpilogueSpec, al
         stores = (replace(spec.stores[0], dtype=DType.BF16),)
         loads = tuple(replace(load, blocks=by_element(load.blocks)) for load in spec.loads)
         spec = replace(spec, loads=loads, stores=stores)
-    columns = spec.whole_columns
+    columns = spec.block_columns
     m = 140 if spec.stores[0].heads is not None else config.tile_m + 9
     a, b, tables = operands(spec, m, (config.tile_n // columns + 1) * columns)
     results, launch = run_region(spec, a, b, tables, Machine(config.arch, 1, config, 1))
     assert torch.equal(results[0], expected(spec, *a, *b, tables))
-    assert launch.kernel.config.subtile_n % columns == 0
+    assert spec.fits_visit(launch.kernel.config.subtile_n)
 
 
 def by_element(blocks: Blocks | None) -> Blocks | None:
@@ -146,12 +155,22 @@ def by_element(blocks: Blocks | None) -> Blocks | None:
 @pytest.mark.sim
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("m", [1, 100, 127, 2049])
-@pytest.mark.parametrize(("count", "columns"), [(24, 96), (32, 80)])
-def test_first_columns_at_edges(count: int, columns: int, m: int) -> None:
+@pytest.mark.parametrize(
+    ("arch", "count", "columns", "visit"),
+    [
+        (Arch.SM90A, 24, 96, 32),
+        (Arch.SM90A, 32, 80, 80),
+        (Arch.SM90A, 64, 128, 64),
+        (Arch.SM100A, 24, 96, 32),
+        (Arch.SM100A, 32, 80, 40),
+    ],
+)
+def test_first_columns_at_edges(arch: Arch, count: int, columns: int, visit: int, m: int) -> None:
     spec = first(count, columns)
     a, b, tables = operands(spec, m, 2 * columns)
-    results, launch = run_region(spec, a, b, tables, Machine(Arch.SM90A, m, None, 4))
-    assert launch.kernel.config.subtile_n == columns and launch.kernel.alignment is Alignment.TMA
+    results, launch = run_region(spec, a, b, tables, Machine(arch, m, None, 4))
+    assert launch.kernel.config.subtile_n == visit
+    assert launch.kernel.alignment is Alignment.TMA
     assert torch.equal(results[0], expected(spec, *a, *b, tables))
 
 
@@ -190,8 +209,11 @@ SPILLS = {
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", SPILLS)
-def test_no_kernel_that_rotates_first_columns_spills(name: str, alignment: Alignment) -> None:
-    for config in offered(Arch.SM90A, SPILLS[name]):
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
+def test_no_kernel_that_rotates_first_columns_spills(arch: Arch, name: str, alignment: Alignment) -> None:
+    if (arch, name) == (Arch.SM100A, "whole"):
+        pytest.skip("data center Blackwell orders the columns of whole heads by TMA")
+    for config in offered(arch, SPILLS[name]):
         assert build(Kernel(SPILLS[name], config, alignment)).spill_bytes == 0, config.name
 
 
@@ -229,7 +251,7 @@ def operands_of_heads(spec: EpilogueSpec, m: int) -> tuple[list[Tensor], list[Te
         return torch.randint(-3, 4, shape, generator=generator).bfloat16()
 
     product, loads = spec.product, []
-    columns = spec.segments[0].whole_columns
+    columns = spec.segments[0].block_columns
     heads = product.width // columns
     for load in spec.loads:
         if load.kind is LoadKind.ROWVEC:
@@ -251,22 +273,26 @@ def operands_of_heads(spec: EpilogueSpec, m: int) -> tuple[list[Tensor], list[Te
 @pytest.mark.parametrize(
     ("config", "spec"),
     [
-        (TileConfig(Arch.SM90A, 64, 96, subtile_n=96), packed(24, 96, 3)),
+        (TileConfig(Arch.SM90A, 64, 192, cluster_n=2, pingpong=True, subtile_n=32), packed(24, 96, 4)),
+        (TileConfig(Arch.SM90A, 128, 128, 2, pingpong=True, subtile_n=64), packed(64, 128, 3, apart=True)),
         (TileConfig(Arch.SM90A, 128, 80, 2, subtile_n=80), packed(32, 80, 3, apart=True)),
         (TileConfig(Arch.SM90A, 64, 80, subtile_n=80), packed(20, 80, 2)),
+        (TileConfig(Arch.SM90A, 64, 96), packed(24, 96, 3)),
+        (TileConfig(Arch.SM100A, 128, 160, subtile_n=40), packed(32, 80, 4)),
+        (TileConfig(Arch.SM100A, 256, 192, 2, ctas=2), packed(24, 96, 4)),
     ],
     ids=lambda each: getattr(each, "name", str(each)),
 )
 def test_projections_share_a_launch(config: TileConfig, spec: EpilogueSpec, m: int) -> None:
     """Also the values, whose columns need not be whole heads in a visit."""
-    assert config.name in [each.name for each in offered(Arch.SM90A, spec)]
+    assert config.name in [each.name for each in offered(config.arch, spec)]
     if m % 70 == 0:
-        heads = Heads(70, spec.segments[0].whole_columns)
+        heads = Heads(70, spec.segments[0].block_columns)
         spec = replace(
             spec, stores=(*(replace(each, heads=heads) for each in spec.stores[:2]), spec.stores[2])
         )
     a, b, loads = operands_of_heads(spec, m)
-    results, launch = run_region(spec, a, b, loads, Machine(Arch.SM90A, 1, config, 1))
+    results, launch = run_region(spec, a, b, loads, Machine(config.arch, 1, config, 1))
     assert launch.kernel.alignment is Alignment.TMA
     for result, right in zip(results, replay(spec, a, b, loads), strict=True):
         assert torch.equal(result, right)
@@ -277,20 +303,25 @@ SHARED = {
     "24 of 96 by heads": packed(24, 96, 8, rows=100),
     "32 of 80 apart": packed(32, 80, 8, rows=100, apart=True),
     "20 of 80": packed(20, 80, 8),
+    "24 of 96 apart": packed(24, 96, 8, apart=True),
+    "64 of 128": packed(64, 128, 8, rows=100, apart=True),
 }
 
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", SHARED)
-def test_no_kernel_of_projections_spills(name: str, alignment: Alignment) -> None:
-    for config in offered(Arch.SM90A, SHARED[name]):
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
+def test_no_kernel_of_projections_spills(arch: Arch, name: str, alignment: Alignment) -> None:
+    if (arch, name) == (Arch.SM100A, "64 of 128"):
+        pytest.skip("a thread has 40 columns of such a visit at most")
+    for config in offered(arch, SHARED[name]):
         assert build(Kernel(SHARED[name], config, alignment)).spill_bytes == 0, config.name
 
 
 def test_values_keep_to_the_planes_that_wide_visits_leave_room_for() -> None:
     """Where the values are added to two residuals, no tile serves all three."""
-    spec = packed(24, 96, 8)
+    spec = packed(32, 80, 8)
     planes = [Load(f"exact{i}", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE) for i in (4, 5)]
     chain = (op("r0", "add", "b2", "exact4"), op("r1", "add", "r0", "exact5"))
     stores = (*spec.stores[:2], Store("out2", "r1", DType.BF16), Store("out3", "b2", DType.BF16))
@@ -299,11 +330,11 @@ def test_values_keep_to_the_planes_that_wide_visits_leave_room_for() -> None:
 
 
 def test_two_tables_leave_room_for_one_result() -> None:
-    spec = first(24, 96)
+    spec = first(32, 80)
     assert planes_written(96, read=2, tables=2) == planes_written(80, read=2, tables=1) == 1
     assert planes_written(128, read=2, tables=2) == 0 and planes_written(64, read=2, tables=2) == 4
     second = replace(spec, stores=(*spec.stores, Store("out1", "acc", DType.BF16)))
-    with pytest.raises(ValueError, match="no tile of sm_90a holds blocks of 96 columns"):
+    with pytest.raises(ValueError, match="no tile of sm_90a holds blocks of 80 columns"):
         table(Arch.SM90A, second)
 
 

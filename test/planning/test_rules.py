@@ -28,6 +28,7 @@ from support.small_specs import (
     by_heads,
     exact,
     rotated,
+    rotated_first,
     rowvec,
     sampling_spec,
     spec_of,
@@ -84,6 +85,11 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         "128x128_1x1",
     ),
     rules.whole_blocks_of_columns: (PING_PONG, block_mean(96), None),
+    rules.first_columns_in_a_visit: (
+        PING_PONG._replace(subtile_n=64),
+        rotated_first(24, 96),
+        "128x128_2x1_pingpong",
+    ),
     rules.halves_of_rotated_blocks: (Shape(64, 160), rotated(64), None),
     rules.subtiles_within_heads: (
         PING_PONG._replace(subtile_n=64),

@@ -111,6 +111,7 @@ def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.Mon
         middle=(),
         blocks=(),
         whole_blocks=(),
+        packed=(),
         alone=None,
         tried=alone,
         clusters=((1, 1),),

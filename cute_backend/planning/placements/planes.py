@@ -20,11 +20,14 @@ def _stages_of_a_plane(load: Load, config: TileConfig, alignment: Alignment, tma
 
 def _in_whole_boxes(load: Load, config: TileConfig) -> bool:
     """Whether a subtile's columns are of one block of a table. If the table has only the first columns of
-    each block, a subtile is a block, and TMA fills the other columns with zeros."""
+    each block, a subtile has all of them or none. TMA fills its other columns with zeros, and loads the first
+    ones where it has none."""
     if not load.is_table or load.blocks is None:
         return False
-    period = load.blocks.period
-    return period == config.subtile_n if period else load.blocks.columns % config.subtile_n == 0
+    columns, period = load.blocks.columns, load.blocks.period
+    if period:
+        return period % config.subtile_n == 0 and columns <= config.subtile_n
+    return columns % config.subtile_n == 0
 
 
 TMA = Placement(

@@ -91,6 +91,8 @@ class Tiles:
     """Further tiles for blocks of columns of which no tile above consists, such as heads of 80 columns."""
     whole_blocks: tuple[Shape, ...] = ()
     """Further tiles that are one visit, for blocks of columns that no other visit holds whole."""
+    packed: tuple[Shape, ...] = ()
+    """Further tiles for products that share a launch and a B, whose columns are packed by heads."""
     small_groups: Shape | None = None
     """The tile for products of rows in groups that have about 128 rows in the mean."""
     splits: tuple[int, ...] = ()
@@ -117,7 +119,15 @@ class Tiles:
     def all(self) -> tuple[Shape, ...]:
         """Every tile above, except `small_groups`, `parted`, `parted_clusters` and `tried_parted`."""
         alone = () if self.alone is None else (self.alone,)
-        further = (self.sized, self.sized_by_blocks, self.middle, self.blocks, self.whole_blocks, self.tried)
+        further = (
+            self.sized,
+            self.sized_by_blocks,
+            self.middle,
+            self.blocks,
+            self.whole_blocks,
+            self.packed,
+            self.tried,
+        )
         return (*chain(*self.tables.values(), *further), *alone)
 
 

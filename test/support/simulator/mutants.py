@@ -292,6 +292,7 @@ ROTATING_NEIGHBOURS = Subject(sm90(64, 64), (72, 72, 128), spec=NEIGHBOURS)
 ROTATING_FIRST = Subject(sm90(64, 96, subtile_n=96), (72, 192, 128), spec=FIRST_COLUMNS)
 PASSES = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=LARGEST_OF_BLOCKS)
 BLACKWELL_PASSES = Subject(sm100(128, 128), (136, 192, 256), spec=LARGEST_OF_BLOCKS)
+ROTATING_IN_PARTS = Subject(sm90(64, 64), (72, 192, 128), spec=FIRST_COLUMNS)
 SEGMENTS = Subject(sm90(64, 64, pingpong=True), (136, 208, 256), spec=SEGMENTED)
 HEADS = Subject(sm90(64, 128, pingpong=True), (120, 192, 64), spec=HEADED)
 BLACKWELL_HEADS = Subject(sm100(128, 128), (120, 192, 64), spec=HEADED)
@@ -342,6 +343,7 @@ SUBJECTS = {
     "rotating by a table": ROTATING_TABLE,
     "rotating neighbours": ROTATING_NEIGHBOURS,
     "rotating first columns": ROTATING_FIRST,
+    "rotating in parts of heads": ROTATING_IN_PARTS,
     "repeating": REPEATING,
     "passes": PASSES,
     "passes on Blackwell": BLACKWELL_PASSES,
