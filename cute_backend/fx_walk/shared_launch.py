@@ -213,7 +213,9 @@ def _loss(walk: Walk, group: Sequence[Region], joined: Region) -> str | None:
         ratio = mean(time(joined, m) / apart(m) for m in sizes)
         after = None
         if config.rotary_embeddings == "auto" and _exchanges(joined.spec):
-            after = mean(time(joined, m) / _rotated_after(joined, m, arch) for m in sizes)
+            after = mean(
+                _of_tiles(joined, m) * time(joined, m) / _rotated_after(joined, m, arch) for m in sizes
+            )
     except ValueError as error:  # no tile serves all of them
         return str(error)
     if ratio < 1 and after is not None and after >= 1:
@@ -226,6 +228,26 @@ def _loss(walk: Walk, group: Sequence[Region], joined: Region) -> str | None:
 def _exchanges(spec: EpilogueSpec) -> bool:
     """Whether threads exchange halves of heads, which takes tiles that other work does not."""
     return any(op.op == ROTATE_FIRST for op in spec.ops)
+
+
+_FEW_ROWS = 128
+_OF_WHOLE_VISITS = {True: 0.97, False: 1.2}
+"""The times of kernels whose visits are whole heads, relative to a kernel without work after its products and
+one of Inductor's, divided by the predicted ratio: for at most `_FEW_ROWS` rows, and for more. These are the
+geometric means of 10 problems each: Phi-2, Pythia 2.8B and H2O-Danube 1.8B, 1 to 2,048 tokens, bf16 and
+fp8 (H100, benchmarks/qkv.py)."""
+
+
+_OF_PACKED_HEADS = {True: 1.0, False: 1.1}
+"""The same for heads that are packed in one B, in other visits: GPT-NeoX-20B, 1 to 2,048 tokens."""
+
+
+def _of_tiles(joined: Region, m: int) -> float:
+    """The factor by which the predicted time of a kernel that exchanges halves is corrected."""
+    few = m <= _FEW_ROWS
+    if joined.spec.whole_columns > 1:
+        return _OF_WHOLE_VISITS[few]
+    return _OF_PACKED_HEADS[few] if joined.spec.product.b_block else 1.0
 
 
 def _rotated_after(joined: Region, m: int, arch: Arch) -> float:

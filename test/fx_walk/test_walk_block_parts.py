@@ -290,8 +290,8 @@ def test_first_columns_through_torch_compile(fresh_compiler: None) -> None:
 
 @pytest.mark.parametrize(("count", "columns"), FIRST)
 def test_hopper_exchanges_halves_of_first_columns(count: int, columns: int) -> None:
-    """Tables have these columns alone, and a tile serves the region. Data center Blackwell has heads of 32
-    and 64 columns whole, and none of 80 or 96."""
+    """Tables have these columns alone, and a tile serves the region. Data center Blackwell orders whole heads
+    of 80 columns by TMA."""
     program, inputs = of_first(count, columns)
     (region,) = collect(program, inputs, arch="sm_90a")[0].regions
     assert [op.block for op in region.spec.ops if op.op == ROTATE_FIRST] == [columns]
@@ -300,19 +300,19 @@ def test_hopper_exchanges_halves_of_first_columns(count: int, columns: int) -> N
     assert table(Arch.SM90A, region.spec)
     elsewhere = collect(program, inputs, arch="sm_100a")[0].regions
     exchanged = [op.op for region in elsewhere for op in region.spec.ops if op.op == ROTATE_FIRST]
-    assert len(exchanged) == (columns in (32, 64))
+    assert len(exchanged) == (count < columns)
     assert not collect(program, inputs, arch="sm_80")[0].regions
 
 
 def test_two_tables_leave_one_result() -> None:
-    """The residual would be a third plane that is read."""
+    """In visits of 80 columns, beside which the residual would be a third plane that is read."""
 
-    rotated, inputs = of_first(24, 96)
+    rotated, inputs = of_first(32, 80)
 
     def program(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor, residual: Tensor) -> Tensor:
         return rotated(a, b, cos, sin) + residual
 
-    (report,) = collect(program, (*inputs, heads(integers(M, 288), 96)), arch="sm_90a")
+    (report,) = collect(program, (*inputs, heads(integers(M, 240), 80)), arch="sm_90a")
     assert all(table(Arch.SM90A, region.spec) for region in report.regions)
     assert Reason.BLOCK_SIZE in [each.reason for each in report.rejections]
 
@@ -329,16 +329,17 @@ def test_a_weight_of_first_columns_is_read_for_each_block() -> None:
 
 
 def attention_inputs(
-    qkv: Callable[..., object], tokens: int, columns: int, count: int
+    qkv: Callable[..., object], tokens: int, columns: int, count: int, hidden: int
 ) -> tuple[Callable[..., object], tuple[Tensor, ...]]:
     tables = torch.empty(2, 1, 1, tokens, count, dtype=torch.bfloat16).unbind()
-    weights = torch.empty(3 * 8 * columns, 1024, dtype=torch.bfloat16)
-    return qkv, (torch.empty(1, tokens, 1024, dtype=torch.bfloat16), weights, *tables)
+    weights = torch.empty(3 * hidden // columns * columns, hidden, dtype=torch.bfloat16)
+    return qkv, (torch.empty(1, tokens, hidden, dtype=torch.bfloat16), weights, *tables)
 
 
 def packed_by_heads(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
     """As GPT-NeoX-20B: the query, key and value of each head are side by side."""
-    q, k, v = F.linear(x, w).unflatten(-1, (8, -1)).transpose(1, 2).chunk(3, -1)
+    columns = 80 if x.shape[-1] % 96 else 96
+    q, k, v = F.linear(x, w).unflatten(-1, (-1, 3 * columns)).transpose(1, 2).chunk(3, -1)
     count = cos.shape[-1]
 
     def turn(y: Tensor) -> Tensor:
@@ -348,15 +349,17 @@ def packed_by_heads(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> tuple[Ten
     return turn(q), turn(k), v
 
 
-@pytest.mark.parametrize(("columns", "count"), [(96, 24), (80, 32)])
-@pytest.mark.parametrize(("tokens", "shares"), [(16, True), (4096, False)])
+@pytest.mark.parametrize(
+    ("columns", "count", "hidden"), [(96, 24, 6144), (80, 32, 2560), (80, 20, 2560), (80, 80, 2560)]
+)
+@pytest.mark.parametrize(("tokens", "shares"), [(16, True), (64, True), (256, False), (2048, False)])
 def test_packed_heads_are_rotated_where_the_tile_costs_less(
-    columns: int, count: int, tokens: int, shares: bool
+    columns: int, count: int, hidden: int, tokens: int, shares: bool
 ) -> None:
-    """For many tokens, a tile of one head takes longer than a larger one and a kernel that rotates."""
-    program, inputs = attention_inputs(packed_by_heads, tokens, columns, count)
+    """For many tokens, the tiles of packed heads take longer than the best tile and a kernel that rotates."""
+    program, inputs = attention_inputs(packed_by_heads, tokens, columns, count, hidden)
     with config.patch(shared_launches=True, rotary_embeddings="auto"):
         regions = collect(program, inputs, arch="sm_90a")[0].regions
     assert [len(region.spec.accumulators) for region in regions if region.rotates] == [3] * shares
     for region in regions:
-        assert all(config.subtile_n == columns for config in table(Arch.SM90A, region.spec))
+        assert all(region.spec.fits_visit(config.subtile_n) for config in table(Arch.SM90A, region.spec))
