@@ -220,9 +220,9 @@ def test_no_kernel_that_selects_a_part_spills(
 
 def test_tma_writes_heads_of_at_most_five_axes() -> None:
     """A head of two blocks whose halves have two runs each has four axes, beside rows and heads."""
-    for count, in_boxes in ((32, True), (64, False)):
-        spec = partial(count, 128, rows=100)
-        config = TileConfig(Arch.SM90A, 128, 128, 2, subtile_n=32)
+    for count, columns, in_boxes in ((32, 128, True), (64, 128, True), (128, 256, False)):
+        spec = partial(count, columns, rows=100)
+        config = TileConfig(Arch.SM90A, 128, columns, 2, subtile_n=32)
         assert (plan(spec, config, Alignment.TMA).shared_stores == ("out0",)) is in_boxes
 
 

@@ -226,7 +226,8 @@ def test_blocks_are_reduced_in_loops_if_planes_move_by_element(columns: int) -> 
     a, bs, (row,) = operands(rms_norm(columns), 140, 512)
     odd = torch.zeros(140, 513, dtype=torch.bfloat16)[:, 1:].copy_(torch.randn(140, 512))
     results, launch = run_region(spec, a, bs, [row, odd], Machine(Arch.SM90A, 140, config, 1))
-    assert launch.kernel.alignment is Alignment.PLAIN and launch.kernel.config.rolled
+    assert launch.kernel.alignment is Alignment.PLAIN
+    assert subtiled(spec, launch.kernel.config, Alignment.PLAIN).rolled
     torch.testing.assert_close(results[0], replay(spec, a, bs, [row, odd])[0], rtol=8e-3, atol=8e-3)
 
 

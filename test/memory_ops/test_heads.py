@@ -193,12 +193,12 @@ def test_a_subtile_is_within_a_head() -> None:
 
 
 def test_planes_are_written_by_element_where_a_subtile_has_several_heads() -> None:
-    spec = EpilogueSpec(
-        (ACC,),
-        (),
-        (Op("t0", "block_mean", ("acc",), DType.F32, block=64),),
-        (replace(STORE, heads=Heads(100, 32)),),
+    """Blocks of two sizes are reduced in visits that hold the larger ones whole."""
+    means = (
+        Op("t1", "block_mean", ("acc",), DType.F32, block=32),
+        Op("t0", "block_mean", ("t1",), DType.F32, block=64),
     )
+    spec = EpilogueSpec((ACC,), (), means, (replace(STORE, heads=Heads(100, 32)),))
     config = choose(Arch.SM90A, spec, 200, 256, 64, 132)
     assert config.subtile_n == 64 and not plan(spec, config, Alignment.TMA).shared_stores
     check(spec, 200, 192, config)
