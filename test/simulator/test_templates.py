@@ -67,7 +67,7 @@ def each_on_an_architecture():
 @pytest.mark.parametrize(("name", "arch"), each_on_an_architecture())
 def test_every_shared_epilogue_is_right(name, arch):
     epilogue = SHARED[name]
-    m, n, k = 144 if epilogue.square else 200, 192 if name in BLOCKS else 144, 256
+    m, n, k = 144 if epilogue.square else 200, 384 if name in BLOCKS else 144, 256
     inputs = epilogue.inputs(Problem(m, n, k))
     simulation = run(epilogue.fn, inputs, Machine(arch, async_seed=1, clusters=1))
     expected = as_tuple(reference(epilogue.fn, inputs))

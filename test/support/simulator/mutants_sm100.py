@@ -541,7 +541,8 @@ MUTANTS = [
         "sums of the first visit for all",
         BLACKWELL_PARTS,
         instead(
-            "sums.add(registers, seat.thread_of_all, visit,", "sums.add(registers, seat.thread_of_all, 0,"
+            " sums.add(registers, seat.thread_of_all, visit,",
+            " sums.add(registers, seat.thread_of_all, 0,",
         ),
         WrongNumbers,
         "are wrong",
@@ -692,7 +693,7 @@ MUTANTS = [
     Mutant(
         "loads from tensor memory not waited for",
         ONE,
-        without("cute.arch.fence_view_async_tmem_load()", 2),
+        without("cute.arch.fence_view_async_tmem_load()", 3),
         RaceError,
         r"tcgen05\.mma.* overwrites tensor memory.*a tcgen05\.ld of warp \d .*may still be reading",
     ),
@@ -761,8 +762,8 @@ MUTANTS = [
         ONE,
         (
             Edit(
-                "if visit == self.visits - 1:\n                    with cute.arch.elect_one():",
-                "if visit == self.visits - 1:\n                    if visit >= 0:",
+                "if visit == self.visits - 1:\n            with cute.arch.elect_one():",
+                "if visit == self.visits - 1:\n            if visit >= 0:",
             ),
         ),
         Deadlock,
@@ -982,9 +983,10 @@ MUTANTS = [
         (
             Edit('cute.arch.fence_proxy("async.shared", space="cta")', "pass"),
             Edit(
-                "sub = Sm100Subtile(self.config, tile, visit)",
-                "sub = Sm100Subtile(self.config, tile, visit); "
-                'cute.arch.fence_proxy("async.shared", space="cta")',
+                "sub = Sm100Subtile(self.config, tile, visit)\n        accumulators =",
+                "sub = Sm100Subtile(self.config, tile, visit)\n"
+                '        cute.arch.fence_proxy("async.shared", space="cta")\n'
+                "        accumulators =",
             ),
         ),
         MissingProxyFence,
