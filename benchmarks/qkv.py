@@ -2,12 +2,13 @@
 
     python benchmarks/qkv.py FILE.json [LAYOUT...] [PROGRAM...] [bf16|fp8] [TOKENS...] [SETTING...] [tiles]
 
-For 1, 16 and 64 sequences of one token, and for 256, 512, 2,048 and 8,192 tokens of one, in bf16 and in fp8
-(rowwise scales). `LAYOUTS` are the layers that can be timed; the default is that of Llama 8B. Its projections
-are timed bare, with biases, and with rotary embeddings on q and k, in the kernel and behind it; these also
-with results contiguous as (B, H, S, D), with one weight for q, k and v, and with an RMS norm of each head of
-q and k before the rotation. Projections of other layers are rotated, as their models do it. Further arguments
-select cases. With `tiles`, the kernel that rotates is also timed in every tile that the planner offers.
+For 1, 16 and 64 sequences of one token, and for 256, 512, 1,024, 2,048, 4,096 and 8,192 tokens of one, in
+bf16 and in fp8 (rowwise scales). `LAYOUTS` are the layers that can be timed; the default is that of Llama 8B.
+Its projections are timed bare, with biases, and with rotary embeddings on q and k, in the kernel and behind
+it; these also with results contiguous as (B, H, S, D), with one weight for q, k and v, and with an RMS norm
+of each head of q and k before the rotation. Projections of other layers are rotated, as their models do it.
+Further arguments select cases. With `tiles`, the kernel that rotates is also timed in every tile that the
+planner offers.
 Results are compared with eager first. In CUDA graphs, interleaved, from a cold L2; microseconds, medians.
 """
 
@@ -55,13 +56,16 @@ class Layout:
 LAYOUTS = {
     "llama": Layout(4096, (32, 8, 8), 128, 128),
     "llama-1b": Layout(2048, (32, 8, 8), 64, 64),
+    "llama-70b": Layout(8192, (64, 8, 8), 128, 128),
+    "qwen2-7b": Layout(3584, (28, 4, 4), 128, 128, biased=True),
     "neox": Layout(6144, (64, 64, 64), 96, 24, biased=True, program="by_heads"),
     "pythia": Layout(2560, (32, 32, 32), 80, 20, biased=True, program="by_heads"),
     "phi": Layout(2560, (32, 32, 32), 80, 32, biased=True),
     "danube": Layout(2560, (32, 8, 8), 80, 80),
     "nemotron": Layout(3072, (24, 8, 8), 128, 64),
 }
-"""Llama 8B, Llama 3.2 1B, GPT-NeoX-20B, Pythia 2.8B, Phi-2, H2O-Danube 1.8B and Nemotron-Mini 4B."""
+"""Llama 8B, Llama 3.2 1B, Llama 70B, Qwen2 7B, GPT-NeoX-20B, Pythia 2.8B, Phi-2, H2O-Danube 1.8B and
+Nemotron-Mini 4B."""
 
 SHAPES = {
     "1": (1, 1),
@@ -69,7 +73,9 @@ SHAPES = {
     "64": (64, 1),
     "256": (1, 256),
     "512": (1, 512),
+    "1024": (1, 1024),
     "2048": (1, 2048),
+    "4096": (1, 4096),
     "8192": (1, 8192),
 }
 DTYPES = {"bf16": torch.bfloat16, "fp8": FP8}
