@@ -218,6 +218,25 @@ def test_rotary_embeddings_stay_in_shared_launches(
     assert bool(refused) is not any(rotates for _, rotates in found)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "heads", "rotates"),
+    [
+        # 581 us, and 621 by Inductor with three products of torch (H100, benchmarks/qkv.py).
+        (8192, 4096, (32, 8, 8), True),
+        # The tile that rotates heads of 128 columns leaves more multiprocessors without work.
+        (512, 8192, (64, 8, 8), False),
+    ],
+)
+def test_a_shared_launch_rotates_where_products_and_a_kernel_take_longer(
+    tokens: int, hidden: int, heads: tuple[int, ...], rotates: bool
+) -> None:
+    weights = [(count * 128, hidden) for count in heads]
+    with config.patch(rotary_embeddings="auto"):  # type: ignore[attr-defined]
+        explanation = explained(roped, (1, tokens, hidden), *weights, (tokens, 128), (tokens, 128))
+    assert [len(each.spec.accumulators) for each in explanation.regions if each.spec.rotates] == [3] * rotates
+    assert rotates or "times as long as with rotations by Inductor" in str(explanation)
+
+
 def test_a_rotation_that_shares_no_launch_is_left_to_inductor() -> None:
     def alone(x: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> tuple[Tensor, ...]:
         # The second product depends on the first, so nothing shares a launch.
