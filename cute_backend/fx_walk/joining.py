@@ -55,8 +55,8 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concaten
     if node in walk.reductions and walk.reductions[node].source in draft.values:
         return _join_reduction(walk, draft, walk.reductions[node])
     if node in walk.rotations and walk.rotations[node].source in draft.values:
-        if not walk.rotates(draft.anchors):
-            raise Refused(Reason.ROTATION_COST)
+        if why := walk.unrotated(draft.anchors):
+            raise Refused(Reason.ROTATION_COST, why=why)
         rotation = walk.rotations[node]
         value = resolve(walk, draft, rotation.source, Reader(node, node))
         rotated = lower_rotation(rotation, draft, value)

@@ -169,8 +169,7 @@ class Reason(Enum):
     )
     ROTATION_COST = (
         "rotation_cost",
-        "it rotates blocks of columns, and its product shares no launch; config.rotary_embeddings = 'always' "
-        "fuses it",
+        "it rotates blocks of columns, but {why}; config.rotary_embeddings = 'always' fuses it",
     )
     ROTATED_PLACES = (
         "rotated_places",

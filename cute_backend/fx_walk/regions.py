@@ -46,11 +46,15 @@ def find_regions(
     By default, rotary embeddings stay in a kernel only if it shares a launch, which is decided last. So if a
     region has rotations and turns out to have a launch of its own, the search is repeated without them.
     """
-    alone = frozenset[fx.Node]()
+    alone: dict[fx.Node, str] = {}
     while True:
         walk = Walk(graph, precision, capability, alone)
         regions, rejections = _find(walk)
-        rotating = {region.first.node for region in regions if region.rotates and not region.is_shared}
+        rotating = {
+            region.first.node: f"its product {region.unshared or 'shares no launch'}"
+            for region in regions
+            if region.rotates and not region.is_shared
+        }
         if config.rotary_embeddings != "auto" or not rotating:
             return regions, rejections
         alone |= rotating

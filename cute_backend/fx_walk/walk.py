@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 
@@ -30,11 +30,15 @@ class Walk:
     """The attributes before `owner` are facts of the graph; the others change as regions are found."""
 
     def __init__(
-        self, graph: fx.Graph, precision: Precision, capability: Capability, alone: Container[fx.Node] = ()
+        self,
+        graph: fx.Graph,
+        precision: Precision,
+        capability: Capability,
+        alone: Mapping[fx.Node, str] | None = None,
     ) -> None:
         self.precision = precision
-        self.alone = alone
-        """Products that share no launch even if they rotate blocks of columns."""
+        self.alone = alone or {}
+        """Products that share no launch even if they rotate blocks of columns, each with the reason."""
         self.capability = capability
         self.order = {node: position for position, node in enumerate(graph.nodes)}
         self.reductions = find_reductions(self.order)
@@ -64,13 +68,16 @@ class Walk:
         self.earliest = len(self.order)
         """The position of the first anchor of any region."""
 
-    def rotates(self, anchors: Sequence[Anchor]) -> bool:
-        """Whether the region of these anchors may rotate blocks of columns, by `config.rotary_embeddings`."""
+    def unrotated(self, anchors: Sequence[Anchor]) -> str:
+        """The reason why `config.rotary_embeddings` bars the region of these anchors from rotating blocks of
+        columns; empty if it may rotate them."""
         if config.rotary_embeddings != "auto":
-            return config.rotary_embeddings == "always"
+            never = config.rotary_embeddings == "never"
+            return "config.rotary_embeddings = 'never' leaves it to Inductor" if never else ""
         first, *others = anchors
-        of_one_a = self.of_one_a[first.a]
-        return config.shared_launches and not others and len(of_one_a) > 1 and first.node not in self.alone
+        if others or len(self.of_one_a[first.a]) == 1 or not config.shared_launches:
+            return "its product shares no launch"
+        return self.alone.get(first.node, "")
 
     def _heads(self) -> dict[fx.Node, list[fx.Node]]:
         heads: dict[fx.Node, list[fx.Node]] = {}
