@@ -40,7 +40,6 @@ from cute_backend.fx_walk.capability import Capability, Named, device_capability
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.epilogue_pass import current_precision, prepare
 from cute_backend.fx_walk.labels import input_names, label_inputs, plain_name
-from cute_backend.fx_walk.packed import divide_packed
 from cute_backend.fx_walk.reasons import Rejection
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
@@ -195,8 +194,7 @@ class _Collector:
             return find_regions(graph, current_precision(), self.capability)
 
         try:
-            prepare(graph)
-            divide_packed(graph, lambda graph: find(graph)[0])
+            prepare(graph, self.capability)
             regions, rejections = find(graph)
             if regions:
                 copy = WorkingCopy(graph).graph
@@ -213,7 +211,9 @@ def as_the_pass_meets_it(
     that the module's calls, such as a branch of a `cond`, and at last of the module's own."""
 
     def spy(graph: fx.Graph) -> None:
-        see(deepcopy(graph))
+        copy = deepcopy(graph)
+        copy.owning_module = graph.owning_module
+        see(copy)
 
     view_to_reshape(gm)
     with torch.no_grad():

@@ -107,9 +107,7 @@ class EpiloguePass(CustomGraphPass):
 
     def _fuse(self, graph: fx.Graph) -> list[Region]:
         """Fuses all regions of a graph, which the caller discards if something fails."""
-        prepare(graph)
-        if _unreachable() is None:
-            divide_packed(graph, lambda graph: find_regions(graph, current_precision(), device_capability)[0])
+        prepare(graph, device_capability)
         regions, rejections = self.analyse(graph)
         if tuning_is_on():
             # It imports all of Inductor, which an import of the pass must not do.
@@ -162,14 +160,16 @@ class EpiloguePass(CustomGraphPass):
         )
 
 
-def prepare(graph: fx.Graph) -> None:
-    """Rewrites what Inductor and programs write around products to forms in which regions are found."""
+def prepare(graph: fx.Graph, capability: Capability) -> None:
+    """Rewrites what Inductor and programs write around products to forms in which regions are found, and
+    divides products with packed columns."""
     if _unreachable() is None:
         take_padding_back(graph)
         slice_before_products(graph)
         lay_in_rows(graph)
         join_batches(graph)
         separate_logsumexps(graph)
+        divide_packed(graph, lambda graph: find_regions(graph, current_precision(), capability)[0])
 
 
 def _names(region: Region) -> str:

@@ -23,7 +23,7 @@ from cute_backend.api.described import parse_arch
 from cute_backend.errors import UsageError, check_function
 from cute_backend.fx_walk.capability import Capability, Named, device_capability
 from cute_backend.fx_walk.collect import as_the_pass_meets_it
-from cute_backend.fx_walk.epilogue_pass import EpiloguePass
+from cute_backend.fx_walk.epilogue_pass import EpiloguePass, prepare
 from cute_backend.fx_walk.reasons import Rejection
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.planning import TILE_K_BYTES, Alignment, Arch, TileConfig, may_finish_rows, unserved
@@ -239,6 +239,7 @@ class _Backend:
 
         as_the_pass_meets_it(gm, inputs, how, graphs.append)
         graph = graphs[-1]  # graphs that this one calls come before it, and run unchanged
+        prepare(graph, self.capability)
         regions, rejections = EpiloguePass().analyse(graph, self.capability)
         self.regions += len(regions)
         self.rejections += rejections
