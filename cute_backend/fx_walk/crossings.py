@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from cute_backend import config
+from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.boundary import ROW_HELD, Choices, Room, Value
 from cute_backend.fx_walk.concatenation import is_concatenation
@@ -16,7 +17,7 @@ from cute_backend.fx_walk.consumers import Kernel, Waves
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.launches import is_finished_apart
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
-from cute_backend.fx_walk.mutation import root
+from cute_backend.fx_walk.mutation import is_view, root
 from cute_backend.fx_walk.questions import is_only_read, is_reduction
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import parts_of
@@ -35,6 +36,7 @@ class Outside:
     reads: set[fx.Node]
     redone: set[fx.Node]
     waves: Waves
+    of_one_a: dict[fx.Node, list[Anchor]]
 
     def has(self, node: fx.Node) -> bool:
         """Whether the graph no longer computes a node once the regions are made: it is a member of one, or
@@ -42,6 +44,23 @@ class Outside:
         return node in self.owner or (
             node in self.redone and node not in self.reads and all(map(self.has, node.users))
         )
+
+    def beside(self, draft: Draft) -> set[fx.Node]:
+        """The work after other products of the draft's A that no region has yet: no kernel that reads the
+        results of the draft does it."""
+        found = set[fx.Node]()
+        stack = [
+            other.node
+            for other in self.of_one_a[draft.first.a]
+            if other.node not in self.owner and other.node not in draft.values
+        ]
+        while stack:
+            for user in stack.pop().users:
+                moves = is_pointwise(user) or is_reshape(user) or is_view(user) or is_concatenation(user)
+                if moves and user not in found and user not in self.owner and user not in draft.values:
+                    found.add(user)
+                    stack.append(user)
+        return found
 
 
 @dataclass(frozen=True)
@@ -65,7 +84,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
     needs = [_need(draft, nodes, outside) for nodes in groups]
     kernels: dict[Kernel, int] = {}
     values, reads = list[Value](), dict[int, int]()
-    sizes, loads = _Sizes(draft), _Loads(draft)
+    sizes, loads = _Sizes(draft), _Loads(draft, outside)
     apart = _Apart(draft, _last_plane(draft, groups, needs))
     for place, (nodes, need) in enumerate(zip(groups, needs, strict=True)):
         first, value = nodes[0], draft.values[nodes[0]]
@@ -100,9 +119,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
             )
         )
     consumers = tuple(reads.get(index, 0) for index in range(len(kernels)))
-    loaded = tuple(
-        loads.of_kernel(kernel, outside) if reads.get(kernels[kernel]) else 0 for kernel in kernels
-    )
+    loaded = tuple(loads.of_kernel(kernel) if reads.get(kernels[kernel]) else 0 for kernel in kernels)
     choices = Choices(tuple(values), loads.sizes(sizes), consumers, loaded, loads.bits)
     return Crossings(choices, places, _room(draft, loads))
 
@@ -278,8 +295,10 @@ _NEAR = 32
 class _Loads:
     """The planes that the members of a draft read, by the places of their views."""
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: Draft, outside: Outside) -> None:
         self.draft = draft
+        self.outside = outside
+        self.beside = outside.beside(draft)
         self.views = [view for view in draft.chain.views if view.kind is LoadKind.EXACT]
         self.found: dict[fx.Node, int] = {}
         for place, view in enumerate(self.views):
@@ -307,17 +326,17 @@ class _Loads:
                     self.found[operand] |= self._behind(source)
         return self.found[operand]
 
-    def of_kernel(self, kernel: Kernel, outside: Outside) -> int:
+    def of_kernel(self, kernel: Kernel) -> int:
         """The mask of the loads that a kernel reads for nearby work outside."""
         mask = 0
         for place, view in enumerate(self.views):
             stack, seen = [view.node], {view.node}
             while stack and len(seen) < _NEAR:
                 for user in stack.pop().users:
-                    if user in seen or user in self.draft.values or outside.has(user):
+                    if user in seen or user in self.draft.values or self.outside.has(user):
                         continue
-                    if is_pointwise(user) or is_reduction(user):
-                        mask |= (outside.waves.kernel_of(user) == kernel) << place
+                    if (is_pointwise(user) or is_reduction(user)) and user not in self.beside:
+                        mask |= (self.outside.waves.kernel_of(user) == kernel) << place
                     if is_pointwise(user) or is_reshape(user):
                         stack.append(user)
                     seen.add(user)

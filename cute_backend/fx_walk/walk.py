@@ -62,7 +62,7 @@ class Walk:
         """The nodes that regions read."""
         self.redone: set[fx.Node] = set()
         """Work on operands that regions repeat, some of it after other products."""
-        self.outside = Outside(self.owner, self.reads, self.redone, Waves(self.order))
+        self.outside = Outside(self.owner, self.reads, self.redone, Waves(self.order), self.of_one_a)
         self.rejections: dict[fx.Node, Rejection] = {}
         """The rejections of nodes that are in no region."""
         self.earliest = len(self.order)
