@@ -59,7 +59,7 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concaten
             raise Refused(Reason.ROTATION_COST, why=why)
         rotation = walk.rotations[node]
         value = resolve(walk, draft, rotation.source, Reader(node, node))
-        rotated = lower_rotation(rotation, draft, value)
+        rotated = lower_rotation(rotation, draft, value, walk.may_share(draft.anchors))
         check_mutations(walk, draft, node)
         return rotated
     if node in walk.block_parts.taken and walk.block_parts.taken[node].source in draft.values:

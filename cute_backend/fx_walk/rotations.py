@@ -177,9 +177,9 @@ def inner_of(found: dict[fx.Node, Rotation]) -> Iterator[tuple[fx.Node, fx.Node]
             yield node, rotation.head
 
 
-def lower_rotation(found: Rotation, draft: Draft, value: Operand) -> Operand:
+def lower_rotation(found: Rotation, draft: Draft, value: Operand, may_share: bool) -> Operand:
     """Rotates the halves of `value`, which is the chain's value of `found.source`, and records the frame of
-    the result.
+    the result. `may_share` says whether the kernel may compute other products of A, too.
 
     Raises Refused if the last axis is not a block of columns, if no tile can rotate it, or if other results
     depend on the places of columns.
@@ -187,7 +187,8 @@ def lower_rotation(found: Rotation, draft: Draft, value: Operand) -> Operand:
     frame, chain = draft.frames[found.source], draft.chain
     last = fake(found.source).dim() - 1
     part = frame.part
-    apart = _rotates_apart(chain, found, part)
+    single = may_share and known(draft.first.n == found.columns)
+    apart = _rotates_apart(chain, found, part, single)
     if part is not None and found.columns > 2 and not (part.is_regular or apart):
         raise Refused(Reason.ROTATED_PART, part=part, columns=found.columns)
     if frame.block > 1 or not frame.n_axes or frame.n_axes[-1] != last:
@@ -207,10 +208,11 @@ def lower_rotation(found: Rotation, draft: Draft, value: Operand) -> Operand:
     return lower_cast(chain, result, supported_dtype(found.head.name, fake(found.head).dtype))
 
 
-def _rotates_apart(chain: Chain, found: Rotation, part: BlockPart | None) -> bool:
+def _rotates_apart(chain: Chain, found: Rotation, part: BlockPart | None, single: bool) -> bool:
     """Whether the kernel rotates a head's first columns, or a whole head, in a visit that has all of them,
     because TMA can't order columns so that a thread has both halves, or would have to order those of wide
-    parts, after which it can't write results by heads. The target has to rotate halves of others, too."""
+    parts, after which it can't write results by heads. A `single` head has no axis of heads, without which
+    TMA orders no columns beside other products. The target has to rotate halves of others, too."""
     columns = found.columns
     if (
         columns == 2
@@ -219,7 +221,8 @@ def _rotates_apart(chain: Chain, found: Rotation, part: BlockPart | None) -> boo
     ):
         return False
     held = _rotated(chain, bool(chain.blocks))
-    if not held or (columns in held and (part is None or (part.is_regular and columns <= FIRST_VISITS[0]))):
+    regular = part is None or (part.is_regular and columns <= FIRST_VISITS[0])
+    if not held or (columns in held and regular and not single):
         return False
     return rotates(chain, columns, columns if part is None else part.columns)
 

@@ -74,10 +74,13 @@ class Walk:
         if config.rotary_embeddings != "auto":
             never = config.rotary_embeddings == "never"
             return "config.rotary_embeddings = 'never' leaves it to Inductor" if never else ""
-        first, *others = anchors
-        if others or len(self.of_one_a[first.a]) == 1 or not config.shared_launches:
+        if not self.may_share(anchors):
             return "its product shares no launch"
-        return self.alone.get(first.node, "")
+        return self.alone.get(anchors[0].node, "")
+
+    def may_share(self, anchors: Sequence[Anchor]) -> bool:
+        """Whether the region of these anchors may share a launch with products of the same A."""
+        return config.shared_launches and len(anchors) == 1 and len(self.of_one_a[anchors[0].a]) > 1
 
     def _heads(self) -> dict[fx.Node, list[fx.Node]]:
         heads: dict[fx.Node, list[fx.Node]] = {}

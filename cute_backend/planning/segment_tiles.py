@@ -63,9 +63,10 @@ def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
         narrow = subtiled(spec, config, alignment)
         for width, segment in zip(widths, spec.segments, strict=True):
             whole = segment.fits_visit(narrow.subtile_n)
-            # A segment of one block has no mode of blocks, whose coordinate TMA would want.
             single = width == segment.reordered_columns > narrow.subtile_n
-            if single or not (whole and pairs_halves(narrow.subtile_n, segment)):
+            if single and not _orders_one_block(config):
+                return False
+            if not (whole and pairs_halves(narrow.subtile_n, segment)):
                 return False
             most = most_written(narrow.subtile_n, *reads(segment))
             if most is not None and len(segment.planes) > most:
@@ -74,6 +75,12 @@ def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
             if not wide and subtiled(segment, narrow, alignment) != narrow:
                 return False
     return True
+
+
+def _orders_one_block(config: TileConfig) -> bool:
+    """Whether TMA can order the columns of a segment that is one block. On sm_90a the DSL does not compile
+    the axis of one block, which TMA needs (4.8: "Failure while executing pass pipeline")."""
+    return config.target.accumulators.row_threads == 1
 
 
 def _leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:

@@ -196,6 +196,8 @@ def pair_halves(tensor: cute.Tensor, block: int, width: int) -> cute.Tensor:
     within = tensor.layout[last]
     if cute.rank(within) == 1:
         step, size, count, outer = within.stride, block, within.shape // block, within.stride * block
+        if cutlass.const_expr(isinstance(count, int) and count == 1):
+            count = cutlass.Int32(1)  # a static mode of one block has no coordinate, which TMA wants
     else:
         (step, outer), (size, count) = within.stride, within.shape
     shape: tuple = (width, 2, half // width)

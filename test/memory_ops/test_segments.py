@@ -165,12 +165,22 @@ def test_kernels_rotate_in_some_segments(config: TileConfig) -> None:
     check(rotated(64, 256, 128, 72), 128, 128, config)
 
 
-@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
-def test_one_head_is_rotated_only_in_a_subtile(arch: Arch) -> None:
+def test_one_head_is_rotated_only_in_a_subtile_on_hopper() -> None:
     """In narrower subtiles its columns would be reordered, as blocks that TMA counts."""
-    assert offered(arch, rotated(64, 192, 128, 72))
+    assert offered(Arch.SM90A, rotated(64, 192, 128, 72))
     with pytest.raises(ValueError, match="no tile"):
-        offered(arch, rotated(64, 192, 64, 72))
+        offered(Arch.SM90A, rotated(64, 192, 64, 72))
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("m", [1, 100, 127])
+@pytest.mark.parametrize("name", ["128x64_1x1", "128x128_1x1"])
+def test_one_head_may_have_several_subtiles(name: str, m: int) -> None:
+    """As the keys that all queries share have."""
+    spec = rotated(64, 192, 64, 72)
+    (config,) = (each for each in offered(Arch.SM100A, spec) if each.name == name)
+    assert config.subtile_n == 32
+    check(spec, m, 128, config)
 
 
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
