@@ -9,7 +9,7 @@
   `collect`.
 - Products: `anchors`, `anchor`, `dense_products`, `scaled_products`, `grouped_products`, `product_operands`,
   `activation`, `scaling_recipes`, `broadcast`, `group_rows`, `opaque_products`, `padding`,
-  `row_slices`, `packed`, `packed_heads`.
+  `row_slices`, `packed`, `packed_heads`, `index_lists`, `repeats`.
 - Losses: `log_softmax`.
 - Growing a region: `regions`, `walk`, `visits`, `growth`, `joining`, `resolve`, `dependences`, `draft`,
   `chain`, `lower`, `bits`, `quotient`, `reductions`, `finishing`, `block_reductions`, `block_parts`,
@@ -17,7 +17,7 @@
 - Operands and shapes: `classify`, `frame`, `free_strides`, `views`, `static`, `labels`, `capability`,
   `rounded`.
 - Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `launches`, `redo`.
-- Facts about graphs: `equal`, `flow`, `mutation`, `questions`, `spelled`.
+- Facts about graphs: `equal`, `flow`, `mutation`, `new_calls`, `questions`, `spelled`.
 - Refusals: `reasons`.
 - Tuning: `tuning_jobs`, `unfused`.
 """

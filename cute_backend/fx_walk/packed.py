@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from sys import maxsize
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -20,21 +20,27 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.block_parts import find_block_parts
 from cute_backend.fx_walk.classify import ColumnSlice
+from cute_backend.fx_walk.index_lists import neighbours
 from cute_backend.fx_walk.lower import is_pointwise
 from cute_backend.fx_walk.mutation import is_view, root
+from cute_backend.fx_walk.new_calls import call, evaluate
 from cute_backend.fx_walk.packed_heads import COLUMNS_OF_HEADS
 from cute_backend.fx_walk.pairs import meet
 from cute_backend.fx_walk.reasons import LABEL, user_label
 from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.repeats import repeat_after_work
 from cute_backend.fx_walk.rewrite import Sizes
+from cute_backend.fx_walk.row_slices import has_effects
 from cute_backend.fx_walk.shared_launch import MAX_SEGMENTS
 from cute_backend.fx_walk.static import (
     Size,
     arguments,
     collapsed_stride,
     fake,
+    first_argument,
     known,
     product,
+    same_sizes,
     target_name,
     tensor_of,
 )
@@ -54,13 +60,15 @@ _OPERANDS: dict[str, tuple[str, tuple[str, ...]]] = {
 @dataclass(frozen=True)
 class _Part:
     """A view of `count` columns from `start` on of all rows of a product, or of every `period` columns of it.
-    Its axes in the order of memory are `axes`."""
+    Its axes in the order of memory are `axes`. `work` is done on all columns before, by pointwise ops that
+    read nothing else."""
 
     node: fx.Node
     start: int
     count: int
     axes: tuple[int, ...]
     period: int
+    work: tuple[fx.Node, ...]
 
 
 _TRIALS = 3
@@ -82,22 +90,24 @@ def divide_packed(graph: fx.Graph, find: Callable[[fx.Graph], list[Region]]) -> 
         trial = WorkingCopy(graph)
         packed = [(node, parts) for node, parts in _packed(trial.graph) if node.name in names]
         sizes = Sizes(trial.graph, [node for node, _ in packed])
-        divided = {node.name: _divide(trial.graph, node, parts, sizes) for node, parts in packed}
+        divided = {node.name: _Division(trial.graph, node, sizes).into(parts) for node, parts in packed}
         trial.graph.eliminate_dead_code()
         trial.graph.lint()
         regions = find(trial.graph)
-        gained = {name for name, products in divided.items() if _gains(products, regions)}
+        gained = {name for name, division in divided.items() if _gains(division, regions)}
         if gained == names:
             trial.commit()
             return
         names = gained
 
 
-def _gains(products: Sequence[fx.Node], regions: Sequence[Region]) -> bool:
-    """Whether one region has all parts of a product, and a pointwise op after any of its products."""
+def _gains(division: _Division, regions: Sequence[Region]) -> bool:
+    """Whether one region has all parts of a product, and a pointwise op after any of its products that could
+    not be done before the division."""
     for region in regions:
-        if set(products) <= set(region.products):
-            return any(is_pointwise(node) and node not in region.products for node in region.nodes)
+        if set(division.products) <= set(region.products):
+            repeated = {*region.products, *division.work}
+            return any(is_pointwise(node) and node not in repeated for node in region.nodes)
     return False
 
 
@@ -142,27 +152,48 @@ def _is_division(parts: Sequence[_Part]) -> bool:
 
 def _parts(node: fx.Node) -> list[_Part] | None:
     """The views of parts of a product's columns that are read. None if something reads more than a part."""
-    found, stack = list[_Part](), [node]
+    found = list[_Part]()
+    stack: list[tuple[fx.Node, tuple[fx.Node, ...]]] = [(node, (node,))]
     while stack:
-        for user in stack.pop().users:
-            if not is_view(user):
-                return None
-            part = _part(user, node)
-            if part is not None and part.count < part.period:
-                found.append(part)
+        value, work = stack.pop()
+        for user in value.users:
+            if is_view(user) or neighbours(user) is not None:
+                part = _part(user, node, work)
+                if part is not None and part.count < part.period:
+                    found.append(part)
+                else:
+                    stack.append((user, work))
+            elif _is_work(user, value):
+                stack.append((user, (*work, user)))
             else:
-                stack.append(user)
+                return None
     return found
 
 
-def _part(view: fx.Node, of: fx.Node) -> _Part | None:
-    """The part of a product's columns that a view has, in any order of axes. None if it has another one."""
-    tensor, plane = tensor_of(view), fake(of)
-    m, n = plane.shape
-    if tensor is None or tensor.dtype is not plane.dtype or not plane.is_contiguous() or root(view) is not of:
+def _is_work(node: fx.Node, value: fx.Node) -> bool:
+    """Whether a node is pointwise work on `value` alone, with all of its elements in the same order."""
+    tensor = tensor_of(node)
+    return (
+        is_pointwise(node)
+        and not has_effects(node)
+        and node.all_input_nodes == [value]
+        and tensor is not None
+        and same_sizes(tensor.shape, fake(value).shape)
+        and tensor.is_contiguous()
+        and fake(value).is_contiguous()
+    )
+
+
+def _part(view: fx.Node, of: fx.Node, work: tuple[fx.Node, ...]) -> _Part | None:
+    """The part of a product's columns that a view has, in any order of axes. None if it has another one.
+    `work` are the product and the work on all columns that the view is of."""
+    tensor, plane = _viewed_tensor(view), fake(work[-1])
+    m, n = fake(of).shape
+    source = view if is_view(view) else first_argument(view)
+    if tensor is None or tensor.dtype is not plane.dtype or not plane.is_contiguous():
         return None
     start = tensor.storage_offset() - plane.storage_offset()
-    if not (isinstance(start, int) and isinstance(n, int)):
+    if root(source) is not work[-1] or not (isinstance(start, int) and isinstance(n, int)):
         return None
     strides = [stride if isinstance(stride, int) else maxsize for stride in tensor.stride()]
     axes = sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True)
@@ -171,15 +202,29 @@ def _part(view: fx.Node, of: fx.Node) -> _Part | None:
         if not (known(lead.size == m) and (known(lead.stride == n) or known(m == 1))):
             continue
         if known(last.stride == 1):
-            return _Part(view, start, last.size, tuple(axes), n) if isinstance(last.size, int) else None
+            return (
+                _Part(view, start, last.size, tuple(axes), n, work[1:])
+                if isinstance(last.size, int)
+                else None
+            )
         for heads in range(rows + 1, len(axes)):
             outer, inner = _Mode.of(tensor, axes[rows:heads]), _Mode.of(tensor, axes[heads:])
             period, count = outer.stride, inner.size
             if not (isinstance(period, int) and isinstance(count, int) and known(inner.stride == 1)):
                 continue
             if known(outer.size * period == n) and start + count <= period:
-                return _Part(view, start, count, tuple(axes), period)
+                return _Part(view, start, count, tuple(axes), period, work[1:])
     return None
+
+
+def _viewed_tensor(view: fx.Node) -> torch.Tensor | None:
+    """The tensor of a view, or of the slice that has the elements of an index list."""
+    taken = neighbours(view)
+    if taken is None:
+        return tensor_of(view)
+    source = fake(first_argument(view))
+    with source.fake_mode:  # type: ignore[attr-defined]
+        return source.narrow(taken.axis, taken.start, taken.count)
 
 
 class _Mode(NamedTuple):
@@ -194,18 +239,51 @@ class _Mode(NamedTuple):
         return _Mode(product(sizes), collapsed_stride(sizes, strides))
 
 
-def _divide(graph: fx.Graph, node: fx.Node, parts: Sequence[_Part], sizes: Sizes) -> list[fx.Node]:
-    """Replaces a product by one for each of its parts, and returns them."""
-    made: dict[int, fx.Node] = {}
-    for part in parts:
-        if part.start not in made:
-            with graph.inserting_before(node):
-                made[part.start] = _product(graph, node, part)
-        with graph.inserting_before(part.node):
-            view = _viewed(graph, made[part.start], part, sizes)
-        part.node.replace_all_uses_with(view)
-        _evaluate_views(view)
-    return list(made.values())
+class _Division:
+    """The replacement of a product by one for each of its parts, which are `products`. `work` is the work
+    before the division, done on each of them."""
+
+    def __init__(self, graph: fx.Graph, node: fx.Node, sizes: Sizes) -> None:
+        self.graph = graph
+        self.node = node
+        self.sizes = sizes
+        self._products: dict[int, fx.Node] = {}
+        self._work: dict[tuple[int, fx.Node], fx.Node] = {}
+
+    @property
+    def products(self) -> list[fx.Node]:
+        return list(self._products.values())
+
+    @property
+    def work(self) -> list[fx.Node]:
+        return list(self._work.values())
+
+    def into(self, parts: Sequence[_Part]) -> _Division:
+        """Replaces the product, and returns this object."""
+        for part in parts:
+            value = self._value(part)
+            with self.graph.inserting_before(part.node):
+                view = _viewed(self.graph, value, part, self.sizes)
+            part.node.replace_all_uses_with(view)
+            _evaluate_views(view)
+            repeat_after_work(self.graph, view, self.sizes)
+        return self
+
+    def _value(self, part: _Part) -> fx.Node:
+        """The product that has a part, after the work."""
+        start = part.start
+        if start not in self._products:
+            with self.graph.inserting_before(self.node):
+                self._products[start] = _product(self.graph, self.node, part)
+        value = self._products[start]
+        for node in part.work:
+            if (start, node) not in self._work:
+                args = fx.map_arg(node.args, {node.all_input_nodes[0]: value}.__getitem__)
+                kwargs = fx.map_arg(node.kwargs, {node.all_input_nodes[0]: value}.__getitem__)
+                with self.graph.inserting_before(node):
+                    self._work[start, node] = call(self.graph, node, node.target, *args, **kwargs)
+            value = self._work[start, node]
+        return value
 
 
 def _product(graph: fx.Graph, node: fx.Node, part: _Part) -> fx.Node:
@@ -220,11 +298,11 @@ def _product(graph: fx.Graph, node: fx.Node, part: _Part) -> fx.Node:
             changed[name] = _of_heads(graph, node, given[name], part, name == b)
             continue
         bounds = (tensor.dim() - 1, part.start, part.start + part.count)
-        changed[name] = _call(graph, node, aten.slice.Tensor, given[name], *bounds)
+        changed[name] = call(graph, node, aten.slice.Tensor, given[name], *bounds)
         changed[name].meta[LABEL] = _label(given[name], part)
     args = [changed.get(name, node.args[i]) for i, name in enumerate(list(given)[: len(node.args)])]
     kwargs = {name: changed.get(name, value) for name, value in node.kwargs.items()}
-    return _call(graph, node, node.target, *args, **kwargs)
+    return call(graph, node, node.target, *args, **kwargs)
 
 
 def _label(node: fx.Node, part: _Part) -> str:
@@ -238,21 +316,21 @@ def _of_heads(graph: fx.Graph, node: fx.Node, given: fx.Node, part: _Part, is_b:
     heads = tensor.shape[-1] // part.period
     other = [tensor.shape[0]] if is_b else list(tensor.shape[:-1])
     axis = 0 if is_b else len(other)
-    columns = _call(graph, node, aten.permute.default, given, [1, 0]) if is_b else given
+    columns = call(graph, node, aten.permute.default, given, [1, 0]) if is_b else given
     shape = [heads, part.period, *other] if is_b else [*other, heads, part.period]
-    columns = _call(graph, node, aten.reshape.default, columns, shape)
+    columns = call(graph, node, aten.reshape.default, columns, shape)
     bounds = (axis + 1, part.start, part.start + part.count)
-    blocks = _call(graph, node, aten.slice.Tensor, columns, *bounds)
+    blocks = call(graph, node, aten.slice.Tensor, columns, *bounds)
     if is_b:
-        blocks = _call(graph, node, aten.permute.default, blocks, [2, 0, 1])
+        blocks = call(graph, node, aten.permute.default, blocks, [2, 0, 1])
     blocks.meta[LABEL] = f"{_label(given, part)} of every {part.period}"
     if not is_b:
-        copied = _call(graph, node, aten.reshape.default, blocks, [*other, heads * part.count])
+        copied = call(graph, node, aten.reshape.default, blocks, [*other, heads * part.count])
         copied.meta[COLUMNS_OF_HEADS] = 1
         return copied
-    copied = _call(graph, node, aten.permute.default, blocks, [1, 2, 0])
-    copied = _call(graph, node, aten.reshape.default, copied, [heads * part.count, *other])
-    copied = _call(graph, node, aten.permute.default, copied, [1, 0])
+    copied = call(graph, node, aten.permute.default, blocks, [1, 2, 0])
+    copied = call(graph, node, aten.reshape.default, copied, [heads * part.count, *other])
+    copied = call(graph, node, aten.permute.default, copied, [1, 0])
     copied.meta[COLUMNS_OF_HEADS] = 3
     return copied
 
@@ -261,10 +339,10 @@ def _viewed(graph: fx.Graph, made: fx.Node, part: _Part, sizes: Sizes) -> fx.Nod
     """The view of a part as it was, of the product that has it alone."""
     shape = fake(part.node).shape
     ordered = [shape[axis] for axis in part.axes]
-    result = _call(graph, part.node, aten.reshape.default, made, [sizes.argument(size) for size in ordered])
+    result = call(graph, part.node, aten.reshape.default, made, [sizes.argument(size) for size in ordered])
     if list(part.axes) != sorted(part.axes):
         back = [part.axes.index(axis) for axis in range(len(part.axes))]
-        result = _call(graph, part.node, aten.permute.default, result, back)
+        result = call(graph, part.node, aten.permute.default, result, back)
     return result
 
 
@@ -274,19 +352,5 @@ def _evaluate_views(node: fx.Node) -> None:
     while stack:
         for user in stack.pop().users:
             if is_view(user):
-                _evaluate(user, fake(node))
+                evaluate(user, fake(node))
                 stack.append(user)
-
-
-def _call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    made = graph.call_function(target, args, kwargs)
-    made.meta.update({key: like.meta[key] for key in ("stack_trace", "nn_module_stack") if key in like.meta})
-    _evaluate(made, fake(like))
-    return made
-
-
-def _evaluate(node: fx.Node, like: torch.Tensor) -> None:
-    """Computes the value of a node from those of its operands, in the mode of the fake tensor `like`."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-    with like.fake_mode:  # type: ignore[attr-defined]
-        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]

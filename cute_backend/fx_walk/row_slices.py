@@ -104,7 +104,7 @@ def _sources(node: fx.Node, axis: int, cut: fx.Node) -> Axes | None:
             return None
         keeps_columns = known(fake(product).shape[-1] == fake(node).shape[-1])
         return {product: 0} if keeps_columns and _takes_rows(product, _lead(node), axis, cut) else None
-    if not is_pointwise(node) or tensor_of(node) is None or _has_effects(node):
+    if not is_pointwise(node) or tensor_of(node) is None or has_effects(node):
         return None
     rank, found = fake(node).dim(), {}
     for operand in node.all_input_nodes:
@@ -116,7 +116,7 @@ def _sources(node: fx.Node, axis: int, cut: fx.Node) -> Axes | None:
     return {operand: place for operand, place in found.items() if place >= 0}
 
 
-def _has_effects(node: fx.Node) -> bool:
+def has_effects(node: fx.Node) -> bool:
     """Whether an op writes in place, or draws numbers, which are others for fewer elements."""
     op = node.target
     assert isinstance(op, torch._ops.OpOverload)

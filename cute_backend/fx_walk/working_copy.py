@@ -17,6 +17,7 @@ class WorkingCopy:
 
     def __init__(self, original: fx.Graph) -> None:
         self.graph: fx.Graph = deepcopy(original)
+        self.graph.owning_module = original.owning_module
         self._original = original
         self._nodes = dict(zip(self.graph.nodes, original.nodes, strict=True))
         self._given = {node: (node.args, node.kwargs) for node in self.graph.nodes}
