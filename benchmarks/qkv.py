@@ -5,8 +5,9 @@
 For 1, 16 and 64 sequences of one token, and for 256, 512, 1,024, 2,048, 4,096 and 8,192 tokens of one, in
 bf16 and in fp8 (rowwise scales). `LAYOUTS` are the layers that can be timed; the default is that of Llama 8B.
 Its projections are timed bare, with biases, and with rotary embeddings on q and k, in the kernel and behind
-it; these also with results contiguous as (B, H, S, D), with one weight for q, k and v, and with an RMS norm
-of each head of q and k before the rotation. Projections of other layers are rotated, as their models do it.
+it; these also with results contiguous as (B, H, S, D), with one weight for q, k and v, with an RMS norm of
+each head of q and k before the rotation, and with k and v in a cache, which the kernel writes, or in the
+setting "copied" a kernel of Inductor's. Projections of other layers are rotated, as their models do it.
 Further arguments select cases. With `tiles`, the kernel that rotates is also timed in every tile that the
 planner offers.
 Results are compared with eager first. In CUDA graphs, interleaved, from a cold L2; microseconds, medians.
@@ -84,6 +85,7 @@ CALLS, ROUNDS = 4, 15
 DEFAULT: dict[str, Any] = {"shared_launches": True, "rotary_embeddings": "auto"}
 
 SETTINGS = {
+    "copied": {"shared_launches": True, "rotary_embeddings": "always", "cache_writes": False},
     "shared": {"shared_launches": True, "rotary_embeddings": "always"},
     "behind": {"shared_launches": True, "rotary_embeddings": "never", "block_reductions": "never"},
     "apart": {"shared_launches": False, "rotary_embeddings": "always"},
@@ -95,7 +97,7 @@ SETTINGS = {
 def setting(name: str) -> Iterator[None]:
     """Applies one of `SETTINGS`, or for another name the settings that are the default."""
     with config.patch(**SETTINGS.get(name, DEFAULT)):  # type: ignore[attr-defined]
-        if name != "shared":
+        if name not in ("shared", "copied"):
             yield
         else:
             with mock.patch.object(shared_launch, "_loss", return_value=None):
@@ -104,7 +106,8 @@ def setting(name: str) -> Iterator[None]:
 
 def inputs(layout: Layout, shape: tuple[int, int], dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
     """x (B, S, hidden), the weights of q, k and v and of all three, their biases, the scales of x and of the
-    weights if these are fp8, cosines and sines (B, S, turned)."""
+    weights if these are fp8, cosines and sines (B, S, turned), caches of keys and values, which are zeros,
+    and the position from which they are written."""
     torch.manual_seed(seed)
     (batch, length), hidden, half = shape, layout.hidden, layout.turned // 2
     x = torch.randn(batch, length, hidden, device="cuda")
@@ -123,7 +126,10 @@ def inputs(layout: Layout, shape: tuple[int, int], dtype: torch.dtype, seed: int
         weights = [weight * hidden**0.5 for weight in weights]
         scales = [torch.full((batch * length, 1), hidden**-0.5, device="cuda")]
         scales += [torch.ones(1, len(weight), device="cuda") for weight in weights]
-    return x.to(dtype), [weight.to(dtype) for weight in weights], biases, scales, cos, sin
+    sizes = (batch, layout.heads[1], 2 * length + 512, layout.columns)
+    caches = [torch.zeros(sizes, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    first = torch.tensor(length + 3, device="cuda")
+    return x.to(dtype), [weight.to(dtype) for weight in weights], biases, scales, cos, sin, caches, first
 
 
 def projections(x: Tensor, weights: list[Tensor], biases: list[Tensor], scales: list[Tensor]) -> list[Tensor]:
@@ -190,7 +196,7 @@ def bias(layout: Layout, *args: Any) -> Any:
 def rope(layout: Layout, *args: Any) -> Any:
     """The projections, with rotary embeddings on q and k."""
     q, k, v = apart(layout, layout.biased, *args)
-    return turn(q, *args[4:]), turn(k, *args[4:]), v
+    return turn(q, *args[4:6]), turn(k, *args[4:6]), v
 
 
 def contiguous(layout: Layout, *args: Any) -> Any:
@@ -202,14 +208,14 @@ def packed(layout: Layout, *args: Any) -> Any:
     """`rope` with one projection for queries, keys and values, as Phi-3 has it."""
     parts = together(layout, *args).split([count * layout.columns for count in layout.heads], -1)
     q, k, v = (heads(each, layout.columns) for each in parts)
-    return turn(q, *args[4:]), turn(k, *args[4:]), v
+    return turn(q, *args[4:6]), turn(k, *args[4:6]), v
 
 
 def by_heads(layout: Layout, *args: Any) -> Any:
     """`rope` with one projection, which has the query, key and value of the first head, then those of the
     second, as GPT-NeoX has it."""
     q, k, v = heads(together(layout, *args), 3 * layout.columns).chunk(3, -1)
-    return turn(q, *args[4:]), turn(k, *args[4:]), v
+    return turn(q, *args[4:6]), turn(k, *args[4:6]), v
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -222,10 +228,20 @@ def norm(layout: Layout, *args: Any) -> Any:
     """`contiguous` with norms of queries and keys by head, as Qwen3 has them. Biases serve as weights."""
     q, k, v = apart(layout, False, *args)
     q, k = (
-        turn(rms_norm(each, of[: layout.columns]), *args[4:])
+        turn(rms_norm(each, of[: layout.columns]), *args[4:6])
         for each, of in zip((q, k), args[2][:2], strict=True)
     )
     return [each.contiguous() for each in (q, k, v)]
+
+
+def cache(layout: Layout, *args: Any) -> Any:
+    """`rope`, with keys and values in a cache that is longer, as static caches of transformers have them."""
+    q, *keys_and_values = rope(layout, *args)
+    caches, first = args[6:]
+    positions = torch.arange(q.shape[2], device=q.device) + first
+    for each, result in zip(caches, keys_and_values, strict=True):
+        each.index_copy_(2, positions, result)
+    return q.contiguous()
 
 
 PROGRAMS: dict[str, Callable[..., Any]] = {
@@ -235,6 +251,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "heads": contiguous,
     "packed": packed,
     "norm": norm,
+    "cache": cache,
 }
 """The programs of the first layout."""
 
@@ -307,7 +324,8 @@ def main() -> None:
             with setting(by):
                 backend = "inductor" if by == "inductor" else "cute"
                 compiled = torch.compile(programs[key], backend=backend, dynamic=False)
-                compare(f"{key} by {by}", compiled(*sets[0]), programs[key](*sets[0]))
+                results, expected = (outcome(each, sets[0]) for each in (compiled, programs[key]))
+                compare(f"{key} by {by}", results, expected)
                 units[(*key, by)] = unit_of(compiled, sets)
         if "tiles" in sys.argv[2:] and len(found[(*key, "shared")]) == 1:
             tiles = every_tile(found[(*key, "shared")][0])
@@ -316,6 +334,14 @@ def main() -> None:
     Path(sys.argv[1]).write_text(json.dumps({" ".join(key): us for key, us in times.items()}))
     for key in cases:
         report(key, times, found)
+
+
+def outcome(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A program's results, and what it writes to caches of zeros."""
+    for each in args[6]:
+        each.zero_()
+    results = program(*args)
+    return results, [each.clone() for each in args[6]] if any(each.any() for each in args[6]) else []
 
 
 def report(key: Case, times: dict[tuple[str, ...], float], found: dict[tuple[str, ...], Any]) -> None:

@@ -138,6 +138,10 @@ Inductor at 2,048 tokens (bf16, fp8), and 0.55 and 0.24 at 64 (benchmarks/qkv.py
 on an H100, they took 1.06 and 0.95 times as long at 2,048 tokens, and 1.00 and 0.54 at 64
 (benchmarks/rotary.py)."""
 
+cache_writes: bool = bool(_switch("CUTE_BACKEND_CACHE_WRITES", True))
+"""Whether kernels write keys and values to a static cache themselves, in place of a kernel of Inductor's that
+copies them."""
+
 shared_launches: bool = bool(_switch("CUTE_BACKEND_SHARED_LAUNCHES", True))
 """Whether products of one A that never meet, such as those of queries, keys and values, share a launch with
 the work after each of them, where the cost model predicts that it is faster. The projections of a Llama 8B

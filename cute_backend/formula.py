@@ -67,6 +67,8 @@ class _Formula:
             return f"{of_blocks}[:, ::{store.block}]{' in tiles' * (store.order is Order.TILED)}"
         rounded = rounded or store.dtype in PAIRED_DTYPES.values()
         stored = text if rounded and store.value not in self.named else f"{store.dtype.value}({text})"
+        if store.cache:
+            return f"{stored} to {store.cache}"
         return stored + (f" as {store.heads}" if store.heads else "")
 
     def _reduction(self, store: Store) -> str:

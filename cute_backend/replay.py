@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cute_backend import numerics
+from cute_backend.caches import caches_of, without_caches, write_rows
 from cute_backend.ops import (
     BLOCK_PART_INDEX,
     BLOCK_REDUCTIONS,
@@ -67,7 +68,8 @@ def replay(
     accumulate: torch.dtype = torch.float32,
 ) -> list[Tensor]:
     """Computes the spec's results, in order: (M, N) tensors, dense in each store's order, or their
-    reductions. A result of several parts is (M, parts * N).
+    reductions. A result of several parts is (M, parts * N). A result in a cache is a new one, (B * L, N), in
+    which all bits of the other rows are set.
 
     `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
     columns. If the columns of B are blocks of b, it is (K, N / b, b). If blocks of 128 have scales, these
@@ -85,6 +87,8 @@ def replay(
     operands contradicts the spec, IndexError for an extremum of no elements.
     """
     check(spec)
+    if any(cache is not None for cache in caches_of(spec)):
+        return _in_caches(spec, a, b, loads, accumulate)
     if spec.b_columns is BColumns.SEGMENTS:
         return _of_segments(spec, a, b, loads, accumulate)
     values: dict[str, Tensor] = {}
@@ -112,6 +116,25 @@ def replay(
             for store in stores
         ]
         results.append(written[0] if len(written) == 1 else torch.cat(written, 1))
+    return results
+
+
+def _in_caches(
+    spec: EpilogueSpec,
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    loads: Sequence[Tensor],
+    accumulate: torch.dtype,
+) -> list[Tensor]:
+    """The results, of which some are new caches."""
+    plain, kept = without_caches(spec)
+    results = replay(plain, a, b, [loads[index] for index in kept], accumulate=accumulate)
+    for index, cache in enumerate(caches_of(spec)):
+        if cache is not None:
+            plane = results[index]
+            results[index] = plane.new_empty(plane.shape[0] // cache.rows * cache.length, plane.shape[1])
+            results[index].view(torch.uint8).fill_(0xFF)
+            write_rows(spec, cache, results[index], plane, loads)
     return results
 
 

@@ -97,6 +97,7 @@ class Extent(Enum):
     BLOCK = "columns of a block, known when a kernel is compiled"
     TILES = "scales of blocks of columns, in tiles"
     COLUMNS_OF_BATCHES = "columns of all batches of rows"
+    CACHE_ROWS = "rows of a cache, of all batches"
     BYTES = "bytes of the workspace"
     COUNTERS = "counters of the tiles of rows"
 
@@ -122,15 +123,18 @@ class Dim:
     extent: Extent
     stride: Stride
     block: int = 0
-    """Columns of a block, for BLOCKS, BLOCK and TILES; rows of a batch, for COLUMNS_OF_BATCHES."""
+    """Columns of a block, for BLOCKS, BLOCK and TILES; rows of a batch, for COLUMNS_OF_BATCHES and
+    CACHE_ROWS."""
     width: int = 0
     """Columns of a segment, for N, BLOCKS and TILES of a tensor that belongs to one; 0 where N is the
-    plane's."""
+    plane's. For CACHE_ROWS, the rows that the cache has for each batch."""
 
     def size(self, sizes: Mapping[Extent, Any]) -> Any:
-        """The size of this axis for these sizes of extents. That of BLOCKS follows from N, those of TILES and
-        COLUMNS_OF_BATCHES from M and N, and that of N from the width of a segment. Raises KeyError for an
-        extent that is not among them."""
+        """The size of this axis for these sizes of extents. That of BLOCKS follows from N, that of CACHE_ROWS
+        from M, those of TILES and COLUMNS_OF_BATCHES from M and N, and that of N from the width of a segment.
+        Raises KeyError for an extent that is not among them."""
+        if self.extent is Extent.CACHE_ROWS:
+            return sizes[Extent.M] // self.block * self.width
         if self.extent is Extent.COLUMNS_OF_BATCHES:
             return sizes[Extent.M] // self.block * sizes[Extent.N]
         if self.extent is Extent.BLOCK:
@@ -190,6 +194,10 @@ class Argument:
         if store.block:
             m, blocks = _plane((Extent.M, Extent.BLOCKS), store.order is Order.ROW, width)
             dims = (m, replace(blocks, block=store.block))
+            return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
+        if (cache := store.cache) is not None:
+            rows = Dim(Extent.CACHE_ROWS, Stride.OTHER, cache.rows, cache.length)
+            dims = (rows, Dim(Extent.N, Stride.ONE, width=width))
             return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
         if store.reduce is None:
             plane = _plane((Extent.M, Extent.N), store.order is Order.ROW, width)

@@ -31,7 +31,7 @@ def settings(monkeypatch):
 
 def test_every_setting_has_a_variable_of_its_name(settings):
     names = [name for name in shipped._config if not name.startswith("_")]
-    assert len(names) == 14
+    assert len(names) == 15
     plain = settings()
     assert plain.tile is settings(CUTE_BACKEND_TILE="").tile is None
     assert settings(CUTE_BACKEND_TILE="128x256_2x1").tile == "128x256_2x1"
@@ -126,6 +126,7 @@ def test_only_settings_that_decide_a_result_are_part_of_keys():
         "block_reductions",
         "rotary_embeddings",
         "shared_launches",
+        "cache_writes",
     }
 
 

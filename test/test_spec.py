@@ -249,7 +249,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"stores": (replace(OUT, value="t1"),)}, "out0 stores 't1', which nothing computes"),
     ({"stores": (replace(OUT, dtype=DType.I64),)}, "out0 stores a plane as i64"),
-    ({"loads": (replace(BIAS, dtype=DType.I64),)}, "bias is i64, which only indices are stored as"),
+    (
+        {"loads": (replace(BIAS, dtype=DType.I64),)},
+        "bias is i64, which only positions in a cache are loaded as",
+    ),
     ({"ops": (Op("t0", "cast", ("acc",), DType.I64),)}, "t0 = cast has dtype i64|t0 has dtype i64"),
     (
         {"stores": (replace(MAXIMA, order=Order.COLUMN),)},

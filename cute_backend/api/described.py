@@ -57,7 +57,8 @@ class Store:
     "row_max", and the `placement` "last_tile" if the kernel itself combines the partials of tiles,
     "two_stage" if a second kernel does. With a `block`, a number of columns, the output is (M, N / block). A
     plane with a `part`, such as "1 of 2", shares one tensor with the other parts. A plane with `heads` is in
-    memory as these say, such as "(B, H, 2048, 128)".
+    memory as these say, such as "(B, H, 2048, 128)", or is written to a cache, such as "rows of (B, H, 4096,
+    128) at first0".
     """
 
     name: str
@@ -145,7 +146,7 @@ class Region:
         shared = "tma" if self.kernel().arch.target.planes_by_tma else "smem"
         placement = shared if name in self._plan.shared_stores else "vector"
         part = f"{store.part.index + 1} of {store.part.count}" if store.part else ""
-        heads = str(store.heads) if store.heads else ""
+        heads = str(store.heads or store.cache or "")
         return Store(name, dtype, order, placement, block=store.block, part=part, heads=heads)
 
     def kernel(self, arch: str | None = None) -> Kernel:

@@ -16,6 +16,7 @@
   `rotations`, `tiled_scales`, `concatenation`, `pairs`, `shared_launch`, `region`.
 - Operands and shapes: `classify`, `frame`, `free_strides`, `views`, `static`, `labels`, `capability`,
   `rounded`.
+- Results in caches: `cache_writes`.
 - Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `launches`, `redo`.
 - Facts about graphs: `equal`, `flow`, `mutation`, `new_calls`, `questions`, `spelled`.
 - Refusals: `reasons`.

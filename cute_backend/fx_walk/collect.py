@@ -38,11 +38,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from cute_backend.errors import check_function
 from cute_backend.fx_walk.capability import Capability, Named, device_capability
 from cute_backend.fx_walk.containment import contain
-from cute_backend.fx_walk.epilogue_pass import current_precision, prepare
+from cute_backend.fx_walk.epilogue_pass import find as regions_of
+from cute_backend.fx_walk.epilogue_pass import prepare
 from cute_backend.fx_walk.labels import input_names, label_inputs, plain_name
 from cute_backend.fx_walk.reasons import Rejection
 from cute_backend.fx_walk.region import Region
-from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.fx_walk.working_copy import WorkingCopy
 from cute_backend.planning import Arch
@@ -191,7 +191,7 @@ class _Collector:
         """Regions and rejections of a graph, after a rehearsal has shown that it can be rewritten."""
 
         def find(graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
-            return find_regions(graph, current_precision(), self.capability)
+            return regions_of(graph, self.capability)
 
         try:
             prepare(graph, self.capability)

@@ -19,11 +19,12 @@ from torch._inductor.virtualized import V
 
 from cute_backend.fx_walk.containment import contain
 from cute_backend.runtime.generated import expect, graph_name
-from cute_backend.runtime.op import gemm_epilogue
+from cute_backend.runtime.op import gemm_epilogue, gemm_epilogue_into
 
 THROUGH_THE_DISPATCHER = "the kernel is called through torch's dispatcher, which is slower"
 
 _ON_CPU = "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu"
+_ON_CPU_INTO = "from cute_backend.runtime.op import on_cpu_into as gemm_epilogue_into_on_cpu"
 _ON_CUDA = "from cute_backend.runtime.call_site import CallSite as GemmEpilogueOnCuda"
 _ON_LOADING = "from cute_backend.runtime.generated import loaded as report_regions"
 
@@ -43,7 +44,8 @@ class _DirectCall(ir.FallbackKernel):
     def _name_implementation(self, wrapper: Any) -> None:
         try:
             device = self.get_device_or_error().type
-            self.set_python_kernel_name(_implementation(wrapper, device, self.get_name()))
+            into = self.op_overload is gemm_epilogue_into
+            self.set_python_kernel_name(_implementation(wrapper, device, self.get_name(), into))
             if V.graph not in _reporting:
                 _reporting.add(V.graph)
                 _report_on_loading(wrapper)
@@ -68,22 +70,22 @@ def _report_on_loading(wrapper: Any) -> None:
     wrapper.add_import_once(f"report_regions({graph!r}, {len(specs)})")
 
 
-def _implementation(wrapper: Any, device: str, buffer: str) -> str:
-    """The name of the function that the code of `wrapper` calls for the result `buffer`. The function is
-    defined in that code."""
+def _implementation(wrapper: Any, device: str, buffer: str, into: bool) -> str:
+    """The name of the function that the code of `wrapper` calls for the result `buffer`, or for results that
+    it is given. The function is defined in that code."""
     if device != "cuda":
-        wrapper.add_import_once(_ON_CPU)
-        return "gemm_epilogue_on_cpu"
+        wrapper.add_import_once(_ON_CPU_INTO if into else _ON_CPU)
+        return "gemm_epilogue_into_on_cpu" if into else "gemm_epilogue_on_cpu"
     wrapper.add_import_once(_ON_CUDA)
     name = f"gemm_epilogue_of_{buffer}"
-    wrapper.add_import_once(f"{name} = GemmEpilogueOnCuda()")
+    wrapper.add_import_once(f"{name} = GemmEpilogueOnCuda(){'.into' if into else ''}")
     return name
 
 
 @cache
 def register() -> None:
     """Makes Inductor lower the op in this way, from now on in this process."""
-    lowering.add_needs_realized_inputs(gemm_epilogue)
+    lowering.add_needs_realized_inputs([gemm_epilogue, gemm_epilogue_into])
 
     @lowering.register_lowering(gemm_epilogue, type_promotion_kind=None)
     def lower(*args: Any, **kwargs: Any) -> list[ir.TensorBox]:
@@ -94,6 +96,14 @@ def register() -> None:
             contain(error, THROUGH_THE_DISPATCHER)
             outputs = ir.FallbackKernel.create(gemm_epilogue, *args, **kwargs)
         return [ir.TensorBox.create(output) for output in outputs]
+
+    @lowering.register_lowering(gemm_epilogue_into, type_promotion_kind=None)
+    def lower_into(*args: Any, **kwargs: Any) -> None:
+        try:
+            _DirectCall.create(gemm_epilogue_into, *args, **kwargs)
+        except Exception as error:
+            contain(error, THROUGH_THE_DISPATCHER)
+            ir.FallbackKernel.create(gemm_epilogue_into, *args, **kwargs)
 
 
 def _direct_call(*args: Any, **kwargs: Any) -> Sequence[Any]:

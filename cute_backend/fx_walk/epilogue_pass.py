@@ -22,6 +22,7 @@ import cute_backend
 from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.broadcast import join_batches
+from cute_backend.fx_walk.cache_writes import write_to_caches
 from cute_backend.fx_walk.capability import Capability, device_capability
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.free_strides import lay_in_rows
@@ -143,7 +144,7 @@ class EpiloguePass(CustomGraphPass):
         if unreachable is not None:
             refused = Refused(unreachable)
             return [], [refused.rejection(node) for node in graph.nodes if is_anchor(node)]
-        return find_regions(graph, current_precision(), capability)
+        return find(graph, capability)
 
     def uuid(self) -> Any:
         """A key of everything that a cached graph depends on: sources, versions, and every setting that
@@ -170,6 +171,17 @@ def prepare(graph: fx.Graph, capability: Capability) -> None:
         join_batches(graph)
         separate_logsumexps(graph)
         divide_packed(graph, lambda graph: find_regions(graph, current_precision(), capability)[0])
+
+
+def find(graph: fx.Graph, capability: Capability) -> tuple[list[Region], list[Rejection]]:
+    """The regions and rejections of a graph that `prepare` has rewritten, with results in caches."""
+    regions, rejections = find_regions(graph, current_precision(), capability)
+    # AOTInductor calls the op from C++, which gives it no lists of tensors to write.
+    if not config.cache_writes or V.aot_compilation:
+        return regions, rejections
+    regions = write_to_caches(regions)
+    written = {node.name for region in regions for write in region.caches.values() for node in write.nodes}
+    return regions, [rejection for rejection in rejections if rejection.node not in written]
 
 
 def _names(region: Region) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Union
 
 import torch
@@ -45,6 +45,15 @@ scales in tiles, one of them has this result, and the others have None."""
 
 
 @dataclass(frozen=True)
+class CacheWrite:
+    """The nodes that write a result to a `cache`, which is an input of the graph (`cache_writes.py`). The
+    result of the last one is the cache after it."""
+
+    nodes: tuple[fx.Node, ...]
+    cache: fx.Node
+
+
+@dataclass(frozen=True)
 class Region:
     """The nodes of a graph that become one kernel: one product, two products of one A, or one in two slices.
 
@@ -52,7 +61,8 @@ class Region:
     each node whose value the kernel stores to the index of its result: views of one another share one.
     `frames` maps those that are planes to their frames on the plane of the product. `origins` maps the name
     of each op of the spec to the node that it computes, wholly or in part. `unshared` says why the region
-    shares no launch with another one of its A, or is empty.
+    shares no launch with another one of its A, or is empty. `caches` maps the outputs that the kernel writes
+    to caches to the nodes that do so in the graph.
     """
 
     anchors: tuple[Anchor, ...]
@@ -63,6 +73,7 @@ class Region:
     frames: dict[fx.Node, Frame]
     origins: dict[str, fx.Node]
     unshared: str = ""
+    caches: Mapping[fx.Node, CacheWrite] = field(default_factory=dict)
 
     @property
     def first(self) -> Anchor:

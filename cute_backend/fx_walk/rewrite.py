@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx.node import map_arg
 from torch.utils._sympy.interp import sympy_interp
@@ -29,6 +30,7 @@ from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.scaling_recipes import BlockScale
 from cute_backend.fx_walk.static import Size, fake, known, product, same_sizes, tensor_of
+from cute_backend.runtime.op import gemm_epilogue, gemm_epilogue_into
 from cute_backend.spec import LoadKind, Scaling
 
 aten = torch.ops.aten
@@ -57,12 +59,14 @@ def _insert(graph: fx.Graph, region: Region, sizes: Sizes, replaced: dict[fx.Nod
     them."""
     anchor = region.products[-1]
 
-    def call(target: Callable[..., Any], *args: Any) -> fx.Node:
-        node = graph.call_function(target, args)
+    def call(target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        node = graph.call_function(target, args, kwargs)
         if "stack_trace" in anchor.meta:
             node.meta["stack_trace"] = anchor.meta["stack_trace"]
         with fake(anchor).fake_mode:  # type: ignore[attr-defined]
-            node.meta["val"] = target(*map_arg(args, lambda source: source.meta["val"]))
+            values: Any = map_arg(args, lambda source: source.meta["val"])
+            named: Any = map_arg(kwargs, lambda source: source.meta["val"])
+            node.meta["val"] = target(*values, **named)
         return node
 
     def sliced(node: fx.Node, axis: int, columns: ColumnSlice | None) -> fx.Node:
@@ -106,8 +110,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: Sizes, replaced: dict[fx.Nod
             node = call(aten.unsqueeze.default, node, 1)
             node = call(aten.expand.default, node, [-1, sizes.argument(region.first.n)])
         loads.append(node)
-    results = call(
-        torch.ops.cute_backend.gemm_epilogue.default,
+    operands = [
         [
             multiplied(a),
             *(replaced.get(node, node) for node in offsets),
@@ -115,12 +118,13 @@ def _insert(graph: fx.Graph, region: Region, sizes: Sizes, replaced: dict[fx.Nod
         ],
         [*bs, *(scales(each, 0) for each in region.b_scales)],
         loads,
-        region.spec.to_json(),
-        *_choice(),
-    )
+    ]
     inside = set(region.nodes)
-    planes = [call(getitem, results, index) for index in range(len(region.spec.results))]
+    planes = _planes(call, region, operands)
     for node, index in region.outputs.items():
+        if node in region.caches:
+            region.caches[node].nodes[-1].replace_all_uses_with(planes[index])
+            continue
         frame, shape = region.frames.get(node), fake(node).shape
         order = list(range(len(shape)) if frame is None else frame.order(len(shape)))
         if frame is not None and region.spec.results[index][0].heads is not None:
@@ -134,6 +138,45 @@ def _insert(graph: fx.Graph, region: Region, sizes: Sizes, replaced: dict[fx.Nod
         output.meta["val"] = fake(node)
         replaced[node] = output
         node.replace_all_uses_with(output, delete_user_cb=lambda user: user not in inside)
+
+
+def _planes(call: Callable[..., fx.Node], region: Region, operands: list[Any]) -> list[fx.Node]:
+    """The results of a region's op. `operands` are A, B and the loads."""
+    spec = region.spec
+    if not region.caches:
+        results = call(gemm_epilogue, *operands, spec.to_json(), *_choice())
+        return [call(getitem, results, index) for index in range(len(spec.results))]
+    return _planes_into(call, region, operands)
+
+
+def _planes_into(call: Callable[..., fx.Node], region: Region, operands: list[Any]) -> list[fx.Node]:
+    """The results of a region's op that writes to caches. Of the graph's inputs they are new values, from a
+    call that is functional (`cache_writes.py`)."""
+    a, b, loads = operands
+    caches = {region.outputs[node]: write.cache for node, write in region.caches.items()}
+    values = map_arg([*operands, region.spec.to_json()], lambda source: source.meta["val"])
+    with fake(a[0]).fake_mode:  # type: ignore[attr-defined]
+        results = gemm_epilogue(*values)
+    bases = []
+    for index, result in enumerate(results):
+        sizes, strides = list(result.shape), list(result.stride())
+        how = {"dtype": result.dtype, "device": result.device}
+        bases.append(caches.get(index) or call(aten.empty_strided.default, sizes, strides, **how))
+    names = ("batch_invariant", "tile", "rowvecs")
+    given: dict[str, Any] = dict(zip(names, _choice(), strict=False))
+    given |= {f"_results_{index}_base_index": index for index in range(len(bases))}
+    written = call(
+        auto_functionalized_v2,
+        gemm_epilogue_into,
+        a=a,
+        b=b,
+        loads=loads,
+        spec=region.spec.to_json(),
+        **given,
+        _results_length=len(bases),
+        _all_bases=bases,
+    )
+    return [call(getitem, written, 1 + index) for index in range(len(bases))]  # the op itself returns None
 
 
 def _choice() -> list[Any]:

@@ -5,5 +5,6 @@
 - The text: `emit`, `emit_epilogue`, `reads`, `statements`, `emit_reductions`, `schedule`, `mainloops`,
   `partials`.
 - Rewrites of specs: `simplify`, `shared_noise`.
-- The library of generated modules: `device_math`, `device_reduce`, `device_noise`, `device_scales`.
+- The library of generated modules: `device_math`, `device_reduce`, `device_noise`, `device_scales`,
+  `device_cache`.
 """

@@ -19,7 +19,7 @@ from cute_backend.memory_ops.simplify import simplify
 from cute_backend.planning import Alignment, Rowvecs, TileConfig, may_finish_rows, subtiled, unserved
 from cute_backend.planning.naming import entry_name
 from cute_backend.signature import COUNTERS, WORKSPACE, Argument, Extent, Role, of_role, signature
-from cute_backend.spec import BColumns, EpilogueSpec, Load, ProductKind
+from cute_backend.spec import BColumns, DType, EpilogueSpec, Load, LoadKind, ProductKind
 
 _WHERE_TO_READ_ON = (
     "templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come",
@@ -166,7 +166,7 @@ class _Module:
         periods = any(load.blocks is not None and load.blocks.period for load in whole)
         helpers += ["first_columns"] if periods else []
         helpers += ["table"] if tables else []
-        helpers += ["by_heads"] if any(store.heads for store in self.spec.stores) else []
+        helpers += ["by_heads"] if any(store.heads or store.cache for store in self.spec.stores) else []
         helpers += ["pair_halves"] if any(each.pairs() for each in epilogues) else []
         helpers += ["transpose"] if self.config.transposed else []
         has_columns = any(each.has_columns() for each in epilogues)
@@ -189,6 +189,7 @@ class _Module:
             "from cute_backend.memory_ops import device_math as math",
             *(["from cute_backend.memory_ops import device_noise as noise"] if draws else []),
             *(["from cute_backend.memory_ops import device_reduce as reduce"] if reduces else []),
+            *self._of_caches(),
             *(
                 ["from cute_backend.memory_ops.device_scales import store_scale"]
                 if any(each.pads_rows() for each in epilogues)
@@ -243,6 +244,20 @@ class _Module:
             return made[0]
         widths = ", ".join(str(acc.width) for acc in self.spec.accumulators)
         return f"Segments([{', '.join(made)}], [{widths}])"
+
+    def _of_caches(self) -> list[str]:
+        """The import of the functions that give a row its place in a cache."""
+        kinds = {load.name: load.kind for load in self.spec.loads}
+        caches = [store.cache for store in self.spec.stores if store.cache is not None]
+        names = {
+            "place_in_cache" if kinds[cache.at] is LoadKind.COLVEC else "follow_in_cache"
+            for cache in caches
+            if isinstance(cache.at, str)
+        }
+        names |= {"saturated" for load in self.spec.loads if load.dtype is DType.I64}
+        return (
+            [f"from cute_backend.memory_ops.device_cache import {', '.join(sorted(names))}"] if names else []
+        )
 
     def _finishing_kernel(self) -> list[str]:
         results = []

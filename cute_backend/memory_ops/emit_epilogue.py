@@ -14,7 +14,7 @@ from cute_backend.ops import BLOCK_REDUCTIONS, GUMBEL
 from cute_backend.planning import Alignment, Ring, TileConfig, is_one_block, may_finish_rows, plan
 from cute_backend.planning.transposing import multiplied
 from cute_backend.signature import Argument, Extent, Role, of_role
-from cute_backend.spec import DType, EpilogueSpec, Load, Op, Order, Overflow, Store
+from cute_backend.spec import Cache, DType, EpilogueSpec, Load, LoadKind, Op, Order, Overflow, Store
 
 
 class EpilogueText:
@@ -130,6 +130,9 @@ class EpilogueText:
         for store in self.spec.stores:
             if (heads := store.heads) is not None:
                 text = f"by_heads({store.name}, {self._rows_of_heads(store)}, {heads.columns})"
+                views[store.name] = (f"{store.name}_heads", text)
+            if (cache := store.cache) is not None:
+                text = f"by_heads({store.name}, {cache.length}, {cache.columns})"
                 views[store.name] = (f"{store.name}_heads", text)
         if self.pairs():
             moved = {load.name for load in self.plan.in_ring(Ring.PLANE, self.spec)}
@@ -297,6 +300,8 @@ class EpilogueText:
                 f"                if inside & (column % {block} == 0):",
                 f"                    {store.name}_glob[row, column // {block}] = {store.name}_rmem[e]",
             ]
+        if (cache := store.cache) is not None:
+            return [*lines, *self._cached(store, cache)]
         whole = is_one_block(self.spec, self.config)
         return [
             *lines[:-1],
@@ -305,6 +310,33 @@ class EpilogueText:
             f"            row, column, {'_' if whole else 'inside'} = sub.target(e)",
             "            if inside:",
             f"                {store.name}_glob[row, column] = {store.name}_rmem[e]",
+        ]
+
+    def _cached(self, store: Store, cache: Cache) -> list[str]:
+        """The lines that store an element to a cache, where its row's position is in the cache."""
+        target = "            row, column, inside = sub.target(e)"
+        if isinstance(cache.at, int):
+            placed = [
+                f"            place = row // {cache.rows} * {cache.length} + row % {cache.rows} + {cache.at}"
+            ]
+            if cache.rows == 1:
+                placed = [f"            place = row * {cache.length} + {cache.at}"]
+            condition = "inside"
+        else:
+            placement = self.plan.placements[cache.at]
+            by_row = placement.kind is LoadKind.COLVEC
+            at = placement.element.format(cache.at)
+            place = "place_in_cache" if by_row else "follow_in_cache"
+            placed = [
+                *(["            r = sub.row_of(e)"] if by_row else []),
+                f"            place, kept = {place}({at}, row, {cache.rows}, {cache.length})",
+            ]
+            condition = "inside & kept"
+        return [
+            target,
+            *placed,
+            f"            if {condition}:",
+            f"                {store.name}_glob[place, column] = {store.name}_rmem[e]",
         ]
 
 

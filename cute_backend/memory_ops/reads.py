@@ -117,4 +117,6 @@ def _narrow(load: Load) -> str:
 def _widened(load: Load) -> list[str]:
     if _narrow(load) == load.name:
         return []
+    if load.dtype is DType.I64:
+        return [f"        {load.name} = saturated({_narrow(load)})"]
     return [f"        {load.name} = math.widen({_narrow(load)}, {register_type(load.dtype)})"]

@@ -74,12 +74,14 @@ _TMA_AXES = 5
 
 
 def _in_boxes(store: Store, spec: EpilogueSpec, config: TileConfig) -> bool:
-    """Whether a subtile of a plane is one box in memory: with heads only if its columns are of one head and
-    TMA, which cuts boxes off where the rows of a head end, writes it.
+    """Whether a subtile of a plane is one box in memory: never in a cache, and with heads only if its columns
+    are of one head and TMA, which cuts boxes off where the rows of a head end, writes it.
 
     A plane by heads has axes for rows, columns and heads. If `pair_halves` orders the columns, those of a
     head are up to four axes: of a run, of both halves, of the runs in a half, and of the blocks in a head.
     """
+    if store.cache is not None:
+        return False
     if store.heads is None:
         return True
     block, axes = spec.reordered_columns, 3

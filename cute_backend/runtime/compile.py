@@ -198,7 +198,7 @@ def _fake(argument: Argument, sizes: Mapping[Extent, Any], tma: bool) -> Any:
     steps = align * 8 // argument.dtype.bits if argument.is_plane else 1
     shape, strides = [], []
     for dim in argument.dims:
-        own = dim.extent in (Extent.MODE, Extent.BLOCKS, Extent.TILES)
+        own = dim.extent in (Extent.MODE, Extent.BLOCKS, Extent.TILES, Extent.CACHE_ROWS)
         shape.append(cute.sym_int32() if own else dim.size(sizes))
         fixed = dim.stride is not Stride.OTHER
         strides.append(int(dim.stride.value) if fixed else cute.sym_int64(divisibility=steps))

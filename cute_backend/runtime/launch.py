@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from cute_backend import config
+from cute_backend.caches import deliver
 from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, fastest, may_finish_rows
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.build import Outcome, load_known, obtain
@@ -81,6 +82,27 @@ def launch(
         check_operands(parsed, a, b, loads)
         launcher = _launcher(parsed, a[0].get_device(), batch_invariant, tile, rowvecs)
     return launcher(a, b, loads)
+
+
+def launch_into(
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    loads: Sequence[Tensor],
+    results: Sequence[Tensor],
+    spec: str,
+    batch_invariant: bool = False,
+    tile: str | None = None,
+    rowvecs: str = "auto",
+) -> None:
+    """The op that writes to given results, on CUDA: see `cute_backend.runtime.op` for its arguments, and
+    `launch` for its errors."""
+    try:
+        launcher = _launchers[spec, a[0].get_device(), batch_invariant, tile, rowvecs]
+    except (KeyError, IndexError):
+        parsed = parse_spec(spec)
+        check_operands(parsed, a, b, loads)
+        launcher = _launcher(parsed, a[0].get_device(), batch_invariant, tile, rowvecs)
+    launcher(a, b, loads, results)
 
 
 def settled_for(
@@ -190,10 +212,12 @@ class Ready:
     outputs: Outputs
     clusters: int
 
-    def run(self, operands: list[Tensor], m: int, n: int) -> list[Tensor]:
-        """Launches the kernel on operands that `Binding` returned. Returns the results for a plane of (m,
-        n)."""
-        results, memory = self.outputs.of_size(m, n).allocate(operands[0])
+    def run(
+        self, operands: list[Tensor], m: int, n: int, given: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
+        """Launches the kernel on operands that `Binding` returned. Returns the results for a plane of (m, n),
+        which may be `given`."""
+        results, memory = self.outputs.of_size(m, n).allocate(operands[0], given)
         self.function(*operands, *memory, self.clusters)
         return results
 
@@ -215,8 +239,14 @@ class Settled:
         """Whether no kernel has been added since this one was chosen."""
         return self._launcher.chosen is self._chosen
 
-    def run(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
-        results, memory = self._memory.allocate(a[0])
+    def run(
+        self,
+        a: Sequence[Tensor],
+        b: Sequence[Tensor],
+        loads: Sequence[Tensor],
+        given: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        results, memory = self._memory.allocate(a[0], given)
         if self._as_given:
             self._function(*a, *b, *loads, *memory, self._clusters)
         else:
@@ -291,18 +321,25 @@ class Launcher:
         self._choices.clear()
         self.chosen = object()
 
-    def __call__(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(
+        self,
+        a: Sequence[Tensor],
+        b: Sequence[Tensor],
+        loads: Sequence[Tensor],
+        given: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        """Runs a kernel. Returns the results, which may be `given`."""
         try:
             m, n = plane_of(self._spec, a, b)
             k = a[0].shape[-1]
             choice = self._choices.get((m, n, k, groups_of(self._spec, a)))
             if choice is None or choice.settled is None:
-                return self._consider(a, b, loads, m, n, k)
+                return self._consider(a, b, loads, m, n, k, given)
             try:
-                return choice.settled.run(a, b, loads)
+                return choice.settled.run(a, b, loads, given)
             except REFUSED:  # the host code found layouts that differ from the earlier ones
                 choice.settled, choice.looks = None, _LOOKS
-                return self._consider(a, b, loads, m, n, k)
+                return self._consider(a, b, loads, m, n, k, given)
         except Exception:
             check_operands(self._spec, a, b, loads)  # raises a better message if the operands are at fault
             raise
@@ -314,21 +351,28 @@ class Launcher:
         return None if choice is None else choice.settled
 
     def _consider(
-        self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], m: int, n: int, k: int
+        self,
+        a: Sequence[Tensor],
+        b: Sequence[Tensor],
+        loads: Sequence[Tensor],
+        m: int,
+        n: int,
+        k: int,
+        given: Sequence[Tensor] | None,
     ) -> list[Tensor]:
         """A launch that inspects the addresses and strides of its operands."""
         groups = groups_of(self._spec, a)
         if not (m and n and k) or groups == 0:
-            return self._empty_product(a, b, loads, m, n)
+            return deliver(self._spec, self._empty_product(a, b, loads, m, n), loads, given)
         choice = self._choices.get((m, n, k, groups)) or self._choose(m, n, k, groups)
         bound = self.binding.bind(a, b, loads)
         aligned = choice.stores_aligned and bound.aligned
         ready = choice.tma if aligned else choice.plain
         if ready is None:
             if self._prepare_rest(choice):
-                return self._consider(a, b, loads, m, n, k)
-            return self._replay(a, b, loads)
-        outputs = ready.run(bound.tensors, m, n)
+                return self._consider(a, b, loads, m, n, k, given)
+            return deliver(self._spec, self._replay(a, b, loads), loads, given)
+        outputs = ready.run(bound.tensors, m, n, given)
         if not (bound.as_given and aligned is choice.stores_aligned):
             choice.looks = _LOOKS if choice.looks else 0
         elif choice.looks:

@@ -62,6 +62,7 @@ def blocks_of(spec: EpilogueSpec) -> list[tuple[str, int]]:
     loads = [(load.name, load.blocks.step) for load in spec.loads if load.blocks is not None]
     others = [(op.name, op.block) for op in spec.ops] + [(store.name, store.block) for store in spec.stores]
     others += [(store.name, store.heads.columns) for store in spec.stores if store.heads is not None]
+    others += [(store.name, store.cache.columns) for store in spec.stores if store.cache is not None]
     return loads + [(name, columns) for name, columns in others if columns]
 
 
@@ -202,6 +203,11 @@ def check_operands(
     for store in spec.stores:
         if store.heads is not None and m % (rows := spec.rows_of_heads(store, shapes, m) or 1) != 0:
             raise ValueError(f"{store.name} has heads of {rows} rows, and {m} rows are no multiple")
+        if store.cache is not None and m % store.cache.rows != 0:
+            raise ValueError(
+                f"{store.name} writes {store.cache.rows} rows of each batch to a cache, and {m} rows are no "
+                "multiple"
+            )
         if store.reduce is not None and store.reduce.rows and m % store.reduce.rows != 0:
             raise ValueError(
                 f"{store.name} has batches of {store.reduce.rows} rows, and {m} rows are no multiple"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -57,6 +57,12 @@ class Outputs:
         """The memory for a plane of (m, n)."""
 
 
+def _as(layout: Layout, given: Tensor) -> Tensor:
+    """A result that the caller gave, in the shape that a kernel takes. A cache has other axes."""
+    size, *_ = layout
+    return given if given.shape == size else given.view(size)
+
+
 class Memory(NamedTuple):
     """The layouts of all tensors that a kernel writes for a plane of some size. The first are `results`.
     `Binding.written` is kept if it changes anything. `counters` is the number of counters that a launch
@@ -67,10 +73,21 @@ class Memory(NamedTuple):
     written: Callable[[list[Tensor]], list[Tensor]] | None
     counters: int | None = None
 
-    def allocate(self, like: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def allocate(
+        self, like: Tensor, given: Sequence[Tensor] | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Allocates uninitialised memory on the device of `like`. Returns the results, and the arguments that
-        a kernel writes: the results, the workspace if there is one, and the counters, which are zeros."""
-        if like.is_cuda and like.get_device() == torch._C._cuda_getDevice():
+        a kernel writes: the results, the workspace if there is one, and the counters, which are zeros.
+
+        If the results are `given`, they are written, and not allocated.
+        """
+        if given is not None:
+            memory = [_as(layout, each) for layout, each in zip(self.layouts, given)]  # noqa: B905
+            memory += [
+                torch.empty_strided(size, stride, dtype=dtype, device=like.device)
+                for size, stride, dtype in self.layouts[len(given) :]
+            ]
+        elif like.is_cuda and like.get_device() == torch._C._cuda_getDevice():
             memory = [_empty_on_current_gpu(*layout) for layout in self.layouts]
         else:
             memory = [

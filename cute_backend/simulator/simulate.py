@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch._inductor.compile_fx import compile_fx
 from torch.utils._pytree import tree_leaves
 
 from cute_backend import config as settings
 from cute_backend.api.described import parse_arch
+from cute_backend.caches import deliver
 from cute_backend.errors import UsageError, check_function
 from cute_backend.fx_walk.capability import Capability, Named, device_capability
 from cute_backend.fx_walk.collect import as_the_pass_meets_it
@@ -32,7 +34,7 @@ from cute_backend.runtime.build import build
 from cute_backend.runtime.compile import SYMBOL
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import Ready
-from cute_backend.runtime.op import gemm_epilogue
+from cute_backend.runtime.op import gemm_epilogue, gemm_epilogue_into
 from cute_backend.runtime.operands import check_operands, groups_of, parse_spec, plane_of
 from cute_backend.runtime.outputs import Outputs
 from cute_backend.runtime.reach import Problem, config_for, stores_aligned
@@ -258,6 +260,11 @@ class _Runner(fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is gemm_epilogue:
             return self.execute(*args[:4])  # arguments after the spec are in `settings`, too
+        if target is auto_functionalized_v2 and args[0] is gemm_epilogue_into:
+            results = [each.clone() for each in kwargs["_all_bases"]]
+            given = self.execute(*(kwargs[name] for name in ("a", "b", "loads", "spec")))
+            deliver(parse_spec(kwargs["spec"]), given, kwargs["loads"], results)
+            return (None, *results)
         return super().call_function(target, args, kwargs)
 
 

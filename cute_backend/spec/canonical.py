@@ -10,12 +10,12 @@ from cute_backend.spec.consistency import SpecError
 from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
-from cute_backend.spec.stores import Axis, Heads, Part, ReduceKind, Reduction, Store
+from cute_backend.spec.stores import Axis, Cache, Heads, Part, ReduceKind, Reduction, Store
 
 SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
 
-_IF_SET = ("after", "b_block", "heads", "period", "rows")
+_IF_SET = ("after", "b_block", "cache", "heads", "period", "rows")
 """Fields that the form has only where they are not None, 0 or empty."""
 
 
@@ -120,6 +120,10 @@ def _decode_heads(item: Any) -> Heads:
     return Heads(item.get("rows", 0), item["columns"])
 
 
+def _decode_cache(item: Any) -> Cache:
+    return Cache(item["length"], item["rows"], item["columns"], item["at"])
+
+
 def _decode_store(item: Any) -> Store:
     dtype, order, reduce = DType(item["dtype"]), Order(item["order"]), item["reduce"]
     return Store(
@@ -132,4 +136,5 @@ def _decode_store(item: Any) -> Store:
         part=None if item["part"] is None else Part(item["part"]["index"], item["part"]["count"]),
         heads=_decode_heads(item["heads"]) if "heads" in item else None,
         after=tuple(_decode_op(op) for op in item.get("after", ())),
+        cache=_decode_cache(item["cache"]) if "cache" in item else None,
     )

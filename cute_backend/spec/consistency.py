@@ -10,7 +10,7 @@ from cute_backend.spec.chain_ops import Overflow
 from cute_backend.spec.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, DType
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
-from cute_backend.spec.stores import BATCH_ROWS, HEAD_COLUMNS, Axis, Heads, Part, Store
+from cute_backend.spec.stores import BATCH_ROWS, HEAD_COLUMNS, Axis, Cache, Heads, Part, Store
 
 if TYPE_CHECKING:
     from cute_backend.spec.epilogue_spec import EpilogueSpec
@@ -46,6 +46,7 @@ def validate(spec: EpilogueSpec) -> None:
             raise SpecError(f"two values are called {name!r}")
         seen.add(name)
 
+    positions = {store.cache.at for store in spec.stores if store.cache is not None}
     for acc in spec.accumulators:
         define(acc.name)
         _validate_accumulator(acc)
@@ -58,8 +59,8 @@ def validate(spec: EpilogueSpec) -> None:
                 f"{load.name} is called {load.kind.value} but has stride classes "
                 f"({load.stride_m.value}, {load.stride_n.value})"
             )
-        if load.dtype is DType.I64:
-            raise SpecError(f"{load.name} is i64, which only indices are stored as")
+        if load.dtype is DType.I64 and load.name not in positions:
+            raise SpecError(f"{load.name} is i64, which only positions in a cache are loaded as")
         if load.kind is LoadKind.GROUPVEC:
             _validate_groupvec(load, spec.product.kind)
         if load.m_modes:
@@ -70,6 +71,8 @@ def validate(spec: EpilogueSpec) -> None:
         for operand in op.operands:
             if isinstance(operand, str) and operand not in seen:
                 raise SpecError(f"{op.name} reads {operand!r} before it is made")
+            if isinstance(operand, str) and spec.dtypes[operand] is DType.I64:
+                raise SpecError(f"{op.name} reads {operand!r}, which is i64; only stores to a cache do")
         if op.op != "cast" and op.dtype is not op.dtype.register:
             raise SpecError(f"{op.name} = {op.op} has dtype {op.dtype.value}; only a cast may narrow")
         if op.dtype is DType.I64:
@@ -81,6 +84,8 @@ def validate(spec: EpilogueSpec) -> None:
         if store.value not in seen:
             raise SpecError(f"{store.name} stores {store.value!r}, which nothing computes")
         _validate_store(store, spec.dtypes[store.value])
+        if store.cache is not None:
+            _validate_cache(spec, store, store.cache)
         if spec.product.kind is not ProductKind.DENSE:
             _validate_several(store, spec.product.kind)
     _validate_parts(spec.stores)
@@ -189,6 +194,25 @@ def _validate_heads(store: Store, heads: Heads) -> None:
         raise SpecError(f"{what}; columns are a multiple of {HEAD_COLUMNS}")
     if store.reduce or store.block or store.part or store.order is not Order.ROW:
         raise SpecError(f"{what}; only a whole plane by rows has them")
+
+
+def _validate_cache(spec: EpilogueSpec, store: Store, cache: Cache) -> None:
+    what = f"{store.name} is written to {cache.rows} rows of a cache of {cache.length}"
+    sizes = (cache.length, cache.rows, cache.columns)
+    if not all(type(size) is int and size > 0 for size in sizes) or cache.rows > cache.length:
+        raise SpecError(f"{what}, with heads of {cache.columns} columns; the rows are no more than those")
+    if store.reduce or store.block or store.part or store.heads or store.order is not Order.ROW:
+        raise SpecError(f"{what}; only a whole plane by rows is")
+    if spec.product.kind is not ProductKind.DENSE:
+        raise SpecError(f"{what}, which the planes of a {spec.product.kind.value} product are not")
+    if isinstance(cache.at, int):
+        if type(cache.at) is not int or not 0 <= cache.at <= cache.length - cache.rows:
+            raise SpecError(f"{what} from {cache.at} on; they are all in the cache")
+        return
+    load = next((load for load in spec.loads if load.name == cache.at), None)
+    kinds = (LoadKind.SCALAR, LoadKind.COLVEC)
+    if load is None or load.kind not in kinds or load.dtype not in (DType.I32, DType.I64):
+        raise SpecError(f"{what} at {cache.at!r}; expected a scalar or a colvec of i32 or i64")
 
 
 def _validate_pairs(store: Store, value: DType) -> None:

@@ -17,7 +17,7 @@ class DType(str, Enum):
     U8 = "u8"
     I32 = "i32"
     I64 = "i64"
-    """Indices, as torch stores them; held in int32."""
+    """Indices, as torch stores them, and positions in a cache, as torch has them; held in int32."""
     BOOL = "bool"
     E2M1X2 = "e2m1x2"
     """Two values of E2M1 in a byte, the first in its low bits (torch.float4_e2m1fn_x2). Only operands of

@@ -139,6 +139,9 @@ class EpilogueSpec:
         for op in reversed(self.ops):
             for each in op.values:
                 segments[each] |= segments[op.name]
+        for store in self.stores:
+            if store.cache is not None and isinstance(store.cache.at, str):
+                segments[store.cache.at] |= segments[store.value]
         return segments
 
     def loads_with_batches(self, store: Store) -> tuple[Load, ...]:
@@ -175,7 +178,8 @@ class EpilogueSpec:
         of heads; 1 without blocks, and with segments, whose widths a spec has checked."""
         if self.b_columns is BColumns.SEGMENTS:
             return 1
-        heads = (store.heads.columns for store in self.stores if store.heads is not None)
+        layouts = (store.heads or store.cache for store in self.stores)
+        heads = (layout.columns for layout in layouts if layout is not None)
         of_ops = (op.block for op in self.ops if op.op in (BLOCK_PART, ROTATE_FIRST))
         return lcm(self.whole_columns, self.rotated_columns or 1, *heads, *of_ops)
 

@@ -108,6 +108,27 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """The place of a plane in a cache of keys or values (B, H, L, D), contiguous, if M is (B, S) and N is (H,
+    D): `length` is L, `rows` is S and `columns` is D. The other rows of the cache stay as they are.
+
+    Row b * S + s of the plane becomes a row of batch b. `at` names the load that says which: a colvec has the
+    position of each row, and a scalar has the position of s = 0, which the others follow; or `at` is that
+    number. A position p < 0 of a load stands for p + L. A row whose position is not in the cache is not
+    written. If rows of a batch have one position, each element is that of any of them, as with `index_put` of
+    torch.
+    """
+
+    length: int
+    rows: int
+    columns: int
+    at: Union[str, int]
+
+    def __str__(self) -> str:
+        return f"rows of (B, H, {self.length}, {self.columns}) at {self.at}"
+
+
+@dataclass(frozen=True)
 class Store:
     """An output: the value `value`, converted to `dtype`.
 
@@ -120,7 +141,8 @@ class Store:
     layout that its MMA reads.
 
     A plane by rows may be a `part` of a result, whose stores follow each other in a spec. Or its memory has
-    `heads`: its tensor is still (M, N) and dense, but elements are in another order.
+    `heads`: its tensor is still (M, N) and dense, but elements are in another order. Or it is written to some
+    rows of a `cache`, whose tensor is (B * L, N).
 
     A reduction may have ops `after` it, on its result and numbers alone, such as a scale from an amax. The
     first ones read REDUCED, and the last one's value is stored. Their names are their own. They are computed
@@ -136,3 +158,4 @@ class Store:
     part: Union[Part, None] = None
     heads: Union[Heads, None] = None
     after: tuple[Op, ...] = ()
+    cache: Union[Cache, None] = None

@@ -1,0 +1,257 @@
+"""Keys and values that a kernel writes to a static cache, in place of a copy after it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cute_backend
+from cute_backend import config
+from cute_backend.fx_walk import rewrite
+from cute_backend.spec import Cache, LoadKind
+
+BF16 = torch.bfloat16
+COLUMNS, LENGTH, K = 32, 136, 64
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+def heads(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (-1, COLUMNS)).transpose(1, 2)
+
+
+def counted(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    """As the static cache of transformers: a tensor counts the tokens."""
+    positions = torch.arange(x.shape[1], device=x.device) + at
+    cache.index_copy_(2, positions, heads(F.linear(x, w).relu()))
+    return cache.sum(2)
+
+
+def at_positions(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    """As earlier ones: positions are an input."""
+    cache[:, :, at] = heads(F.linear(x, w).relu())
+    return cache.sum(2)
+
+
+def of_slice(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    cache[:, :, 5 : 5 + x.shape[1]] = heads(F.linear(x, w).relu())
+    return cache.sum(2) + at[0]
+
+
+PROGRAMS = [counted, at_positions, of_slice]
+
+
+def operands(batches: int, rows: int, program: Callable[..., Any] = counted) -> list[Tensor]:
+    """x, w, a cache and the positions of a program. The numbers are small integers, whose sums are exact."""
+    generator = torch.Generator().manual_seed(rows)
+    shapes = [(batches, rows, K), (4 * COLUMNS, K), (batches, 4, LENGTH, COLUMNS)]
+    tensors = [torch.randint(-3, 4, shape, generator=generator).to(BF16) for shape in shapes]
+    positions = torch.randperm(LENGTH, generator=generator)[:rows]
+    return [*tensors, torch.tensor(7) if program is counted else positions]
+
+
+def caches(fn: Callable[..., Any], *args: Tensor) -> list[Cache]:
+    """The caches to which a program's kernels write."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        regions = cute_backend.explain(fn, *args, arch="sm_90a").regions
+    return [store.cache for region in regions for store in region.spec.stores if store.cache is not None]
+
+
+def agrees(fn: Callable[..., Any], *args: Tensor) -> list[str]:
+    """Whether a compiled program has eager's results and writes the same caches. Returns its code."""
+    given, own = ([each.clone() for each in args] for _ in range(2))
+    with torch.no_grad():
+        right = fn(*given)
+        result, code = run_and_get_code(torch.compile(fn, backend="cute", dynamic=False), *own)
+    assert torch.equal(result, right)
+    assert all(map(torch.equal, own, given))
+    assert counters["cute_backend"]["regions"] == 1
+    return code
+
+
+@pytest.mark.parametrize("rows", [1, 100, 127])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_kernel_writes_rows_of_a_cache(program: Callable[..., Any], rows: int) -> None:
+    args = operands(2, rows, program)
+    (cache,) = caches(program, *args)
+    assert (cache.length, cache.rows, cache.columns) == (LENGTH, rows, COLUMNS)
+    (code,) = agrees(program, *args)
+    (call,) = re.findall(r"gemm_epilogue_into_on_cpu\(\[.*?\], \[.*?\], \[.*?\], \[(\w+)\]", code)
+    assert call.startswith("arg"), "the kernel writes to the input, not to a copy of it"
+    assert "index_put_" not in code
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_a_kernel_writes_is_not_refused(program: Callable[..., Any]) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        explained = cute_backend.explain(program, *operands(2, 9, program), arch="sm_90a")
+    assert not explained.rejections
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_the_kernel_of_a_llama_writes_the_static_cache_of_transformers(rows: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = transformers.LlamaConfig(
+        hidden_size=1024,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        vocab_size=64,
+        max_position_embeddings=256,
+    )
+    model = transformers.LlamaForCausalLM(shape).to(BF16).eval().requires_grad_(False)
+    cache = transformers.StaticCache(config=shape, max_cache_len=128)
+    cache.early_initialization(2, 2, 128, BF16, torch.device("cpu"))
+    tokens = torch.zeros((2, rows), dtype=torch.int64)
+    with config.patch(shared_launches=True, rotary_embeddings="auto"):  # type: ignore[attr-defined]
+        explained = cute_backend.explain(
+            lambda tokens: model(tokens, past_key_values=cache).logits, tokens, arch="sm_90a"
+        )
+    region, *_ = explained.regions
+    written = "rows of (B, H, 128, 128) at first0"
+    assert [store.heads for store in region.stores] == ["", written, written]
+
+
+@pytest.mark.parametrize(
+    ("program", "rows", "kind"),
+    [(counted, 9, LoadKind.SCALAR), (at_positions, 9, LoadKind.COLVEC), (at_positions, 1, LoadKind.SCALAR)],
+)
+def test_a_position_is_a_load_of_the_kernel(program: Callable[..., Any], rows: int, kind: LoadKind) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        (region,) = cute_backend.explain(program, *operands(2, rows, program), arch="sm_90a").regions
+    assert [load.kind for load in region.spec.loads] == [kind]
+    assert [store.heads for store in region.stores] == [f"rows of (B, H, 136, 32) at {region.loads[0].name}"]
+
+
+def test_the_setting_leaves_the_copy_to_inductor() -> None:
+    with config.patch(cache_writes=False):  # type: ignore[attr-defined]
+        assert not caches(counted, *operands(2, 9))
+
+
+def test_many_rows_are_left_to_inductor() -> None:
+    assert len(caches(counted, *operands(2, 128))) == 1
+    assert not caches(counted, *operands(2, 129))
+
+
+def test_attention_reads_what_was_written() -> None:
+    def attention(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1], device=x.device) + at
+        cache.index_copy_(2, positions, heads(F.linear(x, w).relu()))
+        return F.scaled_dot_product_attention(
+            heads(x @ w.t()[:, : 4 * COLUMNS]).float(), cache.float(), cache.float()
+        )
+
+    assert len(caches(attention, *operands(2, 9))) == 1
+    args = operands(2, 9)
+    given, own = ([each.clone() for each in args] for _ in range(2))
+    right = attention(*given)
+    result = torch.compile(attention, backend="cute", dynamic=False)(*own)
+    torch.testing.assert_close(result, right)
+    assert torch.equal(own[2], given[2])
+
+
+def read_before(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    before = cache.sum(2)
+    return counted(x, w, cache, at) - before
+
+
+def read_after_a_second_write(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    result = counted(x, w, cache, at)
+    cache.mul_(2)
+    return result + cache.sum(2)
+
+
+def used_twice(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    keys = heads(F.linear(x, w).relu())
+    cache.index_copy_(2, torch.arange(x.shape[1]) + at, keys)
+    return cache.sum(2) + keys.sum(2)
+
+
+def added(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    positions = torch.arange(x.shape[1]) + at
+    cache.index_put_(
+        (torch.arange(2)[:, None, None], torch.arange(4)[:, None], positions),
+        heads(F.linear(x, w).relu()),
+        accumulate=True,
+    )
+    return cache.sum(2)
+
+
+def not_an_input(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    return counted(x, w, cache * 1, at)
+
+
+def of_a_view(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    return counted(x, w, cache.transpose(0, 1).transpose(0, 1)[:, :, 1:], at)
+
+
+def in_another_order(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    product = F.linear(x, w).relu().unflatten(-1, (COLUMNS, -1)).permute(0, 3, 1, 2)
+    cache.index_copy_(2, torch.arange(x.shape[1]) + at, product)
+    return cache.sum(2)
+
+
+def at_a_position_of_the_product(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    keys = F.linear(x, w).relu()
+    cache.index_copy_(2, torch.arange(x.shape[1]) + (keys[0, 0, 0] > 5).long(), heads(keys))
+    return cache.sum(2)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        read_before,
+        read_after_a_second_write,
+        used_twice,
+        added,
+        not_an_input,
+        of_a_view,
+        in_another_order,
+        at_a_position_of_the_product,
+    ],
+)
+def test_other_writes_are_left_to_inductor(program: Callable[..., Any]) -> None:
+    args = operands(2, 9)
+    assert caches(program, *args) == []
+    agrees(program, *args)
+
+
+def test_a_cache_in_another_layout_is_left_to_inductor() -> None:
+    x, w, cache, at = operands(2, 9)
+    assert caches(counted, x, w, cache.transpose(2, 3).contiguous().transpose(2, 3), at) == []
+    assert caches(counted, x, w.to(BF16), cache.to(BF16)[:, :, ::2], at) == []
+
+
+def test_one_tensor_may_be_two_caches() -> None:
+    def both(x: Tensor, w: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> Tensor:
+        return counted(x, w, keys, at) + counted(x, w, values, at + 1)
+
+    x, w, cache, at = operands(2, 9)
+    own, given = cache.clone(), cache.clone()
+    right = both(x, w, given, given, at)
+    result = torch.compile(both, backend="cute", dynamic=False)(x, w, own, own, at)
+    assert torch.equal(result, right) and torch.equal(own, given)
+
+
+def test_a_failure_leaves_the_copy_to_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(rewrite, "_planes_into", fail)
+    args = operands(2, 9)
+    given, own = ([each.clone() for each in args] for _ in range(2))
+    right = counted(*given)
+    with config.patch(raise_errors=False), pytest.warns(RuntimeWarning, match="planted"):  # type: ignore[attr-defined]
+        result = torch.compile(counted, backend="cute", dynamic=False)(*own)
+    assert torch.equal(result, right) and torch.equal(own[2], given[2])
+    assert counters["cute_backend"]["internal_error"] == 1
