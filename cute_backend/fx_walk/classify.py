@@ -142,9 +142,16 @@ def classify(
         sizes, apart = describe(shape), describe(strides)
         raise Refused(Reason.BLOCKS, operand=user_label(node), sizes=sizes, strides=apart)
     stride_m, m_axes, modes = operand.rows(frame.m_axes)
-    # Of vectors, kernels read one element for each column.
-    is_apart = frame.part is not None and frame.part.is_read_apart and stride_m is not Stride.ZERO
+    # Of vectors, kernels read one element for each column, so a vector of a part has to be regular.
+    is_vector = stride_m is Stride.ZERO and (
+        bool(frame.m_axes) or frame.part is None or frame.part.is_regular
+    )
+    is_apart = frame.part is not None and frame.part.is_read_apart and not is_vector
     stride_n, n_axes, n_modes = operand.columns(frame, is_apart)
+    if is_apart and n_modes and stride_m is Stride.ZERO:
+        # If there is one row, an irregular part is a table of batches and positions, one of each.
+        stride_m, m_axes = Stride.OTHER, (-1, -1)
+        modes = (Mode.of(Stride.ZERO, 1), Mode.of(Stride.OTHER, 1))
     if stride_m is Stride.ONE and any(mode.stride is Stride.ONE for mode in n_modes):
         stride_m = Stride.OTHER  # windows that overlap: a compiled layout has one contiguous axis
     return LoadView(
