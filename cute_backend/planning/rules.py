@@ -71,7 +71,8 @@ element, and one subtile of 192 columns spilled 152."""
 MAX_PLANES_IN_WIDE_VISITS = 3
 """The most planes that a kernel reads and writes, if it reads any, and its visits have more than
 `MAX_ROW_IN_A_THREAD` columns. At most two of them are read, and at most one that is no table. By element, two
-planes that are read spilled 16 bytes beside one result in visits of 96 columns, and 88 in visits of 128."""
+planes that are read spilled 16 bytes beside one result in visits of 96 columns, and 88 in visits of 128; two
+tables spilled none in visits of 128 (heads of 128 columns of which 96 are rotated, sm_80 to sm_120a)."""
 
 MAX_WRITTEN_IN_WHOLE_VISITS = 2
 """The most planes that a kernel writes if its visits are those of `WHOLE_VISITS`: three in fp32 spilled 8
@@ -281,7 +282,7 @@ def most_written(width: int, read: int, tables: int) -> int | None:
     side: a thread reads these from one address for each row, or only the first columns of each block."""
     if width <= MAX_ROW_IN_A_THREAD:
         return None
-    if read - tables > 1 or (read > 1 and width not in WHOLE_VISITS):
+    if read - tables > 1 or (read > tables and read > 1 and width not in WHOLE_VISITS):
         return 0
     limits = [MAX_WRITTEN_IN_WHOLE_VISITS] if width in WHOLE_VISITS else []
     limits += [max(MAX_PLANES_IN_WIDE_VISITS - read, 0)] if read else []

@@ -168,3 +168,35 @@ def test_an_index_that_is_an_operand_is_no_slice() -> None:
     (report,) = collect(fn, (torch.ones(3, 6), torch.tensor([4])), arch="sm_90a")
     nodes = [node for node in report.graph.nodes if node.target is torch.ops.aten.index.Tensor]
     assert len(nodes) == 2 and [*map(neighbours, nodes)] == [None, None]
+
+
+def first_columns(columns: int, turned: int) -> Program:
+    """Packed q, k and v of heads of which the first `turned` columns are rotated."""
+
+    def part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return torch.cat((rotated(x[..., :turned], cos, sin), x[..., turned:]), dim=-1)
+
+    def fn(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        packed = F.linear(x, w).chunk(3, dim=-1)
+        q, k, v = (each.view(*x.shape[:2], -1, columns).transpose(1, 2) for each in packed)
+        return part(q, cos, sin), part(k, cos, sin), v
+
+    return fn
+
+
+@pytest.mark.parametrize(
+    ("columns", "turned", "tokens"), [(80, 32, 1), (80, 32, 64), (128, 96, 64), (128, 96, 1)]
+)
+def test_first_columns_of_packed_heads(columns: int, turned: int, tokens: int, fresh_compiler: None) -> None:
+    """Phi-2's heads, also of a single token, and Phi-4-mini's, of which a visit has all columns."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = (1, tokens, WIDTH), (3 * 8 * columns, WIDTH), *[(1, 1, tokens, turned)] * 2
+    args = [torch.randint(-1, 2, shape, generator=generator).to(BF16) for shape in shapes]
+    fn = first_columns(columns, turned)
+    with config.patch(rotary_embeddings="always"):  # type: ignore[attr-defined]
+        (region,) = cute_backend.explain(fn, *args, arch="sm_90a").regions
+        assert [segment.rotates for segment in region.spec.segments] == [True, True, False]
+        results = torch.compile(fn, backend="cute", dynamic=False)(*args)
+    assert counters["cute_backend"]["regions"] == 1
+    for result, right in zip(results, fn(*args), strict=True):
+        torch.testing.assert_close(result, right, rtol=1e-2, atol=0)

@@ -126,6 +126,7 @@ CASES = [
     (TileConfig(Arch.SM100A, 128, 160, subtile_n=40), first(32, 80, rows=70)),
     (TileConfig(Arch.SM100A, 256, 160, 2, ctas=2, subtile_n=40), first(20, 80, DType.F32)),
     (TileConfig(Arch.SM80, 64, 64), first(24, 96)),
+    (TileConfig(Arch.SM90A, 64, 128, pingpong=True, subtile_n=128), first(96, 128, rows=70)),
 ]
 
 
@@ -332,7 +333,8 @@ def test_values_keep_to_the_planes_that_wide_visits_leave_room_for() -> None:
 def test_two_tables_leave_room_for_one_result() -> None:
     spec = first(32, 80)
     assert planes_written(96, read=2, tables=2) == planes_written(80, read=2, tables=1) == 1
-    assert planes_written(128, read=2, tables=2) == 0 and planes_written(64, read=2, tables=2) == 4
+    assert planes_written(128, read=2, tables=2) == 1 and planes_written(64, read=2, tables=2) == 4
+    assert planes_written(128, read=2, tables=1) == 0
     second = replace(spec, stores=(*spec.stores, Store("out1", "acc", DType.BF16)))
     with pytest.raises(ValueError, match="no tile of sm_90a holds blocks of 80 columns"):
         table(Arch.SM90A, second)
