@@ -116,7 +116,7 @@ def test_an_error_of_our_own_has_the_functions_place(monkeypatch):
     def fail(*args):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("cute_backend.fx_walk.collect.find_regions", fail)
+    monkeypatch.setattr("cute_backend.fx_walk.collect.regions_of", fail)
     a, b = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
     with cute_backend.config.patch(raise_errors=False), pytest.warns(RuntimeWarning, match="planted"):
         (refusal,) = cute_backend.explain(fn, a, b).rejections

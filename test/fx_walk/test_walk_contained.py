@@ -388,7 +388,7 @@ def test_what_a_person_has_to_mend_is_raised(
 
 def test_a_setting_raises_all(contained: None, cpu_code: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_module, "rewrite", fails)
-    monkeypatch.setattr(collect, "find_regions", fails)
+    monkeypatch.setattr(collect, "regions_of", fails)
     with config.patch(raise_errors=True):
         with pytest.raises(Exception, match="Planted: whatever it may be"):
             compiled(program, *example())
@@ -399,7 +399,7 @@ def test_a_setting_raises_all(contained: None, cpu_code: None, monkeypatch: pyte
 # Where else it is said
 
 
-@pytest.mark.parametrize("name", ["find_regions", "rewrite"])
+@pytest.mark.parametrize("name", ["regions_of", "rewrite"])
 def test_explain_shows_it(name: str, contained: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, name, fails)
     explained = cute_backend.explain(program, *example())
