@@ -227,7 +227,11 @@ def _need(draft: Draft, nodes: list[fx.Node], outside: Outside) -> _Need:
             if is_reshape(user):
                 stack.append((user, works))
             elif is_concatenation(user) or target_name(user) in _MOVES:
-                need.kernels.add(outside.waves.kernel_of(user))
+                if isinstance(draft.values[nodes[0]], Reduced):
+                    # Inductor's kernel would write the reduction into its place; ours leaves a copy to it.
+                    need.in_memory = need.followed = True
+                else:
+                    need.kernels.add(outside.waves.kernel_of(user))
             elif not (is_pointwise(user) or is_reduction(user)) or _writes(user):
                 need.in_memory = True
                 need.followed |= works

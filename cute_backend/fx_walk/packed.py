@@ -24,6 +24,7 @@ from cute_backend.fx_walk.index_lists import neighbours
 from cute_backend.fx_walk.lower import is_pointwise
 from cute_backend.fx_walk.mutation import is_view, root
 from cute_backend.fx_walk.new_calls import call, evaluate
+from cute_backend.fx_walk.packed_copies import copied, separate_copies
 from cute_backend.fx_walk.packed_heads import COLUMNS_OF_HEADS
 from cute_backend.fx_walk.pairs import meet
 from cute_backend.fx_walk.reasons import LABEL, user_label
@@ -83,11 +84,12 @@ def divide_packed(graph: fx.Graph, find: Callable[[fx.Graph], list[Region]]) -> 
 
     If after `_TRIALS` searches the products that gain still depend on one another, none is divided.
     """
-    names = {node.name for node, _ in _packed(graph)} if config.shared_launches else set()
+    names = {node.name for node, _ in _packed(graph)} | copied(graph) if config.shared_launches else set()
     for _ in range(_TRIALS):
         if not names:
             return
         trial = WorkingCopy(graph)
+        separate_copies(trial.graph, names)
         packed = [(node, parts) for node, parts in _packed(trial.graph) if node.name in names]
         sizes = Sizes(trial.graph, [node for node, _ in packed])
         divided = {node.name: _Division(trial.graph, node, sizes).into(parts) for node, parts in packed}

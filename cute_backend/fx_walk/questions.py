@@ -35,6 +35,18 @@ def is_free_cast(node: fx.Node) -> bool:
     return source.element_size() <= result.element_size()
 
 
+def is_cast_of_stored(node: fx.Node) -> bool:
+    """Whether an operand is a cast from one float to another of a value that is in memory in any case."""
+    if node.op != "call_function" or target_name(node) not in CASTS:
+        return False
+    source, result = tensor_of(first_argument(node)), tensor_of(node)
+    if source is None or result is None or source.device != result.device:
+        return False
+    return {source.dtype, result.dtype} <= _FLOATS and is_stored(first_argument(node))
+
+
+_FLOATS = {torch.float32, torch.bfloat16, torch.float16}
+
 _REDUCTIONS = (
     "sum",
     "mean",

@@ -1,8 +1,9 @@
 """Resolves arguments of a region's members to values of its chain: numbers, values of other members, or
 loads.
 
-The kernel also does work on operands alone if that costs no memory traffic: a cast to a wider dtype, and ops
-of the plane's own shape whose results nothing else needs.
+The kernel also does work on operands alone if that costs no memory traffic: a cast to a wider dtype, any cast
+between floats of a vector that is in memory, which would be a launch by itself, and ops of the plane's own
+shape whose results nothing else needs.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.group_rows import group_vectors
 from cute_backend.fx_walk.lower import constant, is_pointwise, lower, lower_cast, number
 from cute_backend.fx_walk.pairs import Concatenated, Slices
-from cute_backend.fx_walk.questions import is_free_cast, is_stored
+from cute_backend.fx_walk.questions import is_cast_of_stored, is_free_cast, is_stored
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import describe, fake, first_argument, known, target_name, tensor_of
 from cute_backend.fx_walk.tiled_scales import Tiled
 from cute_backend.fx_walk.walk import Walk
-from cute_backend.spec import Operand
+from cute_backend.spec import LoadKind, Operand
 
 _MAX_OPERAND_WORK = 16
 """The longest sequence of ops on operands alone that a region includes. The value before them is a load."""
@@ -67,9 +68,7 @@ def resolve(walk: Walk, draft: Draft, argument: Any, reader: Reader) -> Operand:
     if filled is not None:
         return filled
     if reader.depth < _MAX_OPERAND_WORK and is_free_cast(argument):
-        wider = replace(reader, depth=reader.depth + 1)
-        source = resolve(walk, draft, first_argument(argument), wider)
-        return lower_cast(draft.chain, source, supported_dtype(user_label(argument), fake(argument).dtype))
+        return _cast(walk, draft, argument, reader)
     if depends(walk, draft, argument):
         reduction = reduction_before(walk, draft, argument)
         if reduction is not None:
@@ -78,6 +77,8 @@ def resolve(walk: Walk, draft: Draft, argument: Any, reader: Reader) -> Operand:
     shape, device = fake(reader.member).shape, draft.first.device
     view = group_vectors(argument, shape, frame, draft.first)
     view = view or classify(argument, shape, device, frame)
+    if view.kind is not LoadKind.EXACT and reader.depth < _MAX_OPERAND_WORK and is_cast_of_stored(argument):
+        return _cast(walk, draft, argument, reader)
     columns = None if side is None else draft.anchors[side].columns
     view = view if columns is None else view.of_slice(columns)
     is_work = reader.depth < _MAX_OPERAND_WORK and view not in draft.chain.views
@@ -94,6 +95,12 @@ def resolve(walk: Walk, draft: Draft, argument: Any, reader: Reader) -> Operand:
             draft.work[argument, side, frame] = value
             return value
     return draft.chain.load(view)
+
+
+def _cast(walk: Walk, draft: Draft, cast: fx.Node, reader: Reader) -> Operand:
+    """The value of an operand that is a cast, which the kernel does itself."""
+    source = resolve(walk, draft, first_argument(cast), replace(reader, depth=reader.depth + 1))
+    return lower_cast(draft.chain, source, supported_dtype(user_label(cast), fake(cast).dtype))
 
 
 def _of_member(draft: Draft, member: fx.Node, reader: Reader) -> Operand:

@@ -399,3 +399,30 @@ def test_a_region_with_too_many_planes_ends_where_the_fewest_bytes_cross() -> No
     with config.patch(max_exact_loads=12):
         (whole,) = fused(chain_of_planes, args).regions
     assert [store.dtype for store in whole.spec.stores] == [DType.BF16]
+
+
+def test_a_cast_of_a_vector_in_memory_is_no_kernel() -> None:
+    """The derivative of a layer norm reads the statistics that the forward pass kept, in fp32 and rounded."""
+
+    def scaled(a: Tensor, b: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+        rounded = deviation.bfloat16()
+        return torch.relu(a @ b) * rounded, torch.tanh(rounded)
+
+    args = (*planes((M, K), (K, N)), *planes((M, 1), dtype=torch.float32))
+    ours, theirs = fused(scaled, args), alone(scaled, args)
+    (region,) = ours.regions
+    assert [load.dtype for load in region.spec.loads] == [DType.F32]
+    assert (ours.kernels, theirs.kernels) == (2, 3)
+
+
+def test_sums_that_a_cat_joins_are_left_to_the_kernels_that_write_them_into_it() -> None:
+    """Ours would leave a copy of each, as in the gradient of a modulation of six vectors."""
+
+    def sums(a: Tensor, b: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.relu(a @ b)
+        return y, torch.cat(((y * first).sum(0), first.sum(0), (y * second).sum(0)))
+
+    args = planes((M, K), (K, N), (M, N), (M, N))
+    ours, theirs = fused(sums, args), alone(sums, args)
+    assert (ours.kernels, theirs.kernels) == (2, 3)
+    assert not any(region.spec.reductions for region in ours.regions)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.fx_walk.free_strides import lay_in_rows
 from cute_backend.memory_ops.schedule import kernel_formula
@@ -42,6 +43,35 @@ def test_residual_adds_after_a_convolution_are_fused() -> None:
     plane = 2 * B * S * C
     assert saved[1] - saved[0] == (2 * 4 + 2) * plane
     assert all(after.kernels < before.kernels for before, after in zip(theirs, ours, strict=True))
+
+
+def projected(x: Tensor, gain: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """Projections of patches that are scaled first, as by the norm of a vision encoder: (C * S, 1, S)."""
+    states = x.permute(0, 2, 1) * gain
+    return tuple(F.relu(F.linear(states, weight)) for weight in weights)
+
+
+def test_linears_of_scaled_patches_are_products_of_rows() -> None:
+    """torch lowers them to a `bmm` of an expanded weight each, since it can't merge batches with patches."""
+    x, *_ = operands(1)
+    args = x, torch.ones(C).bfloat16(), *(torch.ones(C, C).bfloat16() for _ in range(3))
+    with config.patch(shared_launches=True):
+        ours, theirs = fused(projected, args), alone(projected, args)
+    (region,) = ours.regions
+    assert len(region.products) == 3 and region.problem == (B * S, 3 * C, C)
+    assert (ours.kernels, theirs.kernels) == (2, 7)
+    assert theirs.bytes - ours.bytes == 2 * B * S * C * (3 * 2 + 2)
+
+
+def test_an_input_that_something_else_needs_in_its_layout_keeps_it() -> None:
+    def returned(x: Tensor, gain: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        states = x.permute(0, 2, 1) * gain
+        return F.relu(F.linear(states, weight)), states
+
+    x, *_ = operands(1)
+    args = x, torch.ones(C).bfloat16(), torch.ones(C, C).bfloat16()
+    ours, theirs = fused(returned, args), alone(returned, args)
+    assert not ours.regions and (ours.kernels, ours.bytes) == (theirs.kernels, theirs.bytes)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
