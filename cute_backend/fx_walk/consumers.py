@@ -10,7 +10,9 @@
 - A product, a call of another kind and a reduction of other axes than the last end a wave; work that follows
   from them is in a later one. Waves are counted from the start of the graph.
 - An op that joins tensors to a larger one, as the gradients of gate and up are joined, or pads one, is a
-  kernel that does the work before it as it writes. So is a copy whose axes are in another order.
+  kernel that does the work before it as it writes. So is a copy whose axes are in another order. A reduction
+  is written into its place in the larger tensor by the kernel that computes it, if that is Inductor's, and
+  otherwise copied there by one more kernel.
 - A reduction of fewer than eight elements is pointwise: Inductor writes it out.
 - Otherwise a kernel reads a buffer once, however many of its ops do, and nothing that it computes itself.
 

@@ -45,6 +45,21 @@ def is_cast_of_stored(node: fx.Node) -> bool:
     return {source.dtype, result.dtype} <= _FLOATS and is_stored(first_argument(node))
 
 
+def is_work_on_stored(node: fx.Node) -> bool:
+    """Whether an operand is an op of numbers and a value that is in memory in any case, or a float cast of
+    such a value, as `1 + w` of the weights of a norm is."""
+    if node.op != "call_function" or not is_pointwise(node) or is_reshape(node):
+        return False
+    result, sources = tensor_of(node), node.all_input_nodes
+    if result is None or result.dtype not in _FLOATS or len(sources) != 1:
+        return False
+    (source,) = sources
+    of = tensor_of(source)
+    if of is None or of.device != result.device or of.shape != result.shape:
+        return False
+    return is_cast_of_stored(source) or (of.dtype in _FLOATS and is_stored(source))
+
+
 _FLOATS = {torch.float32, torch.bfloat16, torch.float16}
 
 _REDUCTIONS = (

@@ -2,8 +2,8 @@
 loads.
 
 The kernel also does work on operands alone if that costs no memory traffic: a cast to a wider dtype, any cast
-between floats of a vector that is in memory, which would be a launch by itself, and ops of the plane's own
-shape whose results nothing else needs.
+between floats of a vector that is in memory, or one op of numbers and a vector that all heads share, which
+would be a launch by itself, and ops of the plane's own shape whose results nothing else needs.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.classify import classify, supported_dtype
+from cute_backend.fx_walk.classify import LoadView, classify, supported_dtype
 from cute_backend.fx_walk.dependences import cycle, depends, reduction_before
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.group_rows import group_vectors
 from cute_backend.fx_walk.lower import constant, is_pointwise, lower, lower_cast, number
 from cute_backend.fx_walk.pairs import Concatenated, Slices
-from cute_backend.fx_walk.questions import is_cast_of_stored, is_free_cast, is_stored
+from cute_backend.fx_walk.questions import is_cast_of_stored, is_free_cast, is_stored, is_work_on_stored
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import describe, fake, first_argument, known, target_name, tensor_of
@@ -82,7 +82,8 @@ def resolve(walk: Walk, draft: Draft, argument: Any, reader: Reader) -> Operand:
     columns = None if side is None else draft.anchors[side].columns
     view = view if columns is None else view.of_slice(columns)
     is_work = reader.depth < _MAX_OPERAND_WORK and view not in draft.chain.views
-    if is_work and (argument in walk.redone or _is_for_the_region_alone(walk, draft, argument, node)):
+    is_cheap = argument in walk.redone or (_of_heads(view) and is_work_on_stored(argument))
+    if is_work and (is_cheap or _is_for_the_region_alone(walk, draft, argument, node)):
         mark = draft.chain.mark()
         try:
             with draft.chain.lowering(argument):
@@ -95,6 +96,11 @@ def resolve(walk: Walk, draft: Draft, argument: Any, reader: Reader) -> Operand:
             draft.work[argument, side, frame] = value
             return value
     return draft.chain.load(view)
+
+
+def _of_heads(view: LoadView) -> bool:
+    """Whether an operand is a vector that blocks of columns share, as the weights of a norm by head."""
+    return view.kind is LoadKind.ROWVEC and view.blocks is not None
 
 
 def _cast(walk: Walk, draft: Draft, cast: fx.Node, reader: Reader) -> Operand:

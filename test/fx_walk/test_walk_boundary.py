@@ -415,6 +415,23 @@ def test_a_cast_of_a_vector_in_memory_is_no_kernel() -> None:
     assert (ours.kernels, theirs.kernels) == (2, 3)
 
 
+def test_an_op_on_a_vector_that_heads_share_is_no_kernel() -> None:
+    """Gemma's norms by head multiply by 1 + w, in fp32. An op that reads two vectors stays a kernel, and so
+    does one on a vector of all columns."""
+
+    def scaled(a: Tensor, b: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(a @ b).unflatten(1, (-1, w.shape[0])) * (1 + w.float())
+
+    def twice(a: Tensor, b: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return torch.relu(a @ b).unflatten(1, (-1, w.shape[0])) * (w + v)
+
+    args = planes((M, K), (K, N), (N // 4,), (N // 4,))
+    (region,) = fused(scaled, args[:3]).regions
+    assert [(load.dtype, load.kind) for load in region.spec.loads] == [(DType.BF16, LoadKind.ROWVEC)]
+    kernels = [fused(scaled, args[:3]).kernels, fused(twice, args).kernels]
+    assert kernels == [1, 2] and fused(scaled, planes((M, K), (K, N), (N,))).kernels == 2
+
+
 def test_sums_that_a_cat_joins_are_left_to_the_kernels_that_write_them_into_it() -> None:
     """Ours would leave a copy of each, as in the gradient of a modulation of six vectors."""
 
