@@ -883,53 +883,35 @@ class Sm100Gemm(Gemm):
         acc_state, scale_state = self._await_sums(shared, acc, seat, acc_state, scale_state)
         if cutlass.const_expr(config.split_k > 1):
             sums.wait()
-        # If rolled, visits are the iterations of the outer loops, as blocks of columns are that are reduced
-        # before their visits. Otherwise they are those of the inner loops.
-        if cutlass.const_expr(self.block_subtiles > 0):
-            count, whole = self.visits // self.block_subtiles, self.block_subtiles
-            for turn in cutlass.range(count if config.rolled else 1, unroll=1):
-                for written in cutlass.range_constexpr(1 if config.rolled else count):
-                    block = Int32(turn) if cutlass.const_expr(config.rolled) else written
-                    first = block * whole
+        # A block is the visits whose blocks of columns are reduced before them; without such, one visit. If
+        # rolled, blocks and their visits are the iterations of the outer loops, otherwise of the inner ones.
+        whole = max(self.block_subtiles, 1)
+        count = self.visits // whole
+        for turn in cutlass.range(count if config.rolled else 1, unroll=1):
+            for written in cutlass.range_constexpr(1 if config.rolled else count):
+                first = (Int32(turn) if cutlass.const_expr(config.rolled) else written) * whole
+                of_block = held
+                if cutlass.const_expr(self.block_subtiles > 0):
                     read = partial(self._read_again, reader, shared, seat, acc_state.index, tile, first)
                     of_block = self._reduce_blocks(tile, read, glob, held, rows)
-                    for inner in cutlass.range(whole if config.rolled else 1, unroll=1):
-                        for step in cutlass.range_constexpr(1 if config.rolled else whole):
-                            within = Int32(inner) if cutlass.const_expr(config.rolled) else step
-                            exact_state, store_state = self._visit(
-                                shared,
-                                seat,
-                                place,
-                                tile,
-                                reader,
-                                of_block,
-                                rows,
-                                store_tmas,
-                                store_pipeline,
-                                acc_state,
-                                exact_state,
-                                store_state,
-                                first + within,
-                            )
-        else:
-            for turn in cutlass.range(self.visits if config.rolled else 1, unroll=1):
-                for written in cutlass.range_constexpr(1 if config.rolled else self.visits):
-                    visit = Int32(turn) if cutlass.const_expr(config.rolled) else written
-                    exact_state, store_state = self._visit(
-                        shared,
-                        seat,
-                        place,
-                        tile,
-                        reader,
-                        held,
-                        rows,
-                        store_tmas,
-                        store_pipeline,
-                        acc_state,
-                        exact_state,
-                        store_state,
-                        visit,
-                    )
+                for inner in cutlass.range(whole if config.rolled else 1, unroll=1):
+                    for step in cutlass.range_constexpr(1 if config.rolled else whole):
+                        within = Int32(inner) if cutlass.const_expr(config.rolled) else step
+                        exact_state, store_state = self._visit(
+                            shared,
+                            seat,
+                            place,
+                            tile,
+                            reader,
+                            of_block,
+                            rows,
+                            store_tmas,
+                            store_pipeline,
+                            acc_state,
+                            exact_state,
+                            store_state,
+                            first + within,
+                        )
         if cutlass.const_expr(config.split_k > 1):
             sums.release(config.split_k)
         self._end(tile, glob, held)
