@@ -303,6 +303,15 @@ class EpilogueText:
         if (cache := store.cache) is not None:
             return [*lines, *self._cached(store, cache)]
         whole = is_one_block(self.spec, self.config)
+        if whole and store.heads is not None:
+            return [
+                *lines[:-1],
+                f"        {store.name}_line = sub.line_of({store.name}_glob)",
+                "        _, _, inside = sub.target(0)",
+                lines[-1],
+                "            if inside:",
+                f"                {store.name}_line[e] = {store.name}_rmem[e]",
+            ]
         return [
             *lines[:-1],
             *(["        _, _, inside = sub.target(0)"] if whole else []),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cute_backend.planning.placements import PLACEMENTS, Need, Placement, Ring, Room
 from cute_backend.planning.placements.planes import RUNS, VECTOR
-from cute_backend.planning.registers import hoist_budget
+from cute_backend.planning.registers import NARROW_SUBTILE_N, hoist_budget
 from cute_backend.planning.rules import moved, subtiled
 from cute_backend.planning.shared_memory import ring_bytes
 from cute_backend.planning.tiles import Alignment, TileConfig
@@ -57,16 +57,19 @@ def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
 
 
 def is_one_block(spec: EpilogueSpec, config: TileConfig) -> bool:
-    """Whether the elements that a thread has of a subtile are one whole block of one row. N is a multiple of
-    blocks, so either all of these elements belong to a plane or none does.
+    """Whether the elements that a thread has of a subtile are one whole block of one row, or, in a wide
+    subtile, a part of one. N is a multiple of blocks, so either all of these elements belong to a plane or
+    none does.
 
     Without TMA, a kernel then asks once for all elements whether it writes them, and reads them from one
     address. With a predicate and a clamped address for each of 64 columns, a norm by head spilled 16 to 272
     bytes beside a plane that is read, and 32 to 568 beside two; with one predicate and clamped addresses, 24
-    to 120 beside two (sm_100a).
+    to 120 beside two (sm_100a). With a predicate for each column, two tables for 64 of a head's 128 columns
+    spilled 64 bytes.
     """
     alone = config.target.accumulators.row_threads == 1 and spec.b_columns is BColumns.APART
-    return alone and config.subtile_n == spec.whole_columns
+    part = config.subtile_n > NARROW_SUBTILE_N and spec.block_columns % config.subtile_n == 0
+    return alone and (part or config.subtile_n == spec.whole_columns)
 
 
 _TMA_AXES = 5

@@ -91,9 +91,9 @@ MAX_ROW_IN_A_THREAD = 64
 """The most columns of a row that one thread keeps until their blocks are reduced: 128 on sm_100a spilled 56
 bytes."""
 
-MAX_FIRST_IN_A_THREAD = 40
-"""The most columns of a row that one thread has in a visit in which first columns of blocks are rotated: half
-of a head of 80 columns."""
+HALF_HEAD_COLUMNS = 40
+"""Columns of a visit in which first columns of heads of 80 columns are rotated if a thread has whole rows:
+half of a head."""
 
 CUT_HEAD_COLUMNS = 32
 """A number that divides the columns of heads by which planes are stored, if visits don't have heads whole."""
@@ -251,7 +251,7 @@ def _in_passes(config: TileConfig, block: int) -> TileConfig | None:
 def first_columns_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """Gives a visit all columns that are rotated if these are the first of a block, of which a visit has a
     part or the whole. Of two blocks of 48 columns in a visit, tables are read by element, which spilled 24
-    bytes. If a thread has whole rows, 64 columns of two tables that are read by element spilled 64 bytes."""
+    bytes."""
     if not any(op.op == ROTATE_FIRST for op in spec.ops):
         return config
     columns = config.tile_n // config.ctas
@@ -259,8 +259,8 @@ def first_columns_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConf
     if spec.whole_columns == 1:
         widths += FIRST_VISITS
     elif _holds_first_in_a_thread(config, spec):
-        widths = (MAX_FIRST_IN_A_THREAD,)
-    most = MAX_FIRST_IN_A_THREAD * config.target.accumulators.row_threads
+        widths = (HALF_HEAD_COLUMNS,)
+    most = MAX_ROW_IN_A_THREAD * config.target.accumulators.row_threads
     fitting = (each for each in widths if columns % each == 0 and each <= most and spec.fits_visit(each))
     width = next(fitting, None)
     apart = spec.b_columns is not BColumns.INTERLEAVED
@@ -273,7 +273,7 @@ def _holds_first_in_a_thread(config: TileConfig, spec: EpilogueSpec) -> bool:
     if not any(op.op == ROTATE_FIRST for op in spec.ops):
         return False
     able = config.target.accumulators.row_threads == 1 and config.products == 1
-    return able and spec.fits_visit(MAX_FIRST_IN_A_THREAD) and not spec.fits_visit(NARROW_SUBTILE_N)
+    return able and spec.fits_visit(HALF_HEAD_COLUMNS) and not spec.fits_visit(NARROW_SUBTILE_N)
 
 
 def most_written(width: int, read: int, tables: int) -> int | None:

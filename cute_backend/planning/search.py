@@ -21,6 +21,7 @@ from cute_backend.planning.registers import (
 )
 from cute_backend.planning.rules import (
     ABOVE_THE_SMALLEST,
+    HALF_HEAD_COLUMNS,
     MAX_ROTATED,
     reads,
     subtiled,
@@ -278,8 +279,13 @@ def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 def _can_split(arch: Arch, spec: EpilogueSpec) -> bool:
     """Whether K may be split. It may not for groups, whose tiles or k tiles are only counted on the device,
-    nor for scales that the MMA applies."""
+    nor for scales that the MMA applies, nor if a thread with whole rows rotates first columns of blocks in
+    visits of 64: beside the sums of other CTAs, tables in fp32 spilled 16 to 40 bytes (128 x 64 on
+    sm_100a)."""
     if spec.product.kind.has_offsets or spec.product.a_scaling.by_mma:
+        return False
+    wide = not any(spec.fits_visit(columns) for columns in (NARROW_SUBTILE_N, HALF_HEAD_COLUMNS))
+    if wide and any(op.op == ROTATE_FIRST for op in spec.ops) and not arch.target.accumulators.in_registers:
         return False
     if arch.target.clusters:
         return True

@@ -547,6 +547,13 @@ class Sm100Subtile(Subtile):
         first, stride = (index, 2) if self._interleaved else (index * self.elements, 1)
         return cute.make_tensor(registers.iterator + first, cute.make_layout(self.elements, stride=stride))
 
+    def line_of(self, plane: cute.Tensor) -> cute.Tensor:
+        """The thread's elements in a plane in global memory in which they lie side by side, from one address:
+        that of a column in heads takes a division."""
+        row, column, _ = self.target(0)
+        first = plane.iterator + cute.crd2idx((row, column), plane.layout)
+        return cute.make_tensor(first, cute.make_layout(self.elements))
+
     column_lanes = (1, 2, 4, 8, 16)
 
     def column_target(self, c: int) -> tuple[Int32, Int32, Boolean]:
