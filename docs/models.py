@@ -97,7 +97,6 @@ end, by [reason](refusals.md). In these models,
 - `left_to_users` is mostly a cast that costs less to repeat in its readers than to write;
 - `not_pointwise` and `rearranged` are mostly attention, and copies of heads for it;
 - `unpaired` is a slice of a product's columns that kernels can't take, as in some rotary embeddings;
-- `rotation_cost` is a rotary embedding behind a product that shares no launch, as in Qwen3 at this width;
 - `cycle` is a sum with a value that depends on the region through another product, as in a residual stream.
 
 `python -m cute_backend explain examples/FILE.py:NAME` gives each reason in a sentence, with its line.
