@@ -510,7 +510,7 @@ def test_each_call_in_generated_code_for_a_gpu_has_a_site_of_its_own() -> None:
             self.lines.append(line)
 
     wrapper = Wrapper()
-    names = [_implementation(wrapper, "cuda", buffer) for buffer in ("buf0", "buf3")]
+    names = [_implementation(wrapper, "cuda", buffer, False) for buffer in ("buf0", "buf3")]
     imported: dict[str, Any] = {}
     exec("\n".join(wrapper.lines), imported)
     sites = [imported[name] for name in names]

@@ -98,10 +98,8 @@ def region_of(fn: Program, arch: str = "sm_90a") -> Any:
 def test_queries_keys_and_values_are_one_kernel_that_rotates(fn: Program, arch: str) -> None:
     region = region_of(fn, arch)
     assert len(region.spec.accumulators) == 3
-    # On sm_100a, TMA would need six axes for the order of columns in the heads of a group.
-    queries = arch == "sm_90a" or fn is not grouped
-    assert [segment.rotates for segment in region.spec.segments] == [queries, True, False]
-    assert (region.spec.stores[0].heads is not None) is queries
+    assert [segment.rotates for segment in region.spec.segments] == [True, True, False]
+    assert region.spec.stores[0].heads is not None
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 127])
