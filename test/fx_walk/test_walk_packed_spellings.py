@@ -133,6 +133,16 @@ def test_a_repeated_key_is_rotated_once() -> None:
     assert [tuple(node.meta["val"].shape[:3]) for node in repeated] == [(2, KEYS, 2), (2, 64, KEYS)]
 
 
+def test_work_that_differs_between_repetitions_is_not_done_before(fresh_compiler: None) -> None:
+    def scaled(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        query, key, value = grouped(x, w, cos, sin)
+        return query, key * torch.arange(1, key.shape[1] + 1).to(BF16)[:, None, None], value
+
+    args = operands(1, 100)
+    for result, right in zip(torch.compile(scaled, backend="cute")(*args), scaled(*args), strict=True):
+        torch.testing.assert_close(result, right, rtol=1e-2, atol=0)
+
+
 LISTS = [
     ([4], (1, 4, 1)),
     ([-2], (1, 4, 1)),
