@@ -22,6 +22,8 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.classify import LoadView, Mode
 from cute_backend.fx_walk.frame import Frame
+from cute_backend.fx_walk.mutation import root
+from cute_backend.fx_walk.reasons import Reason, Refused, Rejection, user_label
 from cute_backend.fx_walk.region import CacheWrite, Region
 from cute_backend.fx_walk.static import arguments, fake, known, product, target_name, tensor_of
 from cute_backend.spec import (
@@ -45,29 +47,89 @@ takes longer than TMA and a copy do for many rows: q, k and v of a Llama 8B laye
 165.1 us and 158.2 for 2,048 (H100, benchmarks/qkv.py). Between these, both times are about even at 660."""
 
 _VIEWS = ("aten.reshape.default", "aten.permute.default")
+_PUT = "aten.index_put.default"
+_COPY = "aten.copy.default"
+_STORE = "aten.copy_.default"
+_WRITES = (_PUT, "aten.slice_scatter.default")
 
 _MOST_ELEMENTS = 2**31
 """Elements of a cache: kernels number them in 32 bits."""
 
 
-def write_to_caches(regions: Sequence[Region]) -> list[Region]:
-    """The regions, with results in caches where they can be there."""
+def write_to_caches(regions: Sequence[Region], barred: str = "") -> tuple[list[Region], list[Rejection]]:
+    """Returns the regions, with results in caches where they can be there, and a rejection for every write to
+    a cache that stays with Inductor. `barred` is why all of them do, or is empty."""
     owned = {node for region in regions for node in region.nodes}
-    return [_written(region, owned) for region in regions]
+    written, rejections = [], []
+    for region in regions:
+        for value in region.outputs:
+            write = _write_of(value)
+            if write is None:
+                continue
+            try:
+                if barred:
+                    raise _left(write, barred)
+                region = _into_cache(region, value, write, owned)
+            except Refused as refused:
+                rejections.append(refused.rejection(write))
+        written.append(region)
+    return written, rejections
 
 
-def _written(region: Region, owned: set[fx.Node]) -> Region:
-    if not isinstance(region.first.m, int) or region.first.m > MOST_ROWS:
-        return region
-    for node, index in region.outputs.items():
-        (store, *parts) = region.spec.results[index]
-        alone = list(region.outputs.values()).count(index) == 1 and not parts
-        if not (alone and _is_plain(store) and region.spec.product.kind is ProductKind.DENSE):
+def _write_of(value: fx.Node) -> fx.Node | None:
+    """The node that writes a value, or a view of it, to rows of a tensor that is stored in an input of the
+    graph; None if there is none."""
+    stack = list(value.users)
+    while stack:
+        node = stack.pop()
+        if node.op != "call_function":
             continue
-        found = _Found.of(region, node, owned)
-        if found is not None and len(region.spec.loads) < config.max_loads:
-            region = _with(region, node, store, found)
-    return region
+        name = target_name(node)
+        if name in _WRITES and _stored(root(arguments(node)["self"])):
+            return node
+        if name in (*_VIEWS, _COPY):
+            stack += node.users
+    return None
+
+
+def _stored(cache: fx.Node) -> list[fx.Node]:
+    """The nodes that store a value in an input of the graph."""
+    if cache.op != "placeholder":
+        return []
+    users = (user for user in cache.users if user.op == "call_function")
+    return [user for user in users if target_name(user) == _STORE and arguments(user)["self"] is cache]
+
+
+def _left(write: fx.Node, why: str) -> Refused:
+    cache = user_label(root(arguments(write)["self"]))
+    return Refused(Reason.CACHE, target=target_name(write), cache=cache, why=why)
+
+
+def _into_cache(region: Region, value: fx.Node, write: fx.Node, owned: set[fx.Node]) -> Region:
+    """The region with a result in a cache. Raises Refused if the result can't be there."""
+    index = region.outputs[value]
+    (store, *parts) = region.spec.results[index]
+    rows = region.first.m
+    if not isinstance(rows, int) or rows > MOST_ROWS:
+        number = rows if isinstance(rows, int) else "a number of rows known only at run time"
+        raise _left(write, f"the product has {number} rows; a kernel writes at most {MOST_ROWS}")
+    if region.spec.product.kind is not ProductKind.DENSE or parts or not _is_plain(store):
+        raise _left(write, "the result is not the plane of a single dense product")
+    seen, frame = _seen(region, value)
+    alone = list(region.outputs.values()).count(index) == 1 and len(seen.users) == 1
+    if not alone or not set(seen.users).isdisjoint(region.nodes):
+        raise _left(write, "the result is used in another way, too")
+    found = _of_positions(write, seen) if target_name(write) == _PUT else _of_slice(write, seen)
+    _check_cache(found, seen)
+    _check_result(region, found, seen, frame)
+    if isinstance(found.at, fx.Node):
+        if fake(found.at).device != region.first.device:
+            raise _left(write, f"its positions are on {fake(found.at).device}")
+        if _depends(found.at, owned):
+            raise _left(write, "its positions are computed from the result of a kernel")
+    if len(region.spec.loads) >= config.max_loads:
+        raise _left(write, f"the kernel reads {config.max_loads} operands already")
+    return _with(region, value, store, found)
 
 
 def _is_plain(store: Store) -> bool:
@@ -87,22 +149,6 @@ class _Found:
     follows: bool
     target: fx.Node | None = None
 
-    @staticmethod
-    def of(region: Region, value: fx.Node, owned: set[fx.Node]) -> _Found | None:
-        """The write of a result `value`; None if there is none, or if it is used in any other way."""
-        seen, frame = _seen(region, value)
-        if len(seen.users) != 1 or not set(seen.users).isdisjoint(region.nodes):
-            return None
-        (write,) = seen.users
-        found = _of_positions(write, seen) or _of_slice(write, seen)
-        if found is None or not _is_cache(found, seen) or not _is_whole(region, seen, frame):
-            return None
-        if isinstance(found.at, fx.Node) and (
-            fake(found.at).device != region.first.device or _depends(found.at, owned)
-        ):
-            return None
-        return found
-
 
 def _seen(region: Region, value: fx.Node) -> tuple[fx.Node, Frame | None]:
     """A result as its only user sees it, through reshapes and permutations, and the frame of that view."""
@@ -117,20 +163,18 @@ def _seen(region: Region, value: fx.Node) -> tuple[fx.Node, Frame | None]:
     return value, frame
 
 
-def _of_positions(write: fx.Node, value: fx.Node) -> _Found | None:
+def _of_positions(write: fx.Node, value: fx.Node) -> _Found:
     """A write by `index_put` with indices of the rows."""
-    if write.op != "call_function" or target_name(write) != "aten.index_put.default":
-        return None
     args = arguments(write)
     indices, cache = list(args["indices"]), args["self"]
-    if args["values"] is not value or args["accumulate"] or len(indices) != 3 or indices[:2] != [None, None]:
-        return None
-    positions = tensor_of(indices[2])
+    if args["accumulate"]:
+        raise _left(write, "it adds to the cache")
+    positions = tensor_of(indices[2]) if len(indices) == 3 and indices[:2] == [None, None] else None
     rows = fake(value).shape[2] if fake(value).dim() == 4 else None
-    if positions is None or positions.dtype not in _INTEGERS or positions.dim() != 1:
-        return None
-    if not isinstance(rows, int) or not known(positions.shape[0] == rows) or not isinstance(cache, fx.Node):
-        return None
+    if positions is None or positions.dim() != 1 or positions.dtype not in _INTEGERS:
+        raise _left(write, "it does not write to positions (S,) of int32 or int64 of a cache (B, H, L, D)")
+    if not isinstance(rows, int) or not known(positions.shape[0] == rows):
+        raise _left(write, f"{positions.shape[0]} positions are not shown to be those of {rows} rows")
     first = _first_of_range(indices[2], rows)
     if first is None and rows == 1:
         first = indices[2]
@@ -162,62 +206,68 @@ def _counts(node: fx.Node, rows: int) -> bool:
     return (args["length"], args["start"], args["step"]) == (rows, 0, 1)
 
 
-def _of_slice(write: fx.Node, value: fx.Node) -> _Found | None:
+def _of_slice(write: fx.Node, value: fx.Node) -> _Found:
     """A write of rows that follow each other from a known one on, by `slice_scatter`. A program that assigns
     to a slice copies to it first, as `copy` of the slice, of which only the shape counts."""
-    source, target = value, None
-    if write.op == "call_function" and target_name(write) == "aten.copy.default" and len(write.users) == 1:
-        args = arguments(write)
-        target = args["self"]
-        if args["src"] is not value or fake(target).shape != fake(value).shape or len(target.users) != 1:
-            return None
-        source, (write,) = write, write.users
-    if write.op != "call_function" or target_name(write) != "aten.slice_scatter.default":
-        return None
-    args = arguments(write)
+    args, target = arguments(write), None
+    if args["src"] is not value:
+        copied = args["src"]
+        target = arguments(copied)["self"] if target_name(copied) == _COPY else copied
+        lone = len(target.users) == len(copied.users) == 1
+        if value not in copied.all_input_nodes or not lone or fake(target).shape != fake(value).shape:
+            raise _left(write, "the result is not assigned to the slice as it is")
     cache, start, rows = args["self"], args["start"] or 0, fake(value).shape[2:3]
-    if args["src"] is not source or args["step"] != 1 or fake(cache).dim() != 4 or args["dim"] % 4 != 2:
-        return None
-    if not (isinstance(start, int) and len(rows) == 1 and isinstance(rows[0], int)):
-        return None
+    if args["step"] != 1 or fake(cache).dim() != 4 or args["dim"] % 4 != 2:
+        raise _left(write, "it does not write to neighbouring positions of a cache (B, H, L, D)")
     length = fake(cache).shape[2]
-    if not isinstance(length, int):
-        return None
+    if not all(isinstance(size, int) for size in (start, length, *rows)):
+        raise _left(write, "the slice is known only at run time")
     start = max(start + length if start < 0 else start, 0)
-    return _Found(write, cache, rows[0], start, True, target) if start + rows[0] <= length else None
+    if start + rows[0] > length:
+        raise _left(write, f"positions {start} to {start + rows[0]} are not in a cache of {length}")
+    return _Found(write, cache, rows[0], start, True, target)
 
 
-def _is_cache(found: _Found, value: fx.Node) -> bool:
-    """Whether the written tensor is an input of the graph that nothing else reads, contiguous, and the result
-    is stored in it at the end of the graph."""
-    cache, tensor, rows = found.cache, fake(found.cache), fake(value)
-    others = [user for user in cache.users if user not in (found.node, found.target)]
-    if cache.op != "placeholder" or len(others) != 1 or target_name(others[0]) != "aten.copy_.default":
-        return False
-    copied = arguments(others[0])
-    if copied["self"] is not cache or copied["src"] is not found.node or others[0].users:
-        return False
-    sizes = (*tensor.shape, *rows.shape)
-    if tensor.dim() != 4 or rows.dim() != 4 or not all(isinstance(size, int) for size in sizes):
-        return False
+def _check_cache(found: _Found, value: fx.Node) -> None:
+    """Requires that the written tensor is a whole input of the graph that nothing else reads, contiguous, and
+    that the result is stored in it at the end of the graph."""
+    write, cache, tensor = found.node, found.cache, fake(found.cache)
+    if cache.op != "placeholder":
+        raise _left(write, "it writes to a view or to an earlier result; a kernel writes to a whole input")
+    if not all(isinstance(size, int) for size in (*tensor.shape, *fake(value).shape)):
+        raise _left(write, "a size of the cache or of the result is known only at run time")
+    if not tensor.is_contiguous() or tensor.storage_offset() != 0 or tensor.numel() >= _MOST_ELEMENTS:
+        strides = tuple(tensor.stride())
+        raise _left(
+            write,
+            f"the cache has shape {tuple(tensor.shape)} and strides {strides}; a kernel writes to one that "
+            f"is contiguous, with fewer than {_MOST_ELEMENTS} elements",
+        )
+    others = [user for user in cache.users if user not in (write, found.target)]
+    stores = _stored(cache)
+    if others != stores or len(stores) != 1 or arguments(stores[0])["src"] is not write or stores[0].users:
+        raise _left(write, "the cache is read before, or written again")
+
+
+def _check_result(region: Region, found: _Found, value: fx.Node, frame: Frame | None) -> None:
+    """Requires that a result (B, H, S, D) is the whole plane (B * S, H * D), and fits the cache."""
+    tensor, rows = fake(found.cache), fake(value)
+    shape = rows.shape
+    if tensor.dtype != rows.dtype or tensor.device != rows.device:
+        raise _left(
+            found.node,
+            f"the cache is {tensor.dtype} on {tensor.device} and the result {rows.dtype} on {rows.device}",
+        )
     batches, heads, length, columns = tensor.shape
-    return (
-        tensor.is_contiguous()
-        and tensor.storage_offset() == 0
-        and tensor.dtype == rows.dtype
-        and tuple(rows.shape) == (batches, heads, found.rows, columns)
-        and found.rows <= length
-        and tensor.numel() < _MOST_ELEMENTS
-        and columns % HEAD_COLUMNS == 0
-        and tensor.device == rows.device
-    )
-
-
-def _is_whole(region: Region, value: fx.Node, frame: Frame | None) -> bool:
-    """Whether a result (B, H, S, D) with this frame is the plane (B * S, H * D)."""
-    shape = fake(value).shape
     place = Frame(_long(shape, 0, 2), _long(shape, 1, 3))
-    return frame == place and known(shape[0] * shape[2] == region.first.m)
+    whole = frame == place and known(shape[0] * shape[2] == region.first.m)
+    fits = tuple(shape) == (batches, heads, found.rows, columns) and found.rows <= length
+    if not (whole and fits and columns % HEAD_COLUMNS == 0):
+        raise _left(
+            found.node,
+            f"the result {tuple(shape)} is not the product's plane by heads (B, H, S, D) of this cache "
+            f"{tuple(tensor.shape)}, with a multiple of {HEAD_COLUMNS} for D",
+        )
 
 
 def _long(shape: Sequence[Any], *axes: int) -> tuple[int, ...]:

@@ -176,12 +176,17 @@ def prepare(graph: fx.Graph, capability: Capability) -> None:
 def find(graph: fx.Graph, capability: Capability) -> tuple[list[Region], list[Rejection]]:
     """The regions and rejections of a graph that `prepare` has rewritten, with results in caches."""
     regions, rejections = find_regions(graph, current_precision(), capability)
-    # AOTInductor calls the op from C++, which gives it no lists of tensors to write.
-    if not config.cache_writes or V.aot_compilation:
-        return regions, rejections
-    regions = write_to_caches(regions)
+    regions, left = write_to_caches(regions, _why_not_to_caches())
     written = {node.name for region in regions for write in region.caches.values() for node in write.nodes}
-    return regions, [rejection for rejection in rejections if rejection.node not in written]
+    settled = written | {rejection.node for rejection in left}
+    return regions, [*(rejection for rejection in rejections if rejection.node not in settled), *left]
+
+
+def _why_not_to_caches() -> str:
+    """Why no kernel writes to caches, or an empty string."""
+    if V.aot_compilation:
+        return "AOTInductor's code calls kernels that return results"
+    return "" if config.cache_writes else "config.cache_writes is off"
 
 
 def _names(region: Region) -> str:

@@ -188,6 +188,10 @@ class Reason(Enum):
         "Hopper and data center Blackwell, (B, H, S, D) with a multiple of 32 for D, if S is a number, B is "
         "1, or the result is computed from an operand that all batches or all positions share",
     )
+    CACHE = (
+        "cache",
+        "{target} writes the result to rows of {cache}, but {why}; Inductor copies these rows",
+    )
     LEFT_TO_USERS = (
         "left_to_users",
         "it is read by {users}, outside the kernel; computing it there reads and writes fewer bytes in total",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import cute_backend
 from cute_backend import config
 from cute_backend.fx_walk import rewrite
+from cute_backend.fx_walk.epilogue_pass import EpiloguePass
+from cute_backend.fx_walk.reasons import Reason
 from cute_backend.spec import Cache, LoadKind
 
 BF16 = torch.bfloat16
@@ -136,11 +139,27 @@ def test_a_position_is_a_load_of_the_kernel(program: Callable[..., Any], rows: i
 def test_the_setting_leaves_the_copy_to_inductor() -> None:
     with config.patch(cache_writes=False):  # type: ignore[attr-defined]
         assert not caches(counted, *operands(2, 9))
+        (message,) = refusals(counted, *operands(2, 9))
+    assert "config.cache_writes is off" in message
+
+
+def test_aotinductor_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{EpiloguePass.__module__}.V", SimpleNamespace(aot_compilation=True))
+    assert not caches(counted, *operands(2, 9))
+    (message,) = refusals(counted, *operands(2, 9))
+    assert "AOTInductor's code calls kernels that return results" in message
 
 
 def test_many_rows_are_left_to_inductor() -> None:
     assert len(caches(counted, *operands(2, 128))) == 1
     assert not caches(counted, *operands(2, 129))
+    (message,) = refusals(counted, *operands(2, 129))
+    assert "the product has 258 rows; a kernel writes at most 256" in message
+
+
+def test_an_unknown_number_of_rows_is_left_to_inductor() -> None:
+    (message,) = refusals(at_positions, *operands(2, 9, at_positions), dynamic=True)
+    assert "a number of rows known only at run time" in message
 
 
 def test_attention_reads_what_was_written() -> None:
@@ -207,29 +226,71 @@ def at_a_position_of_the_product(x: Tensor, w: Tensor, cache: Tensor, at: Tensor
     return cache.sum(2)
 
 
+def of_every_second_position(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    cache[:, :, 0 : 2 * x.shape[1] : 2] = heads(F.linear(x, w).relu())
+    return cache.sum(2)
+
+
+def of_another_dtype(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+    cache[:, :, : x.shape[1]] = heads(F.linear(x, w).relu())
+    return cache.sum(2)
+
+
+def refusals(fn: Callable[..., Any], *args: Tensor, **options: Any) -> list[str]:
+    """Why writes to caches are left to Inductor."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        explained = cute_backend.explain(fn, *args, arch="sm_90a", **options)
+    return [each.message for each in explained.rejections if each.reason is Reason.CACHE]
+
+
 @pytest.mark.parametrize(
-    "program",
+    ("program", "why"),
     [
-        read_before,
-        read_after_a_second_write,
-        used_twice,
-        added,
-        not_an_input,
-        of_a_view,
-        in_another_order,
-        at_a_position_of_the_product,
+        (read_before, "the cache is read before, or written again"),
+        (read_after_a_second_write, "the cache is read before, or written again"),
+        (used_twice, "the result is used in another way, too"),
+        (added, "it adds to the cache"),
+        (of_a_view, "it writes to a view or to an earlier result"),
+        (in_another_order, "the result (2, 4, 9, 32) is not the product's plane by heads"),
+        (at_a_position_of_the_product, "the result is used in another way, too"),
+        (of_every_second_position, "it does not write to neighbouring positions"),
     ],
 )
-def test_other_writes_are_left_to_inductor(program: Callable[..., Any]) -> None:
+def test_other_writes_are_left_to_inductor(program: Callable[..., Any], why: str) -> None:
     args = operands(2, 9)
     assert caches(program, *args) == []
+    (message,) = refusals(program, *args)
+    assert "writes the result to rows of cache, but " + why in message
     agrees(program, *args)
+
+
+def test_positions_that_another_kernel_computes_are_left_to_inductor() -> None:
+    def program(x: Tensor, w: Tensor, cache: Tensor, at: Tensor) -> Tensor:
+        first = F.linear(x, w[:COLUMNS].contiguous()).relu()[0, 0, 0] > 5
+        return counted(x * 2, w, cache, at + first.long())
+
+    assert caches(program, *operands(2, 9)) == []
+    (message,) = refusals(program, *operands(2, 9))
+    assert "its positions are computed from the result of a kernel" in message
+
+
+def test_a_write_to_no_input_is_no_cache() -> None:
+    args = operands(2, 9)
+    assert caches(not_an_input, *args) == refusals(not_an_input, *args) == []
+    agrees(not_an_input, *args)
 
 
 def test_a_cache_in_another_layout_is_left_to_inductor() -> None:
     x, w, cache, at = operands(2, 9)
-    assert caches(counted, x, w, cache.transpose(2, 3).contiguous().transpose(2, 3), at) == []
-    assert caches(counted, x, w.to(BF16), cache.to(BF16)[:, :, ::2], at) == []
+    for laid_out in (cache.transpose(2, 3).contiguous().transpose(2, 3), cache[:, :, ::2]):
+        assert caches(counted, x, w, laid_out, at) == []
+        (message,) = refusals(counted, x, w, laid_out, at)
+        assert f"strides {laid_out.stride()}; a kernel writes to one that is contiguous" in message
+
+
+def test_a_cache_of_another_dtype_is_left_to_inductor() -> None:
+    x, w, cache, at = operands(2, 9)
+    assert caches(of_another_dtype, x, w, cache.float(), at) == []
 
 
 def test_one_tensor_may_be_two_caches() -> None:
