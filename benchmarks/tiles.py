@@ -103,8 +103,7 @@ def tiles(spec: EpilogueSpec, every: bool, pattern: str) -> list[TileConfig]:
         found += [replace(each, cluster_m=3) for each in found if (each.tile_m, each.tile_n) == (64, 192)]
         found += [replace(each, cluster_m=4) for each in found if (each.tile_m, each.tile_n) == (64, 256)]
     # The cost model does not distinguish shallow tiles.
-    whole = (each for each in found if min(each.cluster_m, each.cluster_n) == 1 and not each.shallow)
-    by_name = {each.name: each for each in whole}
+    by_name = {each.name: each for each in found if not each.shallow}
     return [config for name, config in by_name.items() if re.fullmatch(pattern, name)]
 
 

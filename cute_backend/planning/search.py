@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 
-from cute_backend.planning.cost import cost
+from cute_backend.planning.cost import cost, work_of
 from cute_backend.planning.halving import can_halve, halving
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
@@ -256,7 +256,8 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     if spec.product.kind is ProductKind.BATCHED:
         return shipped
     pairs = tiles.pairs if len(spec.accumulators) > 1 else ()
-    sized = (*tiles.sized, *tiles.middle, *pairs) if _shipped(arch, spec) is tiles.shipped else ()
+    clusters = tiles.large_clusters if spec.product.kind is ProductKind.DENSE else ()
+    sized = (*tiles.sized, *tiles.middle, *clusters, *pairs) if _shipped(arch, spec) is tiles.shipped else ()
     if SumScales.of(spec) is not None:
         sized = tiles.sized_by_blocks
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
@@ -381,11 +382,16 @@ def fastest(
     for a problem; of equals, the first."""
 
     def time(config: TileConfig) -> tuple[bool, float]:
-        untimed = m > config.target.tiles.middle_rows and config in _middle(config.arch, spec)
+        tiles = config.target.tiles
+        untimed = m > tiles.middle_rows and config in _listed(config.arch, spec, tiles.middle)
         margin = _UNTIMED_MARGIN if untimed else 1.0
+        waved = False
+        if config in _listed(config.arch, spec, tiles.large_clusters):
+            margin = _LARGE_CLUSTER_MARGIN
+            waved = work_of(config, spec, m, n, k, sm_count, groups).waves > 1
         if config.products > 1 and config.tile_n % NARROW_SUBTILE_N:
             margin = _NARROW_PAIR_MARGIN
-        slow = config.transposed and (untimed or _reduces_rows(spec))
+        slow = waved or (config.transposed and (untimed or _reduces_rows(spec)))
         return slow, margin * cost(config, spec, m, n, k, sm_count, groups)
 
     return min(able, key=time)
@@ -429,11 +435,17 @@ long, as geometric means, where gains of up to 4.9 percent were predicted (H100,
 benchmarks/findings/tiles.md)."""
 
 
+_LARGE_CLUSTER_MARGIN = 1.08
+"""The predicted speed-up that a tile of a large cluster needs. It also needs to have no second wave, in
+which fewer multiprocessors than with small clusters would work. For 92 drawn problems, the chosen tile took
+0.956 times as long as without these tiles, 0.963 times without a margin and 0.962 times with 1.1 (H100,
+benchmarks/findings/tiles.md)."""
+
+
 @lru_cache(maxsize=256)
-def _middle(arch: Arch, spec: EpilogueSpec) -> frozenset[TileConfig]:
-    """The tiles that were timed for at most `Tiles.middle_rows` rows, as they serve a spec."""
-    every = (suited(arch, arch.target.tiles.middle, segment) for segment in spec.segments)
-    return frozenset(config for configs in every for config in configs)
+def _listed(arch: Arch, spec: EpilogueSpec, shapes: tuple[Shape, ...]) -> frozenset[TileConfig]:
+    """The tiles of a list as they serve a spec."""
+    return frozenset(config for segment in spec.segments for config in suited(arch, shapes, segment))
 
 
 _RASTERS = (8, 4, 16)

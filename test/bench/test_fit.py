@@ -16,7 +16,8 @@ TIMINGS = ROOT / "benchmarks" / "results" / "nvidia-h100-2026-11-26-wide-fp8-til
 
 def constants(text: str) -> dict[str, str]:
     """The constants of each tile in the text of a module."""
-    return dict(re.findall(r"^ +(Cut\(.*?\)): (TileTime\(.*\)),$", text, re.MULTILINE))
+    found = re.findall(r"^ +(Cut\(.*?\)): TileTime\(([\d., \n]*)\),$", text, re.MULTILINE)
+    return {cut: times.strip() for cut, times in found}
 
 
 def of_memory(text: str) -> list[tuple[str, float]]:

@@ -176,6 +176,25 @@ def test_tiles_that_were_timed_for_fewer_rows_need_a_margin() -> None:
     assert fastest([middle, tall], spec, 4096, 10240, 8192, 132) is tall
 
 
+@pytest.mark.parametrize(
+    ("problem", "tile"),
+    [((701, 2560, 7232), "128x128_2x2"), ((375, 3856, 5152), "128x128_1x4"), ((1024, 4096, 4096), "")],
+)
+def test_clusters_of_four_serve_problems_of_one_wave(problem: tuple[int, int, int], tile: str) -> None:
+    """701 x 2560 x 7232 takes 40.3 us in them and 45.8 in the fastest other tile, 375 x 3856 x 5152 31.7 and
+    38.9 (bf16, H100). An H100 has room for 120 CTAs of such clusters."""
+    spec = shared_spec("addmm_relu")
+    config = choose(Arch.SM90A, spec, *problem, 132)
+    assert config.name.startswith(tile) and (config.cluster_m * config.cluster_n == 4) == bool(tile)
+
+
+def test_groups_have_no_clusters_of_four() -> None:
+    dense = shared_spec("addmm_relu")
+    grouped = replace(dense, accumulators=(replace(dense.product, kind=ProductKind.GROUPED),))
+    for spec, widest in ((dense, 4), (grouped, 2)):
+        assert max(each.cluster_n for each in offered(Arch.SM90A, spec)) == widest
+
+
 WIDE = ("128x160_2x1_pingpong", "128x192_1x2_pingpong", "256x192_1x1")
 
 
@@ -579,7 +598,7 @@ def test_what_is_chosen_is_among_the_fastest_that_were_measured(operands: str, d
         chosen = replace(config, shallow=False).name
         if kind == operands and chosen in times:  # the older files have fewer tiles
             losses.append(times[chosen] / min(us for tile, us in times.items() if tile != "torch"))
-    assert len(losses) >= 110
+    assert len(losses) >= 100
     assert sum(losses) / len(losses) <= 1.035
     assert sum(loss > 1.10 for loss in losses) <= len(losses) // 10 and max(losses) <= 1.4
 

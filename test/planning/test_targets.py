@@ -109,6 +109,7 @@ def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.Mon
         sized=(),
         sized_by_blocks=(),
         middle=(),
+        large_clusters=(),
         blocks=(),
         whole_blocks=(),
         packed=(),

@@ -8,7 +8,13 @@ benchmarks/results/nvidia-h100-2026-11-26-wide-full-tiles.csv,
 benchmarks/results/nvidia-h100-2026-11-26-wide-gated-tiles.csv,
 benchmarks/results/nvidia-h100-2026-11-26-wide-fp8-tiles.csv,
 benchmarks/results/nvidia-h100-2026-11-26-wide-bare-tiles.csv,
-250 problems. Don't edit it by hand.
+250 problems.
+The tiles 128x128_(2x2|1x4)_pingpong_by64|128x64x2_(2x2|1x4)_pingpong_by64 are fitted to
+benchmarks/results/nvidia-h100-2026-11-27-clusters-full-tiles.csv,
+benchmarks/results/nvidia-h100-2026-11-27-clusters-fp8-tiles.csv,
+benchmarks/results/nvidia-h100-2026-11-27-clusters-bare-tiles.csv,
+benchmarks/results/nvidia-h100-2026-11-27-clusters-gated-tiles.csv,
+92 problems. Don't edit it by hand.
 """
 
 from __future__ import annotations
@@ -61,9 +67,13 @@ H200 = Timing(
         Cut(128, 128, cluster_n=2): TileTime(3.120, 1.528, 1.571, 1.537, 0.400),
         Cut(128, 128, cluster_n=2, pingpong=True): TileTime(4.065, 0.911, 1.600, 1.349, 0.524),
         Cut(128, 128, cluster_n=2, pingpong=True, subtile_n=64): TileTime(4.103, 0.765, 1.587, 1.395, 0.462),
+        Cut(128, 128, cluster_n=4, pingpong=True, subtile_n=64): TileTime(4.034, 1.714, 1.277, 0.852, 0.114),
         Cut(128, 128, cluster_m=2): TileTime(2.985, 1.582, 1.758, 1.395, 0.355),
         Cut(128, 128, cluster_m=2, pingpong=True): TileTime(4.045, 0.913, 1.676, 1.335, 0.497),
         Cut(128, 128, cluster_m=2, pingpong=True, subtile_n=64): TileTime(4.054, 0.771, 1.682, 1.368, 0.453),
+        Cut(128, 128, cluster_m=2, cluster_n=2, pingpong=True, subtile_n=64): TileTime(
+            4.930, 0.904, 1.233, 0.791, 0.169
+        ),
         Cut(128, 160): TileTime(2.274, 2.443, 3.001, 0.750, 1.054),
         Cut(128, 160, pingpong=True): TileTime(4.163, 1.001, 2.328, 1.739, 1.071),
         Cut(128, 160, cluster_n=2): TileTime(1.967, 2.991, 2.809, 0.704, 0.576),
@@ -97,5 +107,5 @@ H200 = Timing(
     beyond_us=0.00627,
     bytes_per_us=3.958e06,
     # CTAs received up to 12.2 TB/s on an H200, up to 11.1 on an H100 (benchmarks/findings/tiles.md).
-    l2_bytes_per_us=12.0e06,
+    l2_bytes_per_us=1.2e07,
 )

@@ -87,6 +87,9 @@ class Tiles:
     """Further tiles like those of `sized`. They were timed for up to `middle_rows` rows; for more rows, they
     have to be predicted to be faster by more than the model's error."""
     middle_rows: int = 0
+    large_clusters: tuple[Shape, ...] = ()
+    """Further tiles like those of `sized`, in clusters of four CTAs, for problems of one wave. They have to
+    be predicted to be faster by more than the model's error."""
     blocks: tuple[Shape, ...] = ()
     """Further tiles for blocks of columns of which no tile above consists, such as heads of 80 columns."""
     whole_blocks: tuple[Shape, ...] = ()
@@ -123,6 +126,7 @@ class Tiles:
             self.sized,
             self.sized_by_blocks,
             self.middle,
+            self.large_clusters,
             self.blocks,
             self.whole_blocks,
             self.packed,
