@@ -43,7 +43,8 @@ def can_halve(config: TileConfig, spec: EpilogueSpec) -> bool:
     Threads have fewer registers with two warpgroups. Kernels then spilled 8 bytes with sums of columns or of
     the plane (256 x 256 and 128 x 128), 32 bytes with even and odd columns of one B (256 x 128 x 2), 8 bytes
     with split-K (128 x 128), 24 and 32 bytes where the first columns of blocks are rotated (256 x 160 and 256
-    x 256), and 8 to 32 bytes with rows in groups, a silu and a plane that is read (256 x 256).
+    x 256), 8 to 32 bytes with rows in groups, a silu and a plane that is read (256 x 256), and by element 16
+    and 24 bytes where passes reduce the one block of each half (128 x 160 and 128 x 192).
     """
     if config.target.accumulators.in_registers or config.column_groups > 1:
         return False
@@ -51,6 +52,8 @@ def can_halve(config: TileConfig, spec: EpilogueSpec) -> bool:
     if across or spec.b_columns is BColumns.INTERLEAVED or config.split_k > 1:
         return False
     if spec.product.kind is ProductKind.GROUPED and spec.loads_of(LoadKind.EXACT):
+        return False
+    if config.ctas == 1 and spec.pass_columns == config.tile_n // 2:
         return False
     whole = config.tile_n // 2 % config.subtile_n == config.tile_n // 2 % spec.whole_columns == 0
     if not whole or any(op.op == ROTATE_FIRST for op in spec.ops):

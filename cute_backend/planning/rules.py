@@ -78,6 +78,9 @@ MAX_WRITTEN_IN_WHOLE_VISITS = 2
 """The most planes that a kernel writes if its visits are those of `WHOLE_VISITS`: three in fp32 spilled 8
 bytes by element."""
 
+MAX_REDUCED = 256
+"""Columns of the largest blocks that are reduced: those of the widest tile."""
+
 MAX_ROTATED = 256
 """Columns of the largest block whose halves are rotated, after the sizes that attention heads have."""
 
@@ -100,6 +103,8 @@ CUT_HEAD_COLUMNS = 32
 
 ROW_BITS = 1024
 """Bits of a row of the widest swizzle of shared memory, 128 bytes."""
+
+_EXPONENTIALS = frozenset(("exp", "exp2", "expm1"))
 
 _DRAWN_COLUMNS = 16
 """Columns of a visit that draws noise: the fewest in which a thread has all elements of a Philox block."""
@@ -375,6 +380,20 @@ def registers_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> Ti
     return None if config.thread_accumulators > MAX_CROWDED and is_crowded(config, spec) else config
 
 
+def registers_for_exponentials(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """Excludes a tile on Hopper whose threads have many accumulators if passes reduce exponentials of what an
+    earlier pass reduced, as a softmax does, unless no other tile holds the blocks.
+
+    The compiler keeps the exponentials for the visits. Beside planes that TMA moves, 128 x 128, 128 x 256 and
+    256 x 128 spilled 8 to 72 bytes with subtiles of 32 and 64 columns, and 8 to 40 with 16 (blocks of 64 and
+    128 columns). With blocks of 256 columns, which only 128 x 256 holds, it spilled none.
+    """
+    many = config.target.clusters and config.target.accumulators.in_registers
+    many = many and config.thread_accumulators > MAX_BESIDE_BLOCKS
+    crowded = many and 0 < spec.pass_columns < MAX_REDUCED and _reduces_exponentials(spec)
+    return None if crowded else config
+
+
 def two_warpgroups_for_wide_tiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """Gives half of the columns to a second warpgroup if a thread would have more than `MAX_THREAD_COLUMNS`.
     A thread then has registers for hoisted rowvecs, and the last epilogue, which no MMA hides, takes half the
@@ -427,6 +446,7 @@ RULES: tuple[Rule, ...] = (
     halves_of_rotated_blocks,
     subtiles_within_heads,
     registers_for_a_crowded_thread,
+    registers_for_exponentials,
     two_warpgroups_for_wide_tiles,
     registers_for_sums_from_tensor_memory,
 )
@@ -541,6 +561,20 @@ def a_loop_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignme
     narrow = unrolled // 2
     fits = spec.fits_visit(narrow)
     return replace(config, subtile_n=min(config.subtile_n, narrow)) if fits else config
+
+
+def _reduces_exponentials(spec: EpilogueSpec) -> bool:
+    """Whether blocks of exponentials are reduced that depend on results of blocks."""
+    reduced: set[str] = set()
+    exponentials: set[str] = set()
+    for op in spec.ops:
+        if exponentials.intersection(op.values):
+            if op.reduced_columns:
+                return True
+            exponentials.add(op.name)
+        elif op.reduced_columns or reduced.intersection(op.values):
+            (exponentials if op.op in _EXPONENTIALS else reduced).add(op.name)
+    return False
 
 
 def _has_logsumexp_of_rows(spec: EpilogueSpec) -> bool:

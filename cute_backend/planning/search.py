@@ -22,6 +22,7 @@ from cute_backend.planning.registers import (
 from cute_backend.planning.rules import (
     ABOVE_THE_SMALLEST,
     HALF_HEAD_COLUMNS,
+    MAX_REDUCED,
     MAX_ROTATED,
     reads,
     subtiled,
@@ -125,10 +126,6 @@ def _of_segments(
 
 
 _ONE_PRODUCT = (Accumulator("acc", DType.BF16, DType.BF16),)
-
-
-MAX_REDUCED = 256
-"""Columns of the largest blocks that are reduced: those of the widest tile."""
 
 
 def _means(value: str, columns: int, by_visits: bool) -> tuple[Op, ...]:

@@ -9,5 +9,5 @@
 - The warps of a CTA: `crew`, `rings`, `stages`.
 - Schedules: `scheduler`, `split_k`, `split_sums`, `overlap`.
 - Reductions: `finish`, `last_tile`, `results`, `workspace`.
-- Names of kernels: `entry`.
+- Names of kernels: `entry`. Values that the compiler can't see through: `opaque`.
 """

@@ -16,6 +16,7 @@ from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import BColumns, ProductKind
 from cute_backend.templates.epilogue import Epilogue, by_name
 from cute_backend.templates.gemm import Gemm
+from cute_backend.templates.opaque import opaque
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.tile import FragmentSubtile, FragmentTile, InterleavedSubtile, InterleavedTile
 
@@ -80,11 +81,23 @@ class FragmentGemm(Gemm):
         rows: Sequence[cute.Tensor],
     ) -> Any:
         """Reduces the block of columns that begins with the subtile `step` of a block of rows, whose
-        accumulators are those of the subtile `place`. Returns what its visits hold."""
+        accumulators are those of the subtile `place`. Returns what its visits hold.
+
+        If visits are the iterations of a loop, which needs all accumulators, the compiler must not keep what
+        a pass computes from each of them for a later pass: a softmax over blocks of 256 columns spilled 128
+        bytes (128 x 256 on sm_90a).
+        """
+        passed = set()
 
         def read(i: int) -> tuple[Any, ...]:
             sub = self.subtile_type(self.config, tile, block, step + i)
-            return sub, *(sub.accumulators(acc, j, place + i) for j in range(self.config.products))
+            pieces = [sub.accumulators(acc, j, place + i) for j in range(self.config.products)]
+            if self.config.rolled and i in passed:
+                for piece in pieces:
+                    for e in range(cute.size(piece)):
+                        piece[e] = opaque(piece[e])
+            passed.add(i)
+            return sub, *pieces
 
         return self._reduce_blocks(tile, read, glob, held, rows)
 

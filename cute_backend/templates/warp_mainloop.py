@@ -13,11 +13,10 @@ from typing import Any, Protocol
 
 import cutlass.cute as cute
 from cutlass import AddressSpace, Float32, Int32
-from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import warp
-from cutlass.cutlass_dsl import dsl_user_op
 
 from cute_backend.templates.cp_async import VECTOR_BYTES
+from cute_backend.templates.opaque import opaque
 from cute_backend.templates.staged import Stage
 
 MMA_K_BYTES = 32
@@ -49,8 +48,9 @@ class Fragments:
         staged = mine.partition_S(shared)
         first = None
         if stage.k_major:
+            # Otherwise the place would be computed again for each k tile, ahead of the first product.
             place = Int32(staged.iterator.toint())
-            first = _kept(place ^ (place >> 7 & (1 << stage.box.swizzle_bits) - 1) << 4)
+            first = opaque(place ^ (place >> 7 & (1 << stage.box.swizzle_bits) - 1) << 4)
         return Fragments(copy, stage, staged, mine.retile(fragment), fragment, first)
 
     def load(self, k_block: int, stage: Int32) -> cute.Tensor:
@@ -138,19 +138,3 @@ class Sm80Promoted:
         operands.multiply(held, stage, copies)
         for i in range(cute.size(acc)):
             acc[i] = acc[i] + held[i]
-
-
-@dsl_user_op
-def _kept(value: Int32, *, loc: Any = None, ip: Any = None) -> Int32:
-    """The value, in a register. The compiler can't see what it is computed from; otherwise it would compute
-    it again for each k tile, ahead of the first product."""
-    word = llvm.inline_asm(
-        Int32.mlir_type,
-        [value.ir_value(loc=loc, ip=ip)],
-        "mov.b32 $0, $1;",
-        "=r,r",
-        has_side_effects=True,
-        loc=loc,
-        ip=ip,
-    )
-    return Int32(word)

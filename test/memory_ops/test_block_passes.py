@@ -281,3 +281,32 @@ def test_no_kernel_with_passes_spills(name: str, arch: Arch, columns: int, align
         pytest.skip("no tile of sm_90a rotates halves of 40 columns")
     for config in offered(arch, spec):
         assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+
+
+def test_passes_by_element_keep_no_values_for_later_ones() -> None:
+    """A softmax scaled its elements in the first of two passes, and 128 scaled ones were kept for the second,
+    beside the accumulators: 128 bytes were spilled."""
+    spec = softmax(256)
+    (config,) = offered(Arch.SM90A, spec)
+    assert build(Kernel(spec, config, Alignment.PLAIN)).spill_bytes == 0
+
+
+def test_exponentials_of_passes_have_registers() -> None:
+    """Beside more than 96 accumulators, softmaxes over blocks of 64 and 128 columns spilled 8 to 72 bytes."""
+    for columns in (64, 128):
+        crowded = max(each.thread_accumulators for each in offered(Arch.SM90A, softmax(columns)))
+        assert crowded <= 96 < offered(Arch.SM90A, layer_norm(columns))[0].thread_accumulators
+    spec = softmax(64)
+    spec = replace(spec, ops=spec.ops[:-1], stores=(Store("out0", "t5", DType.BF16),))
+    for config in table(Arch.SM90A, spec):
+        assert build(Kernel(spec, config, Alignment.TMA)).spill_bytes == 0, config.name
+
+
+@pytest.mark.parametrize(("name", "columns"), [("layer_norm", 80), ("rms_norm", 96)])
+def test_no_warpgroup_has_a_half_of_one_block(name: str, columns: int) -> None:
+    """By element, 128 x 160 and 128 x 192 spilled 16 and 24 bytes."""
+    spec = SPECS[name](columns)
+    configs = [each for each in offered(Arch.SM100A, spec) if each.tile_n == 2 * columns]
+    assert {each.ctas: each.column_groups for each in configs} == {1: 1, 2: 2}
+    for config in configs:
+        assert build(Kernel(spec, config, Alignment.PLAIN)).spill_bytes == 0, config.name

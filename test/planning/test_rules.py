@@ -24,6 +24,7 @@ from cute_backend.spec import (
 )
 from support.small_specs import (
     block_mean,
+    block_softmax,
     by_element,
     by_heads,
     exact,
@@ -106,6 +107,7 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(by_element("exact0")),
         None,
     ),
+    rules.registers_for_exponentials: (PING_PONG, block_softmax(64), None),
     rules.two_warpgroups_for_wide_tiles: (
         Shape(256, 256, 2, ctas=2),
         spec_of(exact("exact0", DType.BF16)),

@@ -68,6 +68,19 @@ def block_mean(columns: int) -> EpilogueSpec:
     )
 
 
+def block_softmax(columns: int) -> EpilogueSpec:
+    """The softmax of each block of `columns` columns of a product."""
+    bare = spec_of(dtype=DType.BF16)
+    chain = (
+        Op("t0", "block_max", ("acc",), DType.F32, block=columns),
+        Op("t1", "sub", ("acc", "t0"), DType.F32),
+        Op("t2", "exp", ("t1",), DType.F32),
+        Op("t3", "block_sum", ("t2",), DType.F32, block=columns),
+        Op("t4", "div", ("t2", "t3"), DType.F32),
+    )
+    return replace(bare, ops=chain, stores=(replace(bare.stores[0], value="t4"),))
+
+
 def rotated(columns: int) -> EpilogueSpec:
     """A product whose blocks of `columns` columns are rotated, each with its two halves."""
     bare = spec_of(dtype=DType.BF16)
