@@ -577,6 +577,17 @@ def _reduces_exponentials(spec: EpilogueSpec) -> bool:
     return False
 
 
+def narrow_subtiles_of_halves(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
+    """Narrows subtiles if planes move by element, two warpgroups share the columns, and halves of blocks are
+    rotated: with 32 columns, biases and tables in bf16 spilled 32 bytes (256 x 256 on sm_100a, heads of 64
+    and 128 columns), and with 16 none."""
+    narrow = min(PAIRING_SUBTILES)
+    able = spec.reordered_columns and spec.visit_columns == 1 and pairs_halves(narrow, spec)
+    if alignment is not Alignment.PLAIN or config.column_groups == 1 or not able:
+        return config
+    return replace(config, subtile_n=min(config.subtile_n, narrow))
+
+
 def _has_logsumexp_of_rows(spec: EpilogueSpec) -> bool:
     found = (store.reduce for store in spec.reductions)
     return any(each and (each.axis, each.kind) == (Axis.ROW, ReduceKind.LOGSUMEXP) for each in found)
@@ -641,6 +652,7 @@ SUBTILE_RULES = (
     narrow_subtiles_without_room,
     narrow_subtiles_of_many_planes,
     a_loop_by_element,
+    narrow_subtiles_of_halves,
     a_loop_where_nothing_is_hoisted,
     unrolled_visits_of_planes,
     boxes_of_two_subtiles,

@@ -86,12 +86,14 @@ def _orders_one_block(config: TileConfig) -> bool:
 def _leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether the addresses of rotated blocks leave the epilogue enough registers.
 
-    If a cluster of several tiles has all columns of a segment, a CTA has the same columns of it for every
-    work item, and the compiler keeps all their addresses and masks in registers. Then 128 x 192, 64 x 192 and
-    256 x 128 in clusters of 1 x 2 spilled 8 to 104 bytes (heads of 32, 64, 96 and 128 columns on sm_90a), and
-    none if every rotated segment had columns of several clusters.
+    If one tile, or a cluster of several, has all columns of a segment, a CTA has the same columns of it for
+    every work item, and the compiler keeps all their addresses and masks in registers. Then 128 x 192, 64 x
+    192 and 256 x 128 in clusters of 1 x 2 spilled 8 to 104 bytes (heads of 32, 64, 96 and 128 columns on
+    sm_90a), and 256 x 256 with two warpgroups for the epilogue 8 to 32 bytes (heads of 64 and 128 columns on
+    sm_100a). They spilled none if every rotated segment had columns of several clusters.
     """
     cluster = config.tile_n * config.cluster_n
     widths = zip(spec.accumulators, spec.segments, strict=True)
     rotated = [acc.width for acc, segment in widths if segment.reordered_columns]
-    return config.cluster_n == 1 or all(width > cluster for width in rotated)
+    crowded = config.cluster_n > 1 or config.column_groups > 1
+    return not crowded or all(width > cluster for width in rotated)

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, rotations_held, table, tunable
+from cute_backend.planning import (
+    Alignment,
+    Arch,
+    TileConfig,
+    offered,
+    rotations_held,
+    subtiled,
+    table,
+    tunable,
+)
 from cute_backend.planning.served import unserved
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
@@ -150,6 +159,30 @@ def test_no_cluster_has_all_columns_of_a_rotated_segment() -> None:
         assert offered(Arch.SM90A, spec) and all(columns < rotated for columns in clusters)
     many = offered(Arch.SM90A, ROTARY["many 96"])
     assert any((each.tile_n, each.cluster_n) == (192, 2) for each in many)
+
+
+def in_16_bits(spec: EpilogueSpec) -> EpilogueSpec:
+    return replace(spec, loads=tuple(replace(load, dtype=DType.BF16) for load in spec.loads))
+
+
+def test_two_warpgroups_never_have_all_columns_of_a_rotated_segment() -> None:
+    """256 x 256 spilled 24 bytes where TMA moves planes, and 8 by element."""
+    halves = TileConfig(Arch.SM100A, 256, 256, 2, ctas=2, column_groups=2)
+    for columns, heads, able in ((128, (2, 2, 2), False), (64, (8, 4, 4), False), (64, (8, 5, 5), True)):
+        spec = in_16_bits(rotary(columns, *heads, apart=True))
+        assert (halves in offered(Arch.SM100A, spec)) is able
+    assert halves in offered(Arch.SM100A, in_16_bits(packed(64, 4)))
+
+
+def test_two_warpgroups_rotate_in_narrow_subtiles_by_element() -> None:
+    """Queries, keys and values of Qwen2 spilled 32 bytes in subtiles of 32 columns."""
+    spec = in_16_bits(rotary(128, 28, 4, 4, apart=True))
+    config = offered(Arch.SM100A, spec)[0]
+    assert config.column_groups == 2
+    for alignment, columns in ((Alignment.TMA, 32), (Alignment.PLAIN, 16)):
+        kernel = Kernel(spec, config, alignment)
+        assert subtiled(spec, config, alignment).subtile_n == columns
+        assert build(kernel).spill_bytes == 0
 
 
 ON_BLACKWELL = {
