@@ -126,8 +126,9 @@ blocks a tile holds whole, or "never" for none of single products.
 
 On an H100, at 4096 x 4096 x 4096 in bf16, a norm by head of 128 columns adds 4 percent to the time of a
 product, and quantising a silu by blocks of 128 adds 3 percent; Inductor takes 1.07 and 1.08 times as long.
-But if a plane is added before the norm, a visit holds whole blocks, which leaves only small tiles. A norm by
-head in such a tile took 1.43 times as long as Inductor's kernels."""
+But if the product is read again after the norm, beside a plane that is added before it, a visit holds whole
+blocks, which leaves only small tiles. A norm by head in such a tile took 1.43 times as long as Inductor's
+kernels."""
 
 rotary_embeddings: str = _one_of("CUTE_BACKEND_ROTARY_EMBEDDINGS", _choices("rotary_embeddings"))
 """The rotary embeddings that stay in the kernel of the product before them: "auto" for those of products that

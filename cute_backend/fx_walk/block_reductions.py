@@ -73,7 +73,10 @@ def _is_read_again(found: Found) -> bool:
 def held_blocks(chain: Chain, by_visits: bool) -> tuple[int, ...]:
     """The sizes of blocks that tiles of the target hold, or also visits of these. On a CPU, those of any
     target that has this product."""
-    held = (blocks_held(arch, chain.accumulators, *chain.planes_read, by_visits) for arch in chain.archs)
+    ahead = chain.reads_in_passes and not by_visits
+    held = (
+        blocks_held(arch, chain.accumulators, *chain.planes_read, by_visits, ahead) for arch in chain.archs
+    )
     return tuple(sorted(set().union(*held)))
 
 
@@ -115,10 +118,24 @@ def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int) -> Op
         result = _logsumexp(chain, value, columns)
     else:
         result = chain.reduce_blocks(found.kind, value, columns)
-    check_blocks(chain)
-    if not _pays(chain, chain.visit_columns):
-        raise Refused(Reason.BLOCK_COST)
+    _check_fit(chain)
     return lower_cast(chain, result, dtype)
+
+
+def unfit_blocks(chain: Chain) -> Refused | None:
+    """The reason why a kernel should not reduce the blocks of a chain, if there is one."""
+    try:
+        _check_fit(chain)
+    except Refused as refused:
+        return refused
+    return None
+
+
+def _check_fit(chain: Chain) -> None:
+    """Raises Refused if no tile holds the chain's blocks, or if it doesn't pay to reduce them."""
+    check_blocks(chain)
+    if chain.blocks and not _pays(chain, chain.visit_columns):
+        raise Refused(Reason.BLOCK_COST)
 
 
 def _variance(chain: Chain, value: Operand, columns: int, correction: float) -> Operand:

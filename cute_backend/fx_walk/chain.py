@@ -20,6 +20,7 @@ from cute_backend.spec import (
     ROTATE_FIRST,
     ROTATE_HALF,
     Accumulator,
+    BlockPasses,
     Const,
     DType,
     EpilogueSpec,
@@ -31,7 +32,7 @@ from cute_backend.spec import (
     Precision,
     ReduceKind,
     Store,
-    reduced_ahead,
+    block_passes,
 )
 
 
@@ -69,6 +70,9 @@ class Chain:
         """The name of each op by its other fields, so that a long region is lowered in linear time."""
         self._of_blocks: list[Op] = []
         self._dtypes = {acc.name: DType.F32 for acc in accumulators}
+        self.stored: frozenset[str] = frozenset()
+        """The values that the kernel stores, once they are known. Until then, the values that no op reads
+        stand for them."""
 
     @contextmanager
     def lowering(self, node: fx.Node) -> Iterator[None]:
@@ -129,9 +133,20 @@ class Chain:
 
     @property
     def by_visits(self) -> bool:
-        """Whether only visits can reduce the blocks, whatever their sizes (`reduced_ahead`)."""
+        """Whether only visits can reduce the blocks, whatever their sizes (`block_passes`)."""
+        return bool(self.blocks) and self._passes is None
+
+    @property
+    def reads_in_passes(self) -> bool:
+        """Whether the passes that reduce the blocks read planes."""
+        return bool(self.blocks) and self._passes is not None and bool(self._passes.early)
+
+    @property
+    def _passes(self) -> BlockPasses | None:
         planes = {load.name for load in self._loads if load.kind is LoadKind.EXACT}
-        return bool(self.blocks) and not reduced_ahead(self._ops, planes, ())
+        read = {name for op in self._ops for name in op.values}
+        stored = self.stored or {op.name for op in self._ops} - read
+        return block_passes(self._ops, self.accumulators, planes, stored, ())
 
     @property
     def reduced(self) -> set[int]:

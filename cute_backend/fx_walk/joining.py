@@ -193,6 +193,8 @@ def _join_reduction(walk: Walk, draft: Draft, found: Found) -> Operand | Reduced
         refuse_rotated(draft.chain)
         result = reduced(found, draft.chain, value, source)
     else:
+        if found.head in walk.unreduced:
+            raise walk.unreduced[found.head]
         result = lower_blocks(found, draft.chain, value, frame.block)
         draft.frames[found.head] = frame
     check_mutations(walk, draft, found.head)

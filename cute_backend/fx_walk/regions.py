@@ -19,6 +19,7 @@ from torch import fx
 
 from cute_backend import config
 from cute_backend.fx_walk.anchor import Anchor
+from cute_backend.fx_walk.block_reductions import unfit_blocks
 from cute_backend.fx_walk.capability import Capability, check_operands, target_of
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.growth import grown, seed
@@ -27,7 +28,7 @@ from cute_backend.fx_walk.lower import is_pointwise
 from cute_backend.fx_walk.pairs import meet, reach, slices_of, split, unlike
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.reductions import Reduced
-from cute_backend.fx_walk.region import Region, stores_of
+from cute_backend.fx_walk.region import Region, parts_of, stores_of
 from cute_backend.fx_walk.settle import Settled, settle
 from cute_backend.fx_walk.shared_launch import sharing
 from cute_backend.fx_walk.static import fake, tensor_of
@@ -88,7 +89,7 @@ def _region(walk: Walk, node: fx.Node) -> Region:
         region = _of_pair(walk, anchors)
         if region is not None:
             return region
-    draft, settled = _settled(walk, grown(walk, (anchor,)))
+    draft, settled = _grown(walk, (anchor,))
     fuses = anchor.stands_alone or any(
         is_pointwise(member) or isinstance(draft.values[member], Reduced) for member in settled.members
     )
@@ -141,13 +142,30 @@ def _of_pair(walk: Walk, anchors: tuple[Anchor, ...]) -> Region | None:
     """The region of two accumulators that an op of the region combines. None if they form no region."""
     rejections = dict(walk.rejections)
     try:
-        draft, settled = _settled(walk, grown(walk, anchors))
+        draft, settled = _grown(walk, anchors)
         if not any(map(draft.reads_both, settled.members)):
             raise Refused(Reason.NOTHING_TO_FUSE, refused="")
         return _owned(walk, draft, settled)
     except Refused:
         walk.rejections = rejections
         return None
+
+
+def _grown(walk: Walk, anchors: tuple[Anchor, ...]) -> tuple[Draft, Settled]:
+    """The draft of a region, as far as it grows and its members stay.
+
+    Whether blocks can be reduced in narrow visits may depend on what is stored. If it turns out that they
+    can't, and the kernel should not reduce them in others, the region grows again without these reductions.
+    """
+    while True:
+        draft, settled = _settled(walk, grown(walk, anchors))
+        parts = (parts_of(draft.first, draft.values[node]) for node in settled.stored)
+        draft.chain.stored = frozenset(part for each in parts for part in each)
+        refused = unfit_blocks(draft.chain)
+        reducing = {node for node in settled.members if node in walk.reductions} - walk.unreduced.keys()
+        if refused is None or not reducing:
+            return draft, settled
+        walk.unreduced |= dict.fromkeys(reducing, refused)
 
 
 def _settled(walk: Walk, draft: Draft) -> tuple[Draft, Settled]:

@@ -62,6 +62,8 @@ class Walk:
         """The nodes that regions read."""
         self.redone: set[fx.Node] = set()
         """Work on operands that regions repeat, some of it after other products."""
+        self.unreduced: dict[fx.Node, Refused] = {}
+        """Reductions of blocks that no region does, each with the reason."""
         self.outside = Outside(self.owner, self.reads, self.redone, Waves(self.order), self.of_one_a)
         self.rejections: dict[fx.Node, Rejection] = {}
         """The rejections of nodes that are in no region."""

@@ -40,12 +40,17 @@ class EpilogueText:
         self.spec = spec = multiplied(spec, config)
         found = self._reads()
         self.passes: list[tuple[list[Op], Chain]] = []
+        found_passes = passes(spec, config.subtile_n)
+        self.kept = spec.kept if found_passes else ""
+        self.keeping = Chain(spec, found, folded, wanted=[self.kept]) if self.kept else None
+        kept = {self.kept: f"{self.kept}[e]"} if self.kept else {}
         given: dict[str, str] = {}
-        for ops in passes(spec, config.subtile_n):
+        for ops in found_passes:
             names = {op.name: f"{op.name}[r]" for op in ops}
-            self.passes.append((ops, Chain(spec, found, folded, given, names)))
+            self.passes.append((ops, Chain(spec, found, folded, given | kept, names)))
             given |= names
-        self.chain = Chain(spec, found, folded, {name: f"held.{text}" for name, text in given.items()})
+        held = {name: f"held.{text}" for name, text in given.items()}
+        self.chain = Chain(spec, found, folded, held | kept)
 
     def text(self) -> list[str]:
         placed = self.plan
@@ -63,6 +68,7 @@ class EpilogueText:
             f"    stores = {_names(written(self.spec.stores, self._counts))}",
             *(["    pads_rows = True"] if self.pads_rows() else []),
             *([f"    reduced_columns = {self.spec.pass_columns}"] if self.passes else []),
+            *([f"    early_loads = {_names(early)}"] if (early := self._early_loads()) else []),
             *_tuple("staged", staged),
             *_tuple("shared_loads", shared_loads),
             *_tuple("shared_stores", shared_stores),
@@ -70,6 +76,7 @@ class EpilogueText:
             *self._stage(),
             *self._begin(),
             "",
+            *([*self._keep(self.keeping), ""] if self.keeping is not None else []),
             *([*self._reduce_blocks(), ""] if self.passes else []),
             *self._visit(),
             *(["", *end] if (end := emit_reductions.end(self.spec.stores, self._counts)) else []),
@@ -91,8 +98,10 @@ class EpilogueText:
         return any(op.op in BLOCK_REDUCTIONS for loop in self._loops() for op, _ in loop.reduced)
 
     def _loops(self) -> list[Loop]:
-        """The loops of all passes and of a visit."""
-        return [loop for chain in (*(chain for _, chain in self.passes), self.chain) for loop in chain.loops]
+        """The loops of what is kept, of all passes and of a visit."""
+        chains = [chain for _, chain in self.passes]
+        chains += [self.chain] if self.keeping is None else [self.keeping, self.chain]
+        return [loop for chain in chains for loop in chain.loops]
 
     def draws(self) -> bool:
         return any(op.op == GUMBEL.name for op in self.spec.ops)
@@ -200,10 +209,10 @@ class EpilogueText:
 
     def _reduce_blocks(self) -> list[str]:
         """The hook that reduces blocks wider than a subtile, in passes."""
-        accumulators = ", ".join(acc.name for acc in self.spec.accumulators)
+        values = self._values()
         lines, results = _method("reduce_blocks(self, blocks, glob, held, smem)"), []
         for ops, chain in self.passes:
-            body = [f"        sub, {accumulators} = blocks.read(i)", *self._read(chain)]
+            body = [f"        sub, {values} = blocks.read(i)", *self._read(chain)]
             for loop in chain.loops[:-1]:  # the last one would read the results
                 body += self._loop(loop, [], [op.name for op in ops])
             lines += [
@@ -219,9 +228,29 @@ class EpilogueText:
         """The statements by which a thread reads a chain's loads for one subtile."""
         return reads.visit([load for load in self.spec.loads if load.name in chain.operands], self.plan)
 
-    def _visit(self) -> list[str]:
+    def _keep(self, chain: Chain) -> list[str]:
+        """The hook that computes the value that is kept, ahead of the passes."""
         accumulators = ", ".join(acc.name for acc in self.spec.accumulators)
-        lines = _method(f"visit(self, sub, {accumulators}, glob, held, smem)")
+        chain.keep(self.kept)
+        lines = [*_method(f"keep(self, sub, {accumulators}, glob, held, smem)"), *self._read(chain)]
+        for loop in chain.loops:
+            lines += self._loop(loop, [])
+        return [*lines, f"        return {self.kept}_kept"]
+
+    def _values(self) -> str:
+        """The names of the values of which passes and visits have an element: accumulators, or one that is
+        kept."""
+        return self.kept or ", ".join(acc.name for acc in self.spec.accumulators)
+
+    def _early_loads(self) -> list[str]:
+        """The planes in shared memory that are read ahead of the passes."""
+        if not self.kept:
+            return []
+        planes = self.plan.in_ring(Ring.PLANE, self.spec)
+        return [load.name for load in planes if load.name in self.spec.early_planes]
+
+    def _visit(self) -> list[str]:
+        lines = _method(f"visit(self, sub, {self._values()}, glob, held, smem)")
         lines += self._read(self.chain)
         for store in self.spec.stores:
             kind = register_type(self.chain.stored(store)[1])

@@ -18,6 +18,8 @@ the others, and so the argument is rounded less often:
     sigmoid(x * a)                ->  logistic2(x * a')               a' = a * log2(e)
     sigmoid((x + y * x * b) * a)  ->  logistic2(x * (y * b' + a'))    b' = a' * b > 0, y a square
 
+Nothing moves past a value that passes keep (`spec.block_passes`): what reads it would then read more than it.
+
 A clamp to the range of an fp8 format before a saturating cast to that format is dropped, since the cast does
 the same. Casts that round nothing are dropped first, because they lie between the ops of a pattern.
 """
@@ -66,7 +68,8 @@ def _renamed(operand: Operand, source: dict[str, str]) -> Operand:
 
 
 def _with_sigmoids(spec: EpilogueSpec) -> EpilogueSpec:
-    producers = {op.name: op for op in spec.ops}
+    kept = {segment.kept for segment in spec.segments}
+    producers = {op.name: op for op in spec.ops if op.name not in kept}
     ops: list[Op] = []
     for op in spec.ops:
         ops += _silu(op, producers) or _one_plus_tanh(op, producers) or [op]
@@ -115,13 +118,16 @@ class _Numbers:
 
     def __init__(self, spec: EpilogueSpec, folded: dict[float, str]) -> None:
         self._dtypes = spec.dtypes
+        self._kept = {segment.kept for segment in spec.segments}
         self._folded = folded
         self._producers: dict[str, Op] = {}
         self._scaled = {name: (name, 1.0) for name in spec.dtypes}
 
     def enter(self, op: Op) -> None:
-        self._producers[op.name] = op
         self._scaled[op.name] = (op.name, 1.0)
+        if op.name in self._kept:
+            return
+        self._producers[op.name] = op
         if op.op == "mul" and op.dtype is DType.F32:
             value, number = op.operands
             if isinstance(value, str) and isinstance(number, Const) and self._is_float(value):

@@ -89,6 +89,10 @@ class Chain:
         """The statements of all loops."""
         return [statement for loop in self.loops for statement in loop.statements]
 
+    def keep(self, name: str) -> None:
+        """Keeps a value of the chain in a fragment, as if a later loop read it."""
+        self.loops[self._loop[name]].kept[name] = _REGISTER_TYPES[self._dtype[name]]
+
     def loop_of(self, store: Store) -> int:
         """The loop that has a store's value."""
         return self._loop[stored_value(self._spec, store)[0]]

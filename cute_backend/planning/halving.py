@@ -23,6 +23,10 @@ those of one. The MMA takes at least 256 cycles for each stage, so four stages c
 memory latency. Not measured."""
 
 
+LEAST_KEPT_COLUMNS = 128
+"""Columns of the smallest blocks whose values a thread of two warpgroups keeps (`can_halve`)."""
+
+
 def halving(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
     """Returns the configuration for a problem of depth `k`.
 
@@ -44,7 +48,9 @@ def can_halve(config: TileConfig, spec: EpilogueSpec) -> bool:
     the plane (256 x 256 and 128 x 128), 32 bytes with even and odd columns of one B (256 x 128 x 2), 8 bytes
     with split-K (128 x 128), 24 and 32 bytes where the first columns of blocks are rotated (256 x 160 and 256
     x 256), 8 to 32 bytes with rows in groups, a silu and a plane that is read (256 x 256), and by element 16
-    and 24 bytes where passes reduce the one block of each half (128 x 160 and 128 x 192).
+    and 24 bytes where passes reduce the one block of each half (128 x 160 and 128 x 192). Where planes are
+    read ahead of passes, they spilled 8 to 32 bytes by element with blocks of 48 and 96 columns (128 x 192),
+    and 16 with blocks of 128 and two results (256 x 256).
     """
     if config.target.accumulators.in_registers or config.column_groups > 1:
         return False
@@ -57,6 +63,8 @@ def can_halve(config: TileConfig, spec: EpilogueSpec) -> bool:
         return False
     whole = config.tile_n // 2 % config.subtile_n == config.tile_n // 2 % spec.whole_columns == 0
     if not whole or any(op.op == ROTATE_FIRST for op in spec.ops):
+        return False
+    if spec.kept and (spec.pass_columns < LEAST_KEPT_COLUMNS or len(spec.planes) > 1):
         return False
     enough = min(ab_stages(config, spec), LEAST_AB_STAGES)
     return ab_stages(replace(config, column_groups=2), spec) >= enough

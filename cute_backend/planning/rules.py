@@ -541,19 +541,21 @@ def fewer_columns_by_element(config: TileConfig, spec: EpilogueSpec, alignment: 
 def a_loop_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
     """Narrows subtiles, so that visits are the iterations of a loop, if planes move by element and either one
     of them lies by columns, or rows have a logsumexp, or blocks of rows share scales of columns, or a thread
-    with many accumulators reduces blocks in passes.
+    with many accumulators reduces blocks in passes, or planes are read ahead of passes.
 
     Each column of a plane by columns needs an address of its own: with subtiles of 32 columns, 128 x 128
     spilled 80 bytes for a dense product and 112 for a grouped one, and with 16 none. A logsumexp keeps two
     numbers for each row: with subtiles of 32 columns, 128 x 128 spilled 16 bytes beside a plane that is read,
     88 beside that and a mean of rows, and with 16 none. Scales that a thread keeps leave few registers for
     addresses: with subtiles of 32 columns, 256 x 128 spilled 24 bytes, and with 16 none. The same
-    holds for results of blocks: with 32 columns, 128 x 256 spilled 32 bytes.
+    holds for results of blocks: with 32 columns, 128 x 256 spilled 32 bytes. Ahead of passes, addresses are
+    needed twice: with 32 columns, 64 x 192 and 128 x 192 spilled 8 to 176 bytes, and with 16 none.
     """
     unrolled = config.target.unrolled_subtile_n
     by_columns = any(store.order is Order.COLUMN for store in spec.planes)
     long = by_columns or _has_logsumexp_of_rows(spec) or shares_column_scales(config, spec)
     long = long or (spec.pass_columns > 0 and config.thread_accumulators > MAX_BESIDE_BLOCKS)
+    long = long or spec.kept != ""
     if alignment is not Alignment.PLAIN or not long:
         return config
     if unrolled is None or config.products > 1 or config.subtile_n in WHOLE_VISITS:

@@ -78,7 +78,7 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         held = (
             rotations_held(arch, spec.accumulators, spec.whole_columns > 1, spec.by_visits)
             if spec.reordered_columns
-            else blocks_held(arch, spec.accumulators, *reads(spec), spec.by_visits)
+            else blocks_held(arch, spec.accumulators, *reads(spec), spec.by_visits, bool(spec.kept))
         )
         raise ValueError(
             f"no tile of {arch.value} holds blocks of {spec.block_columns} columns whole; "
@@ -144,16 +144,22 @@ def blocks_held(
     planes_read: int = 0,
     tables: int = 0,
     by_visits: bool = False,
+    ahead: bool = False,
 ) -> tuple[int, ...]:
     """Returns the sizes of blocks of columns that some tile holds whole, for specs of these products that
     read this number of planes, of which `tables` are by blocks whose columns lie side by side. `by_visits`
-    says whether visits have to hold the blocks, too (`EpilogueSpec.visit_columns`)."""
+    says whether visits have to hold the blocks, too (`EpilogueSpec.visit_columns`), and `ahead` whether a
+    plane is read ahead of passes (`EpilogueSpec.early_planes`)."""
     held, load = [], Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
     for columns in range(8, MAX_REDUCED + 1, 8):
         by_blocks = replace(load, stride_n=Stride.OTHER, blocks=Blocks(columns, Stride.ZERO, Stride.ONE))
         kinds = (by_blocks,) * tables + (load,) * (planes_read - tables)
         loads = tuple(replace(each, name=f"exact{i}") for i, each in enumerate(kinds))
-        means = _means(accumulators[0].name, columns, by_visits)
+        first = tuple(
+            Op(f"t{i}", "add", (accumulators[0].name, load.name), DType.F32)
+            for i, load in enumerate(loads[:ahead])
+        )
+        means = first + _means(first[0].name if first else accumulators[0].name, columns, by_visits)
         plane, row = Store("out0", means[-1].name, DType.F32), Reduction(Axis.ROW, ReduceKind.SUM)
         specs = [
             EpilogueSpec(accumulators, loads, means, (replace(plane, reduce=kind),)) for kind in (None, row)
@@ -223,7 +229,7 @@ def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         return found
     tiles = arch.target.tiles
     further: tuple[TileConfig, ...] = ()
-    if not spec.loads_of(LoadKind.EXACT) or spec.rotates:
+    if not spec.loads_of(LoadKind.EXACT) or spec.rotates or spec.kept:
         sized = filter(suits_any_epilogue, suited(arch, tiles.sized, spec))
         further = tuple(sized) or suited(arch, tiles.blocks, spec)
     further = further or suited(arch, tiles.whole_blocks, spec)
@@ -279,8 +285,11 @@ def _can_split(arch: Arch, spec: EpilogueSpec) -> bool:
     """Whether K may be split. It may not for groups, whose tiles or k tiles are only counted on the device,
     nor for scales that the MMA applies, nor if a thread with whole rows rotates first columns of blocks in
     visits of 64: beside the sums of other CTAs, tables in fp32 spilled 16 to 40 bytes (128 x 64 on
-    sm_100a)."""
+    sm_100a). Nor may it be if a value is kept in tensor memory, to which each read adds the sums of other
+    CTAs."""
     if spec.product.kind.has_offsets or spec.product.a_scaling.by_mma:
+        return False
+    if spec.kept and not arch.target.accumulators.in_registers:
         return False
     wide = not any(spec.fits_visit(columns) for columns in (NARROW_SUBTILE_N, HALF_HEAD_COLUMNS))
     if wide and any(op.op == ROTATE_FIRST for op in spec.ops) and not arch.target.accumulators.in_registers:

@@ -13,7 +13,7 @@ from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.planning.rules import WHOLE_VISITS, most_written, pairs_halves, reads, subtiled
 from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.spec import ROTATE_FIRST, EpilogueSpec
+from cute_backend.spec import ROTATE_FIRST, EpilogueSpec, LoadKind
 
 
 def serving_all(
@@ -23,7 +23,8 @@ def serving_all(
     first segment's. Subtiles have the width of the segment that needs the narrowest ones, or are the whole
     tile if one segment needs that.
 
-    Tiles with split-K and tiles of the transposed product are left out.
+    Tiles with split-K and tiles of the transposed product are left out. No tile serves segments whose planes
+    come in different numbers of rounds, since all warps of a CTA count the same stages for every tile.
     """
     every: list[dict[TileConfig, int]] = [{} for _ in spec.segments]
     for columns, segment in zip(every, spec.segments, strict=True):
@@ -35,6 +36,12 @@ def serving_all(
         replace(shape, subtile_n=_width(spec, [columns[shape] for columns in every])) for shape in shared
     )
     return tuple(config for config in found if holds_planes(config, spec) and _is_kept(config, spec))
+
+
+def _rounds(segment: EpilogueSpec, subtile_n: int) -> int:
+    """How often exact loads of a subtile come: twice if some are read ahead of passes, others by visits."""
+    early = segment.early_planes if subtile_n % segment.whole_columns else frozenset()
+    return len({load.name in early for load in segment.loads_of(LoadKind.EXACT)}) or 1
 
 
 def _width(spec: EpilogueSpec, widths: Sequence[int]) -> int:
@@ -55,12 +62,17 @@ def _shape(config: TileConfig) -> TileConfig:
 
 def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether registers suffice, and all segments can have the narrowest subtiles that one of them needs, for
-    both alignments of planes."""
+    both alignments of planes. With two warpgroups for the epilogue, and planes ahead of passes in one segment
+    of three, 256 x 256 spilled 8 bytes."""
     if config.tile_n > config.target.segment_tile_n or not _leaves_registers(config, spec):
+        return False
+    if config.column_groups > 1 and any(segment.kept for segment in spec.segments):
         return False
     widths = [acc.width for acc in spec.accumulators]
     for alignment in Alignment:
         narrow = subtiled(spec, config, alignment)
+        if len({_rounds(segment, narrow.subtile_n) for segment in spec.segments}) > 1:
+            return False
         for width, segment in zip(widths, spec.segments, strict=True):
             whole = segment.fits_visit(narrow.subtile_n)
             single = width == segment.reordered_columns > narrow.subtile_n

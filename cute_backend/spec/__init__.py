@@ -15,14 +15,15 @@ results, since they are complete only when the kernel is done; ops on a result a
 op may reduce too, over blocks of columns that a tile holds whole, and its result is a value like any other.
 
 The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a spec, `dtypes` their types, and
-`epilogue_spec` the whole; `consistency` checks it, and `canonical` converts it to JSON and back.
+`epilogue_spec` the whole. `block_passes` says which reductions come ahead of what reads them, `consistency`
+checks a spec, and `canonical` converts it to JSON and back.
 """
 
+from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION
 from cute_backend.spec.chain_ops import (
     BLOCK_PART,
     FIRST_VISITS,
-    LEAST_AHEAD,
     ROTATE_FIRST,
     ROTATE_HALF,
     Const,
@@ -30,7 +31,6 @@ from cute_backend.spec.chain_ops import (
     Operand,
     Overflow,
     Precision,
-    reduced_ahead,
 )
 from cute_backend.spec.consistency import SpecError
 from cute_backend.spec.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES, DType
@@ -83,6 +83,7 @@ __all__ = [
     "Axis",
     "BColumns",
     "BlockFormat",
+    "BlockPasses",
     "Blocks",
     "Cache",
     "Columns",
@@ -106,6 +107,6 @@ __all__ = [
     "SpecError",
     "Store",
     "Stride",
+    "block_passes",
     "padded",
-    "reduced_ahead",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Union
@@ -103,27 +102,3 @@ class Op:
             return 0
         has_first = self.op == ROTATE_FIRST and any(map(self.fits_visit, FIRST_VISITS))
         return 0 if has_first else self.block
-
-
-LEAST_AHEAD = 16
-"""Columns of the narrowest subtiles over which passes reduce blocks: TMA moves planes of any dtype in
-them."""
-
-
-def reduced_ahead(ops: Sequence[Op], planes: Collection[str], stored: Collection[int]) -> int:
-    """Returns the columns of the blocks that can be reduced in passes over the accumulators of a tile, ahead
-    of the visits that read the results; 0 if they can't, or if the ops reduce no blocks.
-
-    They can if all blocks have one size, among these the `stored` sizes of blocks for which a store has one
-    element, and if no plane, of the loads `planes`, is read before the last reduction: a plane comes once. A
-    kernel also needs subtiles that divide the blocks (`LEAST_AHEAD`).
-    """
-    reducing = [op for op in ops if op.reduced_columns]
-    sizes = {op.reduced_columns for op in reducing} | set(stored)
-    if len(sizes) != 1 or any(op.op == ROTATE_FIRST for op in reducing):
-        return 0
-    needed = {name for op in reducing for name in op.values}
-    for op in reversed(ops):
-        if op.name in needed:
-            needed.update(op.values)
-    return 0 if needed.intersection(planes) else min(sizes)

@@ -10,16 +10,15 @@ from functools import cached_property
 from math import lcm, prod
 from typing import Any, Union
 
+from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION, decode, encode
 from cute_backend.spec.chain_ops import (
     BLOCK_PART,
-    LEAST_AHEAD,
     ROTATE_FIRST,
     ROTATE_HALF,
     Const,
     Op,
     Precision,
-    reduced_ahead,
 )
 from cute_backend.spec.consistency import SpecError, validate
 from cute_backend.spec.dtypes import DType
@@ -202,7 +201,19 @@ class EpilogueSpec:
     def pass_columns(self) -> int:
         """The columns of the blocks that passes over narrower subtiles can reduce ahead of the visits; 0 if
         there are no such blocks."""
-        return 0 if self._ahead % LEAST_AHEAD else self._ahead
+        found = self._passes
+        return 0 if found is None or found.columns % LEAST_AHEAD else found.columns
+
+    @property
+    def kept(self) -> str:
+        """The value that the first pass leaves in the place of an accumulator, if passes read planes
+        (`block_passes`); empty otherwise."""
+        return self._passes.kept if self._passes is not None and self.pass_columns else ""
+
+    @property
+    def early_planes(self) -> frozenset[str]:
+        """The names of the planes that passes read; the visits read all others."""
+        return self._passes.early if self._passes is not None and self.kept else frozenset()
 
     @property
     def visit_columns(self) -> int:
@@ -212,13 +223,18 @@ class EpilogueSpec:
 
     @property
     def by_visits(self) -> bool:
-        """Whether only visits can reduce the blocks, whatever their sizes (`chain_ops.reduced_ahead`)."""
-        return self.whole_columns > 1 and not self._ahead
+        """Whether only visits can reduce the blocks, whatever their sizes (`block_passes`)."""
+        return self.whole_columns > 1 and self._passes is None
 
     @cached_property
-    def _ahead(self) -> int:
-        planes = {load.name for load in self.loads_of(LoadKind.EXACT)}
-        return reduced_ahead(self.ops, planes, {store.block for store in self.stores} - {0})
+    def _passes(self) -> BlockPasses | None:
+        return block_passes(
+            self.ops,
+            self.accumulators,
+            {load.name for load in self.loads_of(LoadKind.EXACT)},
+            {store.value for store in self.stores},
+            {store.block for store in self.stores} - {0},
+        )
 
     @cached_property
     def rotated_columns(self) -> int:

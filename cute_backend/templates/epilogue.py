@@ -19,6 +19,12 @@ it has read them, so that their planes may be filled for a later subtile. Only s
                                              threads, before the visits of each block's subtiles; `read` of
                                              `blocks`, a `BlockSubtiles`, gives the subtiles and their
                                              accumulators. Returns what these visits hold, too
+    keep(sub, <accs>, glob, held, smem)      with reductions of values that are computed from planes:
+                                             epilogue threads, each subtile of a block, before
+                                             `reduce_blocks`; reads as `visit` does. Returns a value for each
+                                             element, which `reduce_blocks` and `visit` then have instead of
+                                             accumulators
+    early_loads                              names of `shared_loads` that `keep` reads, and `visit` does not
     pads_rows                                true if rows beyond M, up to a multiple of 128, are written too:
                                              `visit` then runs for all rows of a tile
     end(tile, glob, held)                    with partials that a thread keeps for a whole tile: epilogue
@@ -103,12 +109,20 @@ class Reducing(Protocol):
     ) -> SimpleNamespace: ...
 
 
+@runtime_checkable
+class Keeping(Protocol):
+    """The hook of an epilogue that reads planes before it reduces blocks of columns."""
+
+    @property
+    def keep(self) -> Callable[..., cute.Tensor]: ...
+
+
 @dataclass(frozen=True)
 class BlockSubtiles:
     """The subtiles of one block of columns in a thread's rows of a tile.
 
     `read(i)` gives the i-th of `subtiles` and, for each product, the thread's accumulators of it. They can be
-    read any number of times.
+    read any number of times. If the epilogue keeps a value, it comes in their place.
     """
 
     tile: Any

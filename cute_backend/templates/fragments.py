@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import cutlass
 import cutlass.cute as cute
@@ -14,7 +14,7 @@ from cutlass import Int32
 from cute_backend.planning import TileConfig
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import BColumns, ProductKind
-from cute_backend.templates.epilogue import Epilogue, by_name
+from cute_backend.templates.epilogue import Epilogue, Keeping
 from cute_backend.templates.gemm import Gemm
 from cute_backend.templates.opaque import opaque
 from cute_backend.templates.scheduler import Place
@@ -91,7 +91,7 @@ class FragmentGemm(Gemm):
 
         def read(i: int) -> tuple[Any, ...]:
             sub = self.subtile_type(self.config, tile, block, step + i)
-            pieces = [sub.accumulators(acc, j, place + i) for j in range(self.config.products)]
+            pieces = [sub.accumulators(acc, j, place + i) for j in range(self.values)]
             if self.config.rolled and i in passed:
                 for piece in pieces:
                     for e in range(cute.size(piece)):
@@ -100,6 +100,52 @@ class FragmentGemm(Gemm):
             return sub, *pieces
 
         return self._reduce_blocks(tile, read, glob, held, rows)
+
+    def _keep(
+        self,
+        block: int,
+        step: Any,
+        place: int,
+        acc: cute.Tensor,
+        tile: FragmentTile,
+        glob: Any,
+        held: Any,
+        smem: Any,
+    ) -> None:
+        """Puts the value that the epilogue keeps of the subtile `step` of a block of rows in the place of its
+        first product's accumulators, which are those of the subtile `place`."""
+        sub = self.subtile_type(self.config, tile, block, step)
+        pieces = [sub.accumulators(acc, i, place) for i in range(self.config.products)]
+        values = cast(Keeping, self.epilogue).keep(sub, *pieces, glob, held, smem)
+        for e in range(sub.elements):
+            pieces[0][e] = values[e]
+
+    @cute.jit
+    def _keep_in_turns(
+        self,
+        count: int,
+        first: Int32,
+        block: int,
+        acc: cute.Tensor,
+        tile: FragmentTile,
+        glob: Any,
+        held: Any,
+        rows: list,
+    ):
+        """Keeps the values of `count` subtiles from step `first` on, whose accumulators are the first ones of
+        the block of rows. Like `_visits`, it nests loops, but each turn moves all accumulators round, so that
+        the values are in order after the last turn."""
+        if cutlass.const_expr(count == 1):
+            self._keep(block, first, 0, acc, tile, glob, held, self._smem(rows, [], []))
+        else:
+            turns = 2 if count % 2 == 0 else count
+            part = count // turns
+            sub = self.subtile_type(self.config, tile, block, first)
+            size = count * sub.elements
+            row = cute.make_tensor(sub.accumulators(acc, 0, 0).iterator, cute.make_layout(size))
+            for turn in cutlass.range(turns, unroll=1):
+                self._keep_in_turns(part, first + turn * part, block, acc, tile, glob, held, rows)
+                _move_round(row, part * sub.elements)
 
     @cute.jit
     def _roll(self, block: int, acc: cute.Tensor, tile: FragmentTile, glob: Any, held: Any, rows: list):
@@ -132,11 +178,12 @@ class FragmentGemm(Gemm):
         sub = self.subtile_type(self.config, tile, block, first)
         piece = sub.accumulators(acc, 0, 0)
         if cutlass.const_expr(count == whole and whole > 1):
+            if cutlass.const_expr(self.keeps_value):
+                self._keep_in_turns(count, first, block, acc, tile, glob, held, rows)
             found = self._reduced(block, first, 0, acc, tile, glob, held, rows)
             self._visits(count, 1, first, block, acc, tile, glob, found, rows)
         elif cutlass.const_expr(count == 1):
-            smem = by_name([operand.name for operand in self.epilogue.staged], rows)
-            self.epilogue.visit(sub, piece, glob, held, smem)
+            self.epilogue.visit(sub, piece, glob, held, self._smem(rows, [], []))
         else:
             parts = count // whole
             turns = 2 if parts % 2 == 0 else parts
@@ -148,3 +195,11 @@ class FragmentGemm(Gemm):
                     for step in cutlass.range_constexpr(count - part):
                         for e in cutlass.range_constexpr(sub.elements):
                             row[step * sub.elements + e] = row[(step + part) * sub.elements + e]
+
+
+def _move_round(row: cute.Tensor, places: int) -> None:
+    """Moves every element this many places towards the first, and the first ones to the end."""
+    size = cute.size(row)
+    moved = [row[(e + places) % size] for e in range(size)]
+    for e, value in enumerate(moved):
+        row[e] = value

@@ -25,6 +25,7 @@ from cute_backend.templates.epilogue import (
     BlockSubtiles,
     Ending,
     Epilogue,
+    Keeping,
     Reducing,
     SmemOperand,
     Staging,
@@ -40,7 +41,7 @@ from cute_backend.templates.rings import (
     producer_state,
 )
 from cute_backend.templates.scheduler import KPlace, Place
-from cute_backend.templates.segments import Buffers, Operands, Segment, Segments, dealt
+from cute_backend.templates.segments import Buffers, Operands, Segment, Segments, dealt, expecting
 from cute_backend.templates.stages import Stages
 from cute_backend.templates.tile import Tile
 
@@ -77,6 +78,12 @@ class Gemm(ABC):
             if bool(each.staged) != isinstance(each, Staging):
                 has = "a method" if isinstance(each, Staging) else "no method"
                 raise ValueError(f"an epilogue stages {len(each.staged)} rowvecs and has {has} `stage`")
+        counts = {len(kernel.rounds) for kernel in self.by_segment}
+        if len(counts) > 1:
+            raise ValueError(
+                "the segments of a tile take equally many stages of exact loads; here planes are read "
+                "ahead of passes and by visits in some segments and not in others"
+            )
 
     @property
     def _epilogues(self) -> tuple[Epilogue, ...]:
@@ -125,13 +132,6 @@ class Gemm(ABC):
                 self._epilogues, widths, loads, stores, buffers, exacts, strict=True
             )
         ]
-
-    @property
-    def smem_names(self) -> list[str]:
-        """The names of the epilogue's operands in shared memory."""
-        epilogue = self.epilogue
-        shared = epilogue.staged + epilogue.shared_loads + epilogue.shared_stores
-        return [operand.name for operand in shared]
 
     @property
     def threads(self) -> int:
@@ -280,6 +280,54 @@ class Gemm(ABC):
             return 0
         return self.epilogue.reduced_columns // self.config.subtile_n
 
+    @property
+    def keeps_value(self) -> bool:
+        """Whether the epilogue keeps a value in the place of accumulators, for its passes and visits."""
+        return isinstance(self.epilogue, Keeping)
+
+    @property
+    def values(self) -> int:
+        """The values of an element that passes and visits begin with: one for each product, or the one that
+        is kept."""
+        return 1 if self.keeps_value else self.config.products
+
+    @property
+    def rounds(self) -> tuple[tuple[int, ...], ...]:
+        """The exact loads of each subtile that come in one stage, as indices in `shared_loads`: all of them,
+        or first those that are read ahead of passes and then those that visits read, if there are both."""
+        early = self.early_loads
+        names = [operand.name for operand in self.epilogue.shared_loads]
+        found = [[i for i, name in enumerate(names) if (name in early) is first] for first in (True, False)]
+        return tuple(tuple(each) for each in found if each) or ((),)
+
+    @property
+    def visits_wait(self) -> bool:
+        """Whether each visit takes a stage of exact loads, if there are stages: not if all are read
+        ahead of passes."""
+        return not self.early_loads or len(self.rounds) > 1
+
+    @property
+    def early_loads(self) -> tuple[str, ...]:
+        """The names of the exact loads in shared memory that are read ahead of passes."""
+        return getattr(self.epilogue, "early_loads", ())
+
+    def _stage_of(self, exact_pipeline: Any, operands: Sequence[int], elements: int) -> Any:
+        """The pipeline of exact loads as it is filled with these ones, of `elements` elements each."""
+        if len(self.rounds) == 1:
+            return exact_pipeline
+        every = self.epilogue.shared_loads
+        return expecting(exact_pipeline, sum(every[i].bytes(elements) for i in operands))
+
+    def _smem(
+        self, rows: Sequence[cute.Tensor], loads: Sequence[cute.Tensor], stores: Sequence[cute.Tensor]
+    ) -> SimpleNamespace:
+        """The epilogue's operands in shared memory, by name: staged rowvecs, exact loads and outputs, each
+        all or none."""
+        epilogue = self.epilogue
+        given = (epilogue.staged, rows), (epilogue.shared_loads, loads), (epilogue.shared_stores, stores)
+        names = [operand.name for operands, tensors in given if tensors for operand in operands]
+        return by_name(names, [*rows, *loads, *stores])
+
     def _reduce_blocks(
         self,
         tile: Tile,
@@ -292,8 +340,7 @@ class Gemm(ABC):
         visits hold."""
         epilogue = cast(Reducing, self.epilogue)
         blocks = BlockSubtiles(tile, self.block_subtiles, read)
-        smem = by_name([operand.name for operand in self.epilogue.staged], rows)
-        results = epilogue.reduce_blocks(blocks, glob, held, smem)
+        results = epilogue.reduce_blocks(blocks, glob, held, self._smem(rows, [], []))
         return SimpleNamespace(**vars(held), **vars(results))
 
     def _end(self, tile: Tile, glob: SimpleNamespace, held: SimpleNamespace) -> None:

@@ -160,11 +160,11 @@ def make_exacts(
     made = make_exact(smem, ring, loads[0], elements)
     return [
         made,
-        *(made and _expecting(made, sum(each.bytes(elements) for each in own)) for own in loads[1:]),
+        *(made and expecting(made, sum(each.bytes(elements) for each in own)) for own in loads[1:]),
     ]
 
 
-def _expecting(ring: pipeline.PipelineTmaAsync, nbytes: int) -> pipeline.PipelineTmaAsync:
+def expecting(ring: pipeline.PipelineTmaAsync, nbytes: int) -> pipeline.PipelineTmaAsync:
     """A ring with `nbytes` that TMA brings to each stage."""
     full = copy(ring.sync_object_full)
     full.tx_count = nbytes

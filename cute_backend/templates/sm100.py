@@ -66,7 +66,14 @@ from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import bring_tile
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.entry import named
-from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name, of_runs, release_planes, run_box
+from cute_backend.templates.epilogue import (
+    Epilogue,
+    Keeping,
+    SmemOperand,
+    of_runs,
+    release_planes,
+    run_box,
+)
 from cute_backend.templates.gemm import Gemm
 from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Operands, Sm100Plain, check_face
 from cute_backend.templates.overlap import await_earlier_kernels
@@ -113,11 +120,14 @@ class Seat:
 
 @dataclass(frozen=True)
 class Reader:
-    """A thread's copy of subtiles from tensor memory, and the shape of its part of one."""
+    """A thread's copy of subtiles from tensor memory, and the shape of its part of one. `write` and `target`
+    copy values back, and are None unless the epilogue keeps some."""
 
     copy: cute.TiledCopy
     source: cute.Tensor
     shape: Any
+    write: cute.TiledCopy | None = None
+    target: cute.Tensor | None = None
 
 
 class Sm100Gemm(Gemm):
@@ -766,19 +776,48 @@ class Sm100Gemm(Gemm):
         self, shared: Sm100Shared, load_tmas: list, place: Place, exact_state: pipeline.PipelineState
     ):
         """Loads the exact operands of each subtile of a tile. Returns the stage after the last."""
-        exact_pipeline = shared.exact_pipeline
+        if cutlass.const_expr(len(self.rounds) == 1):
+            for visit in cutlass.range(self.visits, unroll=1):
+                exact_state = self._load_subtile(shared, load_tmas, place, exact_state, self.rounds[0], visit)
+        else:
+            # First come the loads ahead of passes, for all subtiles of a block, and then those of visits.
+            whole = self.block_subtiles
+            for block in cutlass.range(self.visits // whole, unroll=1):
+                for operands in cutlass.range_constexpr(len(self.rounds)):
+                    for within in cutlass.range(whole, unroll=1):
+                        exact_state = self._load_subtile(
+                            shared,
+                            load_tmas,
+                            place,
+                            exact_state,
+                            self.rounds[operands],
+                            block * whole + within,
+                        )
+        return exact_state
+
+    @cute.jit
+    def _load_subtile(
+        self,
+        shared: Sm100Shared,
+        load_tmas: list,
+        place: Place,
+        exact_state: pipeline.PipelineState,
+        operands: cutlass.Constexpr[Sequence[int]],
+        visit: Int32,
+    ):
+        """Loads the exact `operands` of a subtile of each warpgroup. Returns the next stage."""
+        exact_pipeline = self._stage_of(shared.exact_pipeline, operands, self.config.stage_elements)
         row, column = self._cta_tile(place)
-        for visit in cutlass.range(self.visits, unroll=1):
-            exact_pipeline.producer_acquire(exact_state)
-            barrier = exact_pipeline.producer_get_barrier(exact_state)
-            for group in cutlass.range_constexpr(self.config.warpgroups):
-                coord = (row, column * self.subtiles + self._subtile(group, visit))
-                plane = self._plane(exact_state, group)
-                for i in cutlass.range_constexpr(len(load_tmas)):
-                    repeats = self.epilogue.shared_loads[i].repeats
-                    t_s, t_g = partition_box(load_tmas[i], shared.loads[i], self.box, coord, place, repeats)
-                    cute.copy(load_tmas[i].atom, t_g, t_s[(None, plane)], tma_bar_ptr=barrier)
-            exact_state.advance()
+        exact_pipeline.producer_acquire(exact_state)
+        barrier = exact_pipeline.producer_get_barrier(exact_state)
+        for group in cutlass.range_constexpr(self.config.warpgroups):
+            coord = (row, column * self.subtiles + self._subtile(group, visit))
+            plane = self._plane(exact_state, group)
+            for i in operands:
+                repeats = self.epilogue.shared_loads[i].repeats
+                t_s, t_g = partition_box(load_tmas[i], shared.loads[i], self.box, coord, place, repeats)
+                cute.copy(load_tmas[i].atom, t_g, t_s[(None, plane)], tma_bar_ptr=barrier)
+        exact_state.advance()
         return exact_state
 
     @cute.jit
@@ -892,6 +931,10 @@ class Sm100Gemm(Gemm):
                 first = (Int32(turn) if cutlass.const_expr(config.rolled) else written) * whole
                 of_block = held
                 if cutlass.const_expr(self.block_subtiles > 0):
+                    if cutlass.const_expr(self.keeps_value):
+                        exact_state = self._keep_block(
+                            shared, seat, tile, reader, held, rows, acc_state, exact_state, first
+                        )
                     read = partial(self._read_again, reader, shared, seat, acc_state.index, tile, first)
                     of_block = self._reduce_blocks(tile, read, glob, held, rows)
                 for inner in cutlass.range(whole if config.rolled else 1, unroll=1):
@@ -940,14 +983,15 @@ class Sm100Gemm(Gemm):
         loads and the next plane of outputs."""
         config, stages, glob, acc_pipeline = self.config, self.stages, shared.glob, shared.acc_pipeline
         exact_pipeline, sums = shared.exact_pipeline, shared.sums
+        waits = stages.exact > 0 and self.visits_wait
         is_store_warp, barrier = seat.warp == 0, seat.barrier
         row, column = self._cta_tile(place)
         # With planes in shared memory every warp visits, since all wait for the planes and release them.
         every = stages.exact + stages.store > 0 or getattr(self.epilogue, "pads_rows", False)
         has_rows = Boolean(every) | (tile.warp_row() < tile.m)
         subtile = self._subtile(seat.group, visit)
-        registers = self._read(reader, subtile, acc_state.index)
-        if cutlass.const_expr(stages.exact > 0):
+        registers = self._read(reader, subtile, acc_state.index, self.values)
+        if cutlass.const_expr(waits):
             exact_pipeline.consumer_wait(exact_state)
         cute.arch.fence_view_async_tmem_load()
         if visit == self.visits - 1:
@@ -956,18 +1000,18 @@ class Sm100Gemm(Gemm):
         if cutlass.const_expr(config.split_k > 1):
             sums.add(registers, seat.thread_of_all, visit, config.split_k)
         full, empty = self._plane(exact_state, seat.group), self._plane(store_state, seat.group)
-        planes = [s_load[(None, None, full)] for s_load in shared.loads]
-        planes += [s_store[(None, None, empty)] for s_store in shared.stores]
+        loads = [s_load[(None, None, full)] for s_load in shared.loads] if waits else []
+        stores = [s_store[(None, None, empty)] for s_store in shared.stores]
         sub = Sm100Subtile(self.config, tile, visit)
-        accumulators = [sub.accumulators(registers, i) for i in range(config.products)]
-        smem = by_name(self.smem_names, rows + planes)
-        if cutlass.const_expr(stages.exact > 0):
+        accumulators = [sub.accumulators(registers, i) for i in range(self.values)]
+        smem = self._smem(rows, loads, stores)
+        if cutlass.const_expr(waits):
             smem.release = partial(release_planes, exact_pipeline, exact_state)
         if has_rows:
             self.epilogue.visit(sub, *accumulators, glob, held, smem)
-        if cutlass.const_expr(stages.exact > 0 and not self.epilogue.shared_loads):
+        if cutlass.const_expr(waits and not self.epilogue.shared_loads):
             smem.release()
-        if cutlass.const_expr(stages.exact > 0):
+        if cutlass.const_expr(waits):
             exact_state.advance()
         if cutlass.const_expr(stages.store > 0):
             cute.arch.fence_proxy("async.shared", space="cta")
@@ -991,15 +1035,75 @@ class Sm100Gemm(Gemm):
         first: Any,
         i: int,
     ) -> tuple[Any, ...]:
-        """The `i`-th subtile from the visit `first` on, with the accumulators of each product, which later
-        reads of the visits find unchanged."""
+        """The `i`-th subtile from the visit `first` on, with the accumulators of each product or the value
+        that is kept, which later reads of the visits find unchanged."""
         visit = first + i
-        registers = self._read(reader, self._subtile(seat.group, visit), stage)
+        registers = self._read(reader, self._subtile(seat.group, visit), stage, self.values)
         cute.arch.fence_view_async_tmem_load()
         if self.config.split_k > 1:
             shared.sums.add(registers, seat.thread_of_all, visit, self.config.split_k)
         sub = Sm100Subtile(self.config, tile, visit)
-        return sub, *(sub.accumulators(registers, j) for j in range(self.config.products))
+        return sub, *(sub.accumulators(registers, j) for j in range(self.values))
+
+    @cute.jit
+    def _keep_block(
+        self,
+        shared: Sm100Shared,
+        seat: Seat,
+        tile: Sm100Tile,
+        reader: Reader,
+        held: Any,
+        rows: list,
+        acc_state: pipeline.PipelineState,
+        exact_state: pipeline.PipelineState,
+        first: Any,
+    ):
+        """Keeps the values of the block of columns whose visits begin with `first`. They replace accumulators
+        in tensor memory, which nothing else reads until the last visit has released them. Returns the next
+        stage of exact loads."""
+        rolled, whole = self.config.rolled, self.block_subtiles
+        for inner in cutlass.range(whole if rolled else 1, unroll=1):
+            for step in cutlass.range_constexpr(1 if rolled else whole):
+                within = Int32(inner) if cutlass.const_expr(rolled) else step
+                exact_state = self._keep(
+                    shared, seat, tile, reader, held, rows, acc_state, exact_state, first + within
+                )
+        cute.arch.fence_view_async_tmem_store()
+        return exact_state
+
+    @cute.jit
+    def _keep(
+        self,
+        shared: Sm100Shared,
+        seat: Seat,
+        tile: Sm100Tile,
+        reader: Reader,
+        held: Any,
+        rows: list,
+        acc_state: pipeline.PipelineState,
+        exact_state: pipeline.PipelineState,
+        visit: Any,
+    ):
+        """Begins to write the value that the epilogue keeps of a subtile to the place of its first product's
+        accumulators. Returns the next stage of exact loads."""
+        products, subtile = self.config.products, self._subtile(seat.group, visit)
+        registers = self._read(reader, subtile, acc_state.index, products)
+        smem = self._smem(rows, [], [])
+        if cutlass.const_expr(self.early_loads):
+            shared.exact_pipeline.consumer_wait(exact_state)
+            plane = self._plane(exact_state, seat.group)
+            smem = self._smem(rows, [s_load[(None, None, plane)] for s_load in shared.loads], [])
+            smem.release = partial(release_planes, shared.exact_pipeline, exact_state)
+        cute.arch.fence_view_async_tmem_load()
+        sub = Sm100Subtile(self.config, tile, visit)
+        accumulators = [sub.accumulators(registers, i) for i in range(products)]
+        epilogue = cast(Keeping, self.epilogue)
+        self._write(
+            reader, subtile, acc_state.index, epilogue.keep(sub, *accumulators, shared.glob, held, smem)
+        )
+        if cutlass.const_expr(self.early_loads):
+            exact_state.advance()
+        return exact_state
 
     @cute.jit
     def _await_sums(
@@ -1035,7 +1139,9 @@ class Sm100Gemm(Gemm):
         acc_pipeline, sums, thread = shared.acc_pipeline, shared.sums, seat.thread_of_all
         acc_state, scale_state = self._await_sums(shared, acc, seat, acc_state, scale_state)
         for visit in cutlass.range(self.visits, unroll=1):
-            registers = self._read(reader, self._subtile(seat.group, visit), acc_state.index)
+            registers = self._read(
+                reader, self._subtile(seat.group, visit), acc_state.index, self.config.products
+            )
             cute.arch.fence_view_async_tmem_load()
             sums.write(registers, thread, visit)
         with cute.arch.elect_one():
@@ -1051,17 +1157,31 @@ class Sm100Gemm(Gemm):
         tmem_copy = tcgen05.make_tmem_copy(cute.make_copy_atom(op, Float32), pieces[(None, None, 0, 0, 0)])
         thread_copy = tmem_copy.get_slice(seat.thread)
         shape = thread_copy.partition_D(cute.make_identity_tensor(self.box)).shape
-        return Reader(tmem_copy, thread_copy.partition_S(pieces), shape)
+        source = thread_copy.partition_S(pieces)
+        if not any(kernel.keeps_value for kernel in self.by_segment):
+            return Reader(tmem_copy, source, shape)
+        back = tcgen05.St32x32bOp(tcgen05.Repetition(columns & -columns))
+        write = tcgen05.make_tmem_copy(cute.make_copy_atom(back, Float32), pieces[(None, None, 0, 0, 0)])
+        target = write.get_slice(seat.thread).partition_D(pieces)
+        return Reader(tmem_copy, source, shape, write, target)
 
-    def _read(self, reader: Reader, subtile: Any, stage: Int32) -> cute.Tensor:
-        """Begins to read every product's elements of a subtile to registers, and returns these."""
+    def _read(self, reader: Reader, subtile: Any, stage: Int32, values: int) -> cute.Tensor:
+        """Begins to read the elements of a subtile of the first `values` products to registers, and returns
+        these."""
         config = self.config
-        registers = cute.make_rmem_tensor(config.products * config.subtile_n, Float32)
-        for i in range(config.products):
+        registers = cute.make_rmem_tensor(values * config.subtile_n, Float32)
+        for i in range(values):
             piece = reader.source[(None, None, None, 0, self._piece_of(subtile, i), stage)]
             first = registers.iterator + i * config.subtile_n
             cute.copy(reader.copy, piece, cute.make_tensor(first, cute.make_layout(reader.shape)))
         return registers
+
+    def _write(self, reader: Reader, subtile: Any, stage: Int32, values: cute.Tensor) -> None:
+        """Begins to write values of a subtile's elements to the place of the first product's."""
+        assert reader.write is not None and reader.target is not None
+        piece = reader.target[(None, None, None, 0, self._piece_of(subtile, 0), stage)]
+        own = cute.make_tensor(values.iterator, cute.make_layout(reader.shape))
+        cute.copy(reader.write, own, piece)
 
     def _seat(self) -> Seat:
         """The seat of a thread of the epilogue."""

@@ -231,8 +231,8 @@ class Sm80Gemm(FragmentGemm):
             held = self.epilogue.begin(tile, glob)
             if cutlass.const_expr(stages.exact > 0):
                 cute.arch.sync_warp()
-                for subtile in cutlass.range_constexpr(min(stages.exact, self.subtiles)):
-                    self._bring(shared, tile, subtile, thread)
+                for turn in cutlass.range_constexpr(min(stages.exact, self.subtiles * len(self.rounds))):
+                    self._bring(shared, tile, turn, thread)
                     self.feed.planes_begun()
             self._fetch_planes(shared, tile)
             if cutlass.const_expr(stages.row > 0):
@@ -296,17 +296,19 @@ class Sm80Gemm(FragmentGemm):
         for subtile in cutlass.range_constexpr(self.subtiles):
             block, step = divmod(subtile, self.steps)
             if cutlass.const_expr(self._begins_block(step)):
+                if cutlass.const_expr(self.keeps_value):
+                    self._keep_block(shared, tile, acc, held, rows, thread, subtile)
                 of_block = self._reduced(block, step, step, acc, tile, shared.glob, held, rows)
             sub = self.subtile_type(config, tile, block, step)
-            pieces = [sub.accumulators(acc, i, step) for i in range(config.products)]
-            loaded = self._index(thread, subtile, stages.exact)
+            pieces = [sub.accumulators(acc, i, step) for i in range(self.values)]
             stored = self._index(thread, subtile, stages.store)
-            planes = [s_load[(None, None, loaded)] for s_load in shared.loads]
-            planes += [s_store[(None, None, stored)] for s_store in shared.stores]
-            smem = by_name(self.smem_names, rows + planes)
-            if cutlass.const_expr(stages.exact > 0):
-                self._await_loads(shared, subtile)
-                smem.release = partial(self._release, shared, tile, subtile, thread)
+            stores = [s_store[(None, None, stored)] for s_store in shared.stores]
+            if cutlass.const_expr(stages.exact > 0 and self.visits_wait):
+                smem = self._loaded(
+                    shared, tile, rows, thread, self._turn(subtile, len(self.rounds) - 1), stores
+                )
+            else:
+                smem = self._smem(rows, [], stores)
             if cutlass.const_expr(stages.store == 0):
                 # Without it the assembler works out the addresses of all visits at once, and spills.
                 self._meet(thread)
@@ -319,6 +321,57 @@ class Sm80Gemm(FragmentGemm):
                     boxes.write(target, s_store, stored, corner, tile.lane)
                 if cutlass.const_expr(stages.store == 1):
                     cute.arch.sync_warp()  # before the next visit fills the stage again
+
+    def _turn(self, subtile: int, of_round: int) -> int:
+        """The number of the stage that a subtile's exact loads of a round come in. If some are
+        read ahead of passes and others by visits, all subtiles of a block come for either."""
+        together = self.subtiles if len(self.rounds) == 1 else self.block_subtiles
+        block, within = divmod(subtile, together)
+        return (block * len(self.rounds) + of_round) * together + within
+
+    def _of_turn(self, turn: int) -> tuple[int, tuple[int, ...]]:
+        """The subtile of a stage, and its exact loads."""
+        rounds = range(len(self.rounds))
+        every = ((subtile, each) for subtile in range(self.subtiles) for each in rounds)
+        subtile, of_round = next(each for each in every if self._turn(*each) == turn)
+        return subtile, self.rounds[of_round]
+
+    def _loaded(
+        self,
+        shared: Sm80Shared,
+        tile: FragmentTile,
+        rows: list,
+        thread: Int32,
+        turn: int,
+        stores: Sequence[cute.Tensor],
+    ) -> Any:
+        """The operands of a warp in shared memory, by name, with the exact loads of a stage, for which it
+        waits."""
+        index = self._index(thread, turn, self.stages.exact)
+        smem = self._smem(rows, [s_load[(None, None, index)] for s_load in shared.loads], stores)
+        self._await_loads(shared, turn)
+        smem.release = partial(self._release, shared, tile, turn, thread)
+        return smem
+
+    def _keep_block(
+        self,
+        shared: Sm80Shared,
+        tile: FragmentTile,
+        acc: cute.Tensor,
+        held: Any,
+        rows: list,
+        thread: Int32,
+        first: int,
+    ) -> None:
+        """Keeps the values of the block of columns that begins with the subtile `first`."""
+        for subtile in range(first, first + self.block_subtiles):
+            block, step = divmod(subtile, self.steps)
+            if self.early_loads:
+                smem = self._loaded(shared, tile, rows, thread, self._turn(subtile, 0), [])
+            else:
+                smem = self._smem(rows, [], [])
+                self._meet(thread)  # as for visits without planes in shared memory
+            self._keep(block, step, step, acc, tile, shared.glob, held, smem)
 
     def _meet(self, thread: Int32) -> None:
         """Synchronises the warps of a warpgroup."""
@@ -336,30 +389,31 @@ class Sm80Gemm(FragmentGemm):
         return every[(None, self.feed.left_stage(shared, at))]
 
     @cute.jit
-    def _await_loads(self, shared: Sm80Shared, subtile: int):
-        """Waits until the exact loads of all lanes for a subtile have arrived. Copies for later subtiles may
-        still be in progress, one group of cp.async each."""
-        later = min(self.stages.exact, self.subtiles - subtile) - 1
-        if cutlass.const_expr(subtile >= self.stages.exact):
+    def _await_loads(self, shared: Sm80Shared, turn: int):
+        """Waits until the exact loads of all lanes in a stage have arrived. Copies to later stages may still
+        be in progress, one group of cp.async each."""
+        later = min(self.stages.exact, self.subtiles * len(self.rounds) - turn) - 1
+        if cutlass.const_expr(turn >= self.stages.exact):
             cute.arch.cp_async_wait_group(later)
         else:
             self.feed.await_first_planes(shared, later)
         cute.arch.sync_warp()
 
     @cute.jit
-    def _release(self, shared: Sm80Shared, tile: FragmentTile, subtile: int, thread: Int32):
-        """Called once a warp has read a subtile's exact loads. Begins to copy those of a later subtile to the
-        same place, as one group of cp.async."""
-        later = subtile + self.stages.exact
-        if cutlass.const_expr(later < self.subtiles):
+    def _release(self, shared: Sm80Shared, tile: FragmentTile, turn: int, thread: Int32):
+        """Called once a warp has read a stage's exact loads. Begins to copy those of a later turn to the same
+        place, as one group of cp.async."""
+        later = turn + self.stages.exact
+        if cutlass.const_expr(later < self.subtiles * len(self.rounds)):
             cute.arch.sync_warp()
             self._bring(shared, tile, later, thread)
             cute.arch.cp_async_commit_group()
 
-    def _bring(self, shared: Sm80Shared, tile: FragmentTile, subtile: int, thread: Int32) -> None:
-        """Begins to copy a warp's exact loads of a subtile."""
-        index, corner = self._index(thread, subtile, self.stages.exact), self._corner(shared, tile, subtile)
-        for planes, s_load in zip(self.load_planes, shared.loads, strict=True):
+    def _bring(self, shared: Sm80Shared, tile: FragmentTile, turn: int, thread: Int32) -> None:
+        """Begins to copy the exact loads of a stage."""
+        subtile, operands = self._of_turn(turn)
+        index, corner = self._index(thread, turn, self.stages.exact), self._corner(shared, tile, subtile)
+        for planes, s_load in ((self.load_planes[i], shared.loads[i]) for i in operands):
             planes.bring(getattr(shared.glob, planes.operand.name), s_load, index, corner, tile.lane)
 
     def _fetch_planes(self, shared: Sm80Shared, tile: FragmentTile) -> None:
@@ -374,9 +428,10 @@ class Sm80Gemm(FragmentGemm):
                     plane = getattr(shared.glob, planes.operand.name)
                     planes.fetch(plane, corner, self.config.tile_n, tile.lane)
 
-    def _index(self, thread: Int32, subtile: int, stages: int) -> Int32:
-        """The index of the box with a warp's part of a subtile. The stages of a warp are consecutive."""
-        return thread // WARP * stages + subtile % max(stages, 1)
+    def _index(self, thread: Int32, turn: int, stages: int) -> Int32:
+        """The index of the box with a warp's part of a subtile, in a turn. The stages of a warp are
+        consecutive."""
+        return thread // WARP * stages + turn % max(stages, 1)
 
     def _corner(self, shared: Sm80Shared, tile: FragmentTile, subtile: int) -> Corner:
         """The corner of the warp's rows of a subtile in a plane."""

@@ -33,7 +33,7 @@ memory, each part of K is a work item, like a product of a batch, and a second k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -59,7 +59,6 @@ from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import (
     Epilogue,
     SmemOperand,
-    by_name,
     in_subtiles,
     of_runs,
     release_planes,
@@ -592,7 +591,7 @@ class Sm90Gemm(FragmentGemm):
                                 )
                     else:
                         self._load_planes(shared, load_tmas[0], place, exact_state, ring)
-            exact_state.advance(self.boxes)
+            exact_state.advance(self.boxes * len(self.by_segment[0].rounds))
             item += self.rings * item_step
 
     @cute.jit
@@ -604,14 +603,20 @@ class Sm90Gemm(FragmentGemm):
         exact_state: pipeline.PipelineState,
         ring: int,
     ):
-        """Loads the exact operands of each box of a tile."""
-        config, exact_pipeline, box = self.config, shared.exact_pipeline, (BLOCK_M, self.config.box_n)
-        ring_state = exact_state.clone()
-        for index in cutlass.range_constexpr(self.boxes):
+        """Loads the exact operands of each box of a tile. If passes and visits both read some, the boxes of
+        a block of columns come once for each."""
+        config, box = self.config, (BLOCK_M, self.config.box_n)
+        elements = BLOCK_M * config.box_n * config.sharing
+        ring_state, rounds = exact_state.clone(), self.rounds
+        together = self.boxes if len(rounds) == 1 else self.block_subtiles // config.box_subtiles
+        for turn in cutlass.range_constexpr(self.boxes * len(rounds)):
+            block, within = divmod(turn, together * len(rounds))
+            operands, index = rounds[within // together], block * together + within % together
+            exact_pipeline = self._stage_of(shared.exact_pipeline, operands, elements)
             stage = in_ring(ring_state, ring)
             exact_pipeline.producer_acquire(stage)
             barrier = exact_pipeline.producer_get_barrier(stage)
-            for i in cutlass.range_constexpr(len(load_tmas)):
+            for i in operands:
                 for share in cutlass.range_constexpr(config.sharing):
                     coord = self._box_coord(shared, place, index, share)
                     repeats = self.epilogue.shared_loads[i].repeats
@@ -860,51 +865,42 @@ class Sm90Gemm(FragmentGemm):
     ):
         """Visits each subtile of a tile, in an unrolled loop, with planes that TMA loads and stores. Returns
         the next stage of exact loads and the next plane of outputs."""
-        config, stages = self.config, self.stages
-        exact_pipeline = shared.exact_pipeline
+        config, stages, of_block = self.config, self.stages, held
         warp_box, warp_subtile = (WARP_M, config.box_n), (WARP_M, config.subtile_n)
-        of_block = held
+        waits = stages.exact > 0 and self.visits_wait
         for subtile in cutlass.range_constexpr(self.subtiles):
             block, step = divmod(subtile, self.steps)
             box, part = divmod(subtile, config.box_subtiles)
             begins, ends = part == 0, part == config.box_subtiles - 1
             if cutlass.const_expr(self._begins_block(step)):
+                if cutlass.const_expr(self.keeps_value):
+                    exact_state = self._keep_block(shared, seat, tile, acc, held, rows, exact_state, subtile)
                 of_block = self._reduced(block, step, step, acc, tile, shared.glob, held, rows)
             sub = self.subtile_type(config, tile, block, step)
-            pieces = [sub.accumulators(acc, i, step) for i in range(config.products)]
+            pieces = [sub.accumulators(acc, i, step) for i in range(self.values)]
             if cutlass.const_expr(stages.store > 0 and begins):
                 store_group.producer_acquire()
                 cute.arch.sync_warp()
             if cutlass.const_expr(stages.store == 0):
                 # Keeps the assembler from computing the addresses of all visits at once, which spills.
                 seat.barrier.arrive_and_wait()
-            if cutlass.const_expr(stages.exact > 0):
-                exact_stage = in_ring(exact_state, seat.ring)
-                if cutlass.const_expr(begins):
-                    exact_pipeline.consumer_wait(exact_stage)
-            load_plane = (seat.ring * stages.exact + exact_state.index) * config.sharing + seat.share
+            loads: list[cute.Tensor] = []
+            release: Callable[[], None] = _keep_box
+            if cutlass.const_expr(waits):
+                loads, release = self._loaded(shared, seat, exact_state, part)
             plane = (store_plane * config.warpgroups + seat.group) * WARPS + seat.warp
-            planes = [
-                cute.local_tile(
-                    in_subtiles(s_load[(None, None, load_plane)], config.subtile_n),
-                    warp_subtile,
-                    (seat.warp, part),
-                )
-                for s_load in shared.loads
-            ]
-            planes += [
+            stores = [
                 cute.local_tile(
                     in_subtiles(s_store[(None, None, plane)], config.subtile_n), warp_subtile, (0, part)
                 )
                 for s_store in shared.stores
             ]
-            smem = by_name(self.smem_names, rows + planes)
-            if cutlass.const_expr(stages.exact > 0):
-                smem.release = partial(release_planes, exact_pipeline, exact_stage) if ends else _keep
+            smem = self._smem(rows, loads, stores)
+            smem.release = release
             self.epilogue.visit(sub, *pieces, shared.glob, of_block, smem)
-            if cutlass.const_expr(stages.exact > 0 and not self.epilogue.shared_loads):
-                smem.release()
-            if cutlass.const_expr(stages.exact > 0 and ends):
+            if cutlass.const_expr(waits and not self.epilogue.shared_loads):
+                release()
+            if cutlass.const_expr(waits and ends):
                 exact_state.advance()
             if cutlass.const_expr(stages.store > 0 and ends):
                 cute.arch.fence_proxy("async.shared", space="cta")
@@ -915,6 +911,54 @@ class Sm90Gemm(FragmentGemm):
                 store_group.producer_commit()
                 store_plane = (store_plane + 1) % stages.store
         return exact_state, store_plane
+
+    def _loaded(
+        self, shared: Sm90Shared, seat: Seat, exact_state: pipeline.PipelineState, part: int
+    ) -> tuple[list[cute.Tensor], Callable[[], None]]:
+        """A warp's exact loads of the `part`-th subtile of a box, for which it waits at the first, and the
+        function that releases the box after the last."""
+        config, stage = self.config, in_ring(exact_state, seat.ring)
+        if part == 0:
+            shared.exact_pipeline.consumer_wait(stage)
+        plane = (seat.ring * self.stages.exact + exact_state.index) * config.sharing + seat.share
+        loads = [
+            cute.local_tile(
+                in_subtiles(s_load[(None, None, plane)], config.subtile_n),
+                (WARP_M, config.subtile_n),
+                (seat.warp, part),
+            )
+            for s_load in shared.loads
+        ]
+        ends = part == config.box_subtiles - 1
+        return loads, partial(release_planes, shared.exact_pipeline, stage) if ends else _keep_box
+
+    def _keep_block(
+        self,
+        shared: Sm90Shared,
+        seat: Seat,
+        tile: FragmentTile,
+        acc: cute.Tensor,
+        held: Any,
+        rows: list,
+        exact_state: pipeline.PipelineState,
+        first: int,
+    ) -> pipeline.PipelineState:
+        """Keeps the values of the block of columns that begins with the subtile `first`. Returns the next
+        stage of exact loads."""
+        for subtile in range(first, first + self.block_subtiles):
+            block, step = divmod(subtile, self.steps)
+            part = subtile % self.config.box_subtiles
+            smem = self._smem(rows, [], [])
+            if self.early_loads:
+                loads, release = self._loaded(shared, seat, exact_state, part)
+                smem = self._smem(rows, loads, [])
+                smem.release = release
+            else:
+                seat.barrier.arrive_and_wait()  # as for visits without planes in shared memory
+            self._keep(block, step, step, acc, tile, shared.glob, held, smem)
+            if self.early_loads and part == self.config.box_subtiles - 1:
+                exact_state.advance()
+        return exact_state
 
     @cute.jit
     def _load_more(
@@ -1056,7 +1100,7 @@ class Seat:
     barrier: pipeline.NamedBarrier
 
 
-def _keep() -> None:
+def _keep_box() -> None:
     """Keeps a box of planes that the next subtile reads, too."""
 
 

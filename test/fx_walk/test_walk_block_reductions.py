@@ -294,8 +294,10 @@ def test_a_whole_tile_leaves_registers_for_two_results(columns: int, most: int) 
 
 
 def test_a_whole_tile_leaves_registers_for_one_plane() -> None:
+    """A plane that is read before and after the norm is held by a visit, which leaves none for another."""
+
     def program(a: Tensor, b: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        y = F.layer_norm((a @ b + first).view(M, 3, 96), (96,)).view(M, 288)
+        y = F.layer_norm((a @ b + first).view(M, 3, 96), (96,)).view(M, 288) + first
         return torch.cumsum(y * second, 0)
 
     inputs = (*product_inputs(M, 288), integers(M, 288), integers(M, 288))
@@ -370,6 +372,39 @@ def norm_after_residual(a: Tensor, b: Tensor, plane: Tensor) -> Tensor:
     return heads * (heads.float().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
 
 
+def silu_by_plane_quantised(a: Tensor, b: Tensor, plane: Tensor) -> tuple[Tensor, Tensor]:
+    blocks = (F.silu(a @ b) * plane).view(M, -1, 128).float()
+    scale = blocks.abs().amax(-1, keepdim=True) / 448
+    return (blocks / scale).to(torch.float8_e4m3fn), scale
+
+
+def norm_and_its_residual(a: Tensor, b: Tensor, plane: Tensor) -> tuple[Tensor, Tensor]:
+    """The value that is normed is stored as well."""
+    y = a @ b + plane
+    heads = y.view(M, -1, 64)
+    return heads * (heads.float().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt(), torch.cumsum(y, 0)
+
+
+def residual_around_a_norm(a: Tensor, b: Tensor, plane: Tensor) -> Tensor:
+    """The plane is read before the norm and after it."""
+    return norm_after_residual(a, b, plane).view(M, -1) + plane
+
+
+def product_around_a_norm(a: Tensor, b: Tensor, plane: Tensor) -> Tensor:
+    """The product is read before the residual and after the norm."""
+    y = a @ b
+    heads = (y + plane).view(M, -1, 64)
+    return heads * (heads.float().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * y.view(M, -1, 64)
+
+
+def norm_and_product(a: Tensor, b: Tensor, plane: Tensor) -> tuple[Tensor, Tensor]:
+    """The product is stored as well, which is known only once the region has its end."""
+    y = a @ b
+    heads = (y + plane).view(M, -1, 64)
+    normed = heads * (heads.float().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
+    return normed, torch.cumsum(y, 0)
+
+
 def pair_quantised(a: Tensor, b: Tensor, plane: Tensor) -> tuple[Tensor, Tensor]:
     gate, up = (a @ b).chunk(2, -1)
     blocks = (F.silu(gate) * up).view(M, -1, 64).float()
@@ -382,8 +417,15 @@ def pair_quantised(a: Tensor, b: Tensor, plane: Tensor) -> tuple[Tensor, Tensor]
     [
         (norm_by_head, "auto", True),
         (norm_by_head, "never", False),
-        (norm_after_residual, "auto", False),
-        (norm_after_residual, "always", True),
+        (norm_after_residual, "auto", True),
+        (norm_after_residual, "never", False),
+        (silu_by_plane_quantised, "auto", True),
+        (norm_and_its_residual, "auto", True),
+        (residual_around_a_norm, "auto", False),
+        (residual_around_a_norm, "always", True),
+        (product_around_a_norm, "auto", False),
+        (norm_and_product, "auto", False),
+        (norm_and_product, "always", True),
         (pair_quantised, "auto", True),
     ],
 )
@@ -393,3 +435,6 @@ def test_blocks_are_reduced_where_that_pays_or_always(program: Callable, setting
     reduced = [op for region in report.regions for op in region.spec.ops if op.block]
     assert bool(reduced) is taken
     assert (Reason.BLOCK_COST in {each.reason for each in report.rejections}) is not taken
+    assert all(table(Arch.SM90A, region.spec) for region in report.regions)
+    if taken and setting == "auto":
+        assert all(region.spec.visit_columns == 1 for region in report.regions)

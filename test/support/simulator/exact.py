@@ -111,6 +111,7 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
         "scale_a": torch.arange(m) % 61 + 1.0,
         "scale_b": torch.arange(n) % 67 + 1.0,
         "exact0": torch.randint(-99, 100, (m, n), generator=generator).to(torch.bfloat16),
+        "exact1": torch.arange(m * n).view(m, n).remainder(101).to(torch.bfloat16),
     }
     if any(load.name == "exact0" and load.stride_m is Stride.ONE for load in spec.loads):
         loads["exact0"] = loads["exact0"].t().contiguous().t()

@@ -154,6 +154,21 @@ LARGEST_OF_BLOCKS = replace(
     stores=(replace(ROTATED.stores[0], value="t4"),),
     loads=ROTATED.loads[1:],
 )
+# LARGEST_OF_BLOCKS, behind the residual, and times it: a plane is read ahead of passes, another by visits.
+KEPT = replace(
+    LARGEST_OF_BLOCKS,
+    ops=(
+        ROTATED.ops[0],
+        op("kept", "add", "t0", "exact0"),
+        *(
+            replace(each, operands=tuple("kept" if name == "t0" else name for name in each.operands))
+            for each in LARGEST_OF_BLOCKS.ops[1:]
+        ),
+        op("t5", "add", "t4", "exact1"),
+    ),
+    stores=(replace(ROTATED.stores[0], value="t5"),),
+    loads=(*LARGEST_OF_BLOCKS.loads, SPEC.loads[2], replace(SPEC.loads[2], name="exact1")),
+)
 # A product whose columns are in two segments, of 72 and 136 columns.
 SEGMENTED = replace(
     SPEC,
@@ -292,6 +307,8 @@ ROTATING_NEIGHBOURS = Subject(sm90(64, 64), (72, 72, 128), spec=NEIGHBOURS)
 ROTATING_FIRST = Subject(sm90(64, 96, subtile_n=96), (72, 192, 128), spec=FIRST_COLUMNS)
 PASSES = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=LARGEST_OF_BLOCKS)
 BLACKWELL_PASSES = Subject(sm100(128, 128), (136, 192, 256), spec=LARGEST_OF_BLOCKS)
+KEEPS = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=KEPT)
+BLACKWELL_KEEPS = Subject(sm100(128, 128), (136, 192, 256), spec=KEPT)
 ROTATING_IN_PARTS = Subject(sm90(64, 64), (72, 192, 128), spec=FIRST_COLUMNS)
 SEGMENTS = Subject(sm90(64, 64, pingpong=True), (136, 208, 256), spec=SEGMENTED)
 HEADS = Subject(sm90(64, 128, pingpong=True), (120, 192, 64), spec=HEADED)
@@ -347,6 +364,8 @@ SUBJECTS = {
     "repeating": REPEATING,
     "passes": PASSES,
     "passes on Blackwell": BLACKWELL_PASSES,
+    "kept values": KEEPS,
+    "kept values on Blackwell": BLACKWELL_KEEPS,
     "segments": SEGMENTS,
     "heads": HEADS,
     "heads on Blackwell": BLACKWELL_HEADS,

@@ -19,6 +19,7 @@ from support.simulator.mutants import (
     BLACKWELL_K_GROUPS,
     BLACKWELL_K_GROUPS_FP8,
     BLACKWELL_K_TAILS,
+    BLACKWELL_KEEPS,
     BLACKWELL_LINES,
     BLACKWELL_PARTS,
     BLACKWELL_PASSES,
@@ -69,6 +70,28 @@ MUTANTS = [
         instead("if visit == self.visits - 1:", "if visit == self.block_subtiles - 1:"),
         RaceError,
         UNFINISHED.format(TMEM),
+    ),
+    # Values that are kept.
+    Mutant(
+        "kept values not written back",
+        BLACKWELL_KEEPS,
+        instead("cute.copy(reader.write, own, piece)", "pass"),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "kept values read before they are written",
+        BLACKWELL_KEEPS,
+        without("cute.arch.fence_view_async_tmem_store()"),
+        RaceError,
+        UNFINISHED.format(TMEM),
+    ),
+    Mutant(
+        "planes ahead of passes not waited for",
+        BLACKWELL_KEEPS,
+        without("shared.exact_pipeline.consumer_wait(exact_state)"),
+        RaceError,
+        UNFINISHED.format(SHARED),
     ),
     # Columns in segments.
     Mutant(
@@ -693,7 +716,7 @@ MUTANTS = [
     Mutant(
         "loads from tensor memory not waited for",
         ONE,
-        without("cute.arch.fence_view_async_tmem_load()", 3),
+        without("cute.arch.fence_view_async_tmem_load()", 4),
         RaceError,
         r"tcgen05\.mma.* overwrites tensor memory.*a tcgen05\.ld of warp \d .*may still be reading",
     ),
@@ -916,7 +939,9 @@ MUTANTS = [
     Mutant(
         "exact load not waited for",
         ONE,
-        without("exact_pipeline.consumer_wait(exact_state)"),
+        instead(
+            "waits):\n            exact_pipeline.consumer_wait(exact_state)", "waits):\n            pass"
+        ),
         RaceError,
         UNFINISHED.format(SHARED),
     ),
@@ -983,10 +1008,9 @@ MUTANTS = [
         (
             Edit('cute.arch.fence_proxy("async.shared", space="cta")', "pass"),
             Edit(
-                "sub = Sm100Subtile(self.config, tile, visit)\n        accumulators =",
-                "sub = Sm100Subtile(self.config, tile, visit)\n"
-                '        cute.arch.fence_proxy("async.shared", space="cta")\n'
-                "        accumulators =",
+                "accumulators = [sub.accumulators(registers, i) for i in range(self.values)]\n",
+                "accumulators = [sub.accumulators(registers, i) for i in range(self.values)]\n"
+                '        cute.arch.fence_proxy("async.shared", space="cta")\n',
             ),
         ),
         MissingProxyFence,

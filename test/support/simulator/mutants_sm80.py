@@ -128,7 +128,7 @@ MUTANTS = [
     Mutant(
         "planes of a later subtile not waited for",
         MANY_SUBTILES,
-        instead("self.subtiles - subtile) - 1", "self.subtiles - subtile)"),
+        instead("len(self.rounds) - turn) - 1", "len(self.rounds) - turn)"),
         RaceError,
         UNFINISHED.format(SHARED),
     ),

@@ -23,6 +23,7 @@ from support.simulator.mutants import (
     K_GROUPS,
     K_GROUPS_FP8,
     K_TAILS,
+    KEEPS,
     PARTS,
     PASSES,
     PIECES,
@@ -82,6 +83,22 @@ MUTANTS = [
         WrongNumbers,
         "are wrong",
     ),
+    # Values that are kept.
+    Mutant(
+        "passes and visits begin with accumulators in place of the kept value",
+        KEEPS,
+        instead("return t1_kept", "return acc"),
+        WrongNumbers,
+        "are wrong",
+        Text.MODULE,
+    ),
+    Mutant(
+        "planes of visits come in the stages of those ahead of passes",
+        KEEPS,
+        instead("operands, index = rounds[within // together]", "operands, index = rounds[0]"),
+        RaceError,
+        SHARED,
+    ),
     # Columns in segments.
     Mutant(
         "a tile runs the epilogue of the segment before it",
@@ -117,7 +134,7 @@ MUTANTS = [
     Mutant(
         "a tile without planes keeps its stage of them",
         SEGMENTS,
-        without("smem.release()"),
+        instead("shared_loads):\n                release()", "shared_loads):\n                pass"),
         Deadlock,
         "",
     ),
@@ -781,8 +798,8 @@ MUTANTS = [
         "boxes of two subtiles handed back before the second is read",
         ROTATING_TABLE,
         instead(
-            "release_planes, exact_pipeline, exact_stage) if ends else",
-            "release_planes, exact_pipeline, exact_stage) if begins else",
+            "release_planes, shared.exact_pipeline, stage) if ends else",
+            "release_planes, shared.exact_pipeline, stage) if part == 0 else",
         ),
         RaceError,
         STILL_READ.format(SHARED),
@@ -944,21 +961,21 @@ MUTANTS = [
     Mutant(
         "planes not waited for",
         PING_PONG,
-        without("exact_pipeline.consumer_wait(exact_stage)"),
+        without("shared.exact_pipeline.consumer_wait(stage)"),
         RaceError,
         UNFINISHED.format(SHARED),
     ),
     Mutant(
         "barriers of the other warpgroup's planes",
         PING_PONG,
-        instead("exact_stage = in_ring(exact_state, seat.ring)", "exact_stage = in_ring(exact_state, 0)"),
+        instead("self.config, in_ring(exact_state, seat.ring)", "self.config, in_ring(exact_state, 0)"),
         Deadlock,
         r"wgmma warp(.|\n)*0 of 1 arrivals",
     ),
     Mutant(
         "planes of the other warpgroup's tile",
         PING_PONG,
-        instead("(seat.ring * stages.exact + exact_state.index)", "exact_state.index"),
+        instead("(seat.ring * self.stages.exact + exact_state.index)", "exact_state.index"),
         RaceError,
         SHARED,
     ),
