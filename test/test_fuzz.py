@@ -326,6 +326,17 @@ def test_strides_are_inductors_or_eagers() -> None:
     assert complaint(transposed).startswith("has strides (48, 1, 8), Inductor's (64, 8, 1)")
 
 
+def test_a_part_may_leave_out_the_gaps_of_its_view() -> None:
+    part = torch.zeros(2, 3, 12)[:, :, 4:8]
+
+    def complaint(got: Tensor) -> str:
+        return _wrong(reducing(), Bounds.exactly(part), got, part, part, strides=True)
+
+    assert complaint(part) == complaint(part.contiguous()) == ""
+    for other in (part.transpose(0, 1).contiguous().transpose(0, 1), torch.zeros(2, 3, 8)[:, :, :4]):
+        assert "has strides" in complaint(other)
+
+
 # Planted faults
 
 
