@@ -64,9 +64,10 @@ LAYOUTS = {
     "phi": Layout(2560, (32, 32, 32), 80, 32, biased=True),
     "danube": Layout(2560, (32, 8, 8), 80, 80),
     "nemotron": Layout(3072, (24, 8, 8), 128, 64),
+    "gemma": Layout(2560, (8, 4, 4), 256, 256, program="norm"),
 }
-"""Llama 8B, Llama 3.2 1B, Llama 70B, Qwen2 7B, GPT-NeoX-20B, Pythia 2.8B, Phi-2, H2O-Danube 1.8B and
-Nemotron-Mini 4B."""
+"""Llama 8B, Llama 3.2 1B, Llama 70B, Qwen2 7B, GPT-NeoX-20B, Pythia 2.8B, Phi-2, H2O-Danube 1.8B,
+Nemotron-Mini 4B and Gemma 3 4B."""
 
 SHAPES = {
     "1": (1, 1),
@@ -255,7 +256,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
 }
 """The programs of the first layout."""
 
-OF_LAYERS = {"rope": rope, "by_heads": by_heads}
+OF_LAYERS = {"rope": rope, "by_heads": by_heads, "norm": norm}
 """The programs that other layers are."""
 
 Case = tuple[str, str, str, str]

@@ -109,7 +109,8 @@ def _of_segments(
     def of_blocks(segment: EpilogueSpec) -> Iterable[TileConfig]:
         """Lists the tiles for blocks of other segments, too, with one warpgroup or two for the epilogue."""
         tiles = arch.target.tiles
-        further = suited(arch, (*tiles.sized, *tiles.blocks, *tiles.whole_blocks), segment)
+        listed = (*tiles.shipped, *tiles.sized, *tiles.blocks, *tiles.whole_blocks)
+        further = suited(arch, listed, segment)
         further += tuple(replace(config, column_groups=1) for config in further)
         fitting = (config for config in further if _fits(config, segment))
         return *of_one(segment), *beside_others(fitting, segment)
@@ -222,14 +223,15 @@ def rotates_first(
 
 def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """Returns the shipped tiles that can serve a spec. If none of them holds the blocks of a pair, or rotates
-    blocks, returns further tiles of the target. A pair that reads planes gets none, since it spilled 32 bytes
-    in those. In 128 x 192 under ping-pong, packed heads of 96 columns spilled 56 bytes."""
+    blocks, returns further tiles of the target. A pair that reads planes but tables gets none, since it
+    spilled 32 bytes in those. In 128 x 192 under ping-pong, packed heads of 96 columns spilled 56 bytes."""
     found = suited(arch, _shipped(arch, spec), spec)
     if found:
         return found
     tiles = arch.target.tiles
     further: tuple[TileConfig, ...] = ()
-    if not spec.loads_of(LoadKind.EXACT) or spec.rotates or spec.kept:
+    tables = all(load.is_table for load in spec.loads_of(LoadKind.EXACT))
+    if tables or spec.rotates or spec.kept:
         sized = filter(suits_any_epilogue, suited(arch, tiles.sized, spec))
         further = tuple(sized) or suited(arch, tiles.blocks, spec)
     further = further or suited(arch, tiles.whole_blocks, spec)

@@ -64,7 +64,9 @@ def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether registers suffice, and all segments can have the narrowest subtiles that one of them needs, for
     both alignments of planes. With two warpgroups for the epilogue, and planes ahead of passes in one segment
     of three, 256 x 256 spilled 8 bytes."""
-    if config.tile_n > config.target.segment_tile_n or not _leaves_registers(config, spec):
+    # A wider tile is taken if no other holds the blocks of a segment.
+    blocks = [segment.pass_columns for segment in spec.segments if not segment.kept]
+    if config.tile_n > max((config.target.segment_tile_n, *blocks)) or not _leaves_registers(config, spec):
         return False
     if config.column_groups > 1 and any(segment.kept for segment in spec.segments):
         return False
@@ -101,11 +103,24 @@ def _leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     If one tile, or a cluster of several, has all columns of a segment, a CTA has the same columns of it for
     every work item, and the compiler keeps all their addresses and masks in registers. Then 128 x 192, 64 x
     192 and 256 x 128 in clusters of 1 x 2 spilled 8 to 104 bytes (heads of 32, 64, 96 and 128 columns on
-    sm_90a), and 256 x 256 with two warpgroups for the epilogue 8 to 32 bytes (heads of 64 and 128 columns on
-    sm_100a). They spilled none if every rotated segment had columns of several clusters.
+    sm_90a), and 256 x 256 with two warpgroups for the epilogue 8 to 32 bytes (heads of 64 and 128 columns, in
+    halves or neighbours, on sm_100a). They spilled none if every rotated segment had columns of several
+    clusters.
+
+    Tiles wider than others that segments have are for norms by head (`_is_kept`). There 128 x 256 in clusters
+    of 1 x 2 spilled none in bf16. With the scales of rows of fp8 it spilled 64 and 72 bytes if keys and
+    values had one head of 256 columns, and none if they had four.
     """
     cluster = config.tile_n * config.cluster_n
-    widths = zip(spec.accumulators, spec.segments, strict=True)
-    rotated = [acc.width for acc, segment in widths if segment.reordered_columns]
+    if config.tile_n > config.target.segment_tile_n:
+        kept = [acc.width for acc in spec.accumulators if spec.loads_of(LoadKind.COLVEC)]
+    else:
+        widths = zip(spec.accumulators, spec.segments, strict=True)
+        kept = [acc.width for acc, segment in widths if _keeps_addresses(config, segment)]
     crowded = config.cluster_n > 1 or config.column_groups > 1
-    return not crowded or all(width > cluster for width in rotated)
+    return not crowded or all(width > cluster for width in kept)
+
+
+def _keeps_addresses(config: TileConfig, segment: EpilogueSpec) -> bool:
+    """Whether a segment leaves no registers for the addresses of all of a tile's columns."""
+    return segment.rotates if config.column_groups > 1 else segment.reordered_columns > 0

@@ -42,6 +42,7 @@ _TILES = Tiles(
         Shape(256, 160, 2, ctas=2),
         Shape(128, 160),
     ),
+    whole_blocks=(Shape(128, 256),),
     clusters=((2, 1), (1, 1), (1, 2)),
     splits=(2, 4),
     tried_splits=(2, 4),
