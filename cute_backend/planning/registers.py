@@ -83,11 +83,6 @@ MAX_WRITTEN_BESIDE_PASSES = 2
 """The most planes that a kernel writes beside results of blocks and more than `MAX_CROWDED` accumulators in a
 thread. With three in fp32, 128 x 128 under ping-pong spilled 16 bytes, and 128 x 192 spilled 8."""
 
-MAX_WRITTEN_BITS_BESIDE_KEPT = 48
-"""The most bits of an element of all planes that are written by a thread with more than `MAX_BESIDE_BLOCKS`
-accumulators, if values are kept for passes. With two results in fp32, a layer norm of blocks of 256 columns
-behind a plane in fp32 spilled 56 bytes (128 x 256 on sm_90a)."""
-
 MAX_KEPT = 160
 """The most accumulators and partials of a thread that leave registers for a few draws of noise."""
 
@@ -296,8 +291,6 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
         alone = (config.thread_rows <= 2 and _has_one_extremum(spec)) or _has_one_statistic(spec)
         most = most if alone and config.target.clusters else min(most, MAX_BESIDE_ROWS)
     if spec.visit_columns > 1:
-        most = min(most, MAX_BESIDE_BLOCKS)
-    if spec.kept and sum(store.dtype.bits for store in spec.planes) > MAX_WRITTEN_BITS_BESIDE_KEPT:
         most = min(most, MAX_BESIDE_BLOCKS)
     if _writes_much_beside_passes(spec):
         most = min(most, MAX_CROWDED)

@@ -104,6 +104,10 @@ CUT_HEAD_COLUMNS = 32
 ROW_BITS = 1024
 """Bits of a row of the widest swizzle of shared memory, 128 bytes."""
 
+MAX_BITS_BESIDE_KEPT = 48
+"""The most bits of an element of all results of a thread that keeps values beside many accumulators, in
+subtiles of 32 columns."""
+
 _EXPONENTIALS = frozenset(("exp", "exp2", "expm1"))
 
 _DRAWN_COLUMNS = 16
@@ -590,6 +594,19 @@ def narrow_subtiles_of_halves(config: TileConfig, spec: EpilogueSpec, alignment:
     return replace(config, subtile_n=min(config.subtile_n, narrow))
 
 
+def narrow_subtiles_beside_kept_values(
+    config: TileConfig, spec: EpilogueSpec, alignment: Alignment
+) -> TileConfig:
+    """Narrows subtiles if a thread with many accumulators keeps values for passes, and results have more than
+    `MAX_BITS_BESIDE_KEPT` bits: with 32 columns, a layer norm of blocks of 256 behind a plane in fp32 spilled
+    56 bytes beside two results in fp32 (128 x 256 on sm_90a, planes by TMA), and with 16 none."""
+    narrow, bits = min(PAIRING_SUBTILES), sum(store.dtype.bits for store in spec.planes)
+    many = config.target.accumulators.in_registers and config.thread_accumulators > MAX_BESIDE_BLOCKS
+    if not (many and spec.kept and bits > MAX_BITS_BESIDE_KEPT and pairs_halves(narrow, spec)):
+        return config
+    return replace(config, subtile_n=min(config.subtile_n, narrow))
+
+
 def _has_logsumexp_of_rows(spec: EpilogueSpec) -> bool:
     found = (store.reduce for store in spec.reductions)
     return any(each and (each.axis, each.kind) == (Axis.ROW, ReduceKind.LOGSUMEXP) for each in found)
@@ -655,6 +672,7 @@ SUBTILE_RULES = (
     narrow_subtiles_of_many_planes,
     a_loop_by_element,
     narrow_subtiles_of_halves,
+    narrow_subtiles_beside_kept_values,
     a_loop_where_nothing_is_hoisted,
     unrolled_visits_of_planes,
     boxes_of_two_subtiles,

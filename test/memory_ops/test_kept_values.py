@@ -388,5 +388,17 @@ def test_no_kernel_that_keeps_values_spills(
     assert {config.name: each for config in configs if (each := spilled(spec, config, alignment))} == {}
 
 
+def test_two_results_in_fp32_beside_many_kept_values_have_narrow_visits() -> None:
+    """A layer norm of a product and a plane, with the logarithms of its variances."""
+    spec = planes_around(256)
+    ahead = replace(spec.loads[0], dtype=DType.F32)
+    chain = (*spec.ops[:-1], op("t8", "log", "t5"))
+    stores = (Store("out0", "t7", DType.F32), Store("out1", "t8", DType.F32))
+    spec = replace(spec, loads=(ahead,), ops=chain, stores=stores)
+    (config,) = offered(Arch.SM90A, spec)
+    assert subtiled(spec, config, Alignment.TMA).subtile_n == 16
+    assert spilled(spec, config, Alignment.TMA) == spilled(spec, config, Alignment.PLAIN) == 0
+
+
 def spilled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> int:
     return build(Kernel(spec, config, alignment)).spill_bytes
