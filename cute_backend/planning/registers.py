@@ -379,13 +379,15 @@ def leaves_registers_without_tma(config: TileConfig, spec: EpilogueSpec) -> bool
       128 x 64 x 2 on sm_80);
     - 232 bytes with two planes that are read by element and values that are kept until columns are rotated
       (128 x 128 on sm_80);
-    - 8 bytes with vectors of blocks of columns;
+    - 8 bytes with vectors of blocks of columns, and with a softmax of blocks behind a plane (128 x 128 on
+      sm_80);
     - 48 bytes with even and odd columns that are written in pairs, by element (128 x 64 x 2 on sm_80).
     """
     many = len(spec.loads_of(LoadKind.EXACT)) > MAX_LOADS_WITHOUT_TMA
     many = many or (spec.rotated_columns > 0 and by_element(spec, config) > 1)
     blocks = any(load.blocks is not None for load in spec.loads)
     pairs = any(store.dtype.values > 1 for store in spec.stores)
+    many = many or spec.kept != ""
     if config.target.planes_by_tma or not (spec.reductions or many or blocks or pairs):
         return True
     return config.thread_accumulators <= MAX_BESIDE_ROWS

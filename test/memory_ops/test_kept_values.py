@@ -400,5 +400,10 @@ def test_two_results_in_fp32_beside_many_kept_values_have_narrow_visits() -> Non
     assert spilled(spec, config, Alignment.TMA) == spilled(spec, config, Alignment.PLAIN) == 0
 
 
+def test_warps_that_copy_planes_keep_few_values() -> None:
+    assert TileConfig(Arch.SM80, 128, 128) not in offered(Arch.SM80, residual_norm(64))
+    assert all(config.thread_accumulators <= 64 for config in offered(Arch.SM80, residual_norm(64)))
+
+
 def spilled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> int:
     return build(Kernel(spec, config, alignment)).spill_bytes
