@@ -68,14 +68,19 @@ def test_every_kernel_of_heads_is_right(name: str) -> None:
     check_kernels(the_region(name, device_at(0).arch.value, Problem(512, 512, 512)).spec)
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("columns", [64, 128, 256])
-def test_every_kernel_that_reduces_blocks_in_passes_is_right(columns: int) -> None:
-    def normed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.layer_norm((a @ b).view(256, -1, columns), (columns,))
+def test_every_kernel_that_reduces_blocks_in_passes_is_right(columns: int, is_ahead: bool) -> None:
+    """Also if a plane is read ahead of the passes, and another one after them."""
 
-    a, b = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((256, 128), (128, 512)))
-    (report,) = collect(normed, (a, b))
+    def normed(a: torch.Tensor, b: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        y = a @ b + first if is_ahead else a @ b
+        return torch.nn.functional.layer_norm(y.view(256, -1, columns), (columns,)).flatten(1) + last
+
+    shapes = ((256, 128), (128, 512), (256, 512), (256, 512))
+    (report,) = collect(normed, tuple(torch.empty(shape, dtype=torch.bfloat16) for shape in shapes))
     (region,) = report.regions
+    assert (region.spec.kept != "") is is_ahead and region.spec.pass_columns == columns
     check_kernels(region.spec)
 
 
