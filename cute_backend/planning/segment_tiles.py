@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from cute_backend.planning.registers import NARROW_SUBTILE_N
-from cute_backend.planning.rules import WHOLE_VISITS, most_written, pairs_halves, reads, subtiled
+from cute_backend.planning.rules import (
+    MAX_ROW_IN_A_THREAD,
+    WHOLE_VISITS,
+    most_written,
+    pairs_halves,
+    reads,
+    subtiled,
+)
 from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import ROTATE_FIRST, EpilogueSpec, LoadKind
@@ -86,9 +93,19 @@ def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
             if most is not None and len(segment.planes) > most:
                 return False
             wide = narrow.subtile_n > NARROW_SUBTILE_N and _holds_first(narrow.subtile_n, spec)
+            if wide and not _leaves_cache_registers(config, spec):
+                return False
             if not wide and subtiled(segment, narrow, alignment) != narrow:
                 return False
     return True
+
+
+def _leaves_cache_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether wide visits, of which a thread has whole rows, leave registers for the places of keys and
+    values in a cache. Heads of 128 columns of which 64 are rotated spilled 8 to 88 bytes in 256 x 128 and 128
+    x 128 on sm_100a, and none in 128 x 64, which has one such visit."""
+    several = config.target.accumulators.row_threads == 1 and config.thread_columns > MAX_ROW_IN_A_THREAD
+    return not (several and any(store.cache is not None for store in spec.stores))
 
 
 def _orders_one_block(config: TileConfig) -> bool:
