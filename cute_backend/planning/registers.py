@@ -236,7 +236,9 @@ def leaves_sums_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a thread's accumulators leave registers for promoted sums. True if no sums are promoted.
 
     If accumulators are in tensor memory, a thread has registers for those of its columns only while it adds
-    up the scaled sums of k tiles. The epilogue has all registers afterwards.
+    up the scaled sums of k tiles. The epilogue has all registers afterwards. Where
+    accumulators are in registers and values are kept for passes, 128 x 256 and 256 x 128 spilled 8 to 120
+    bytes although a thread has the sums of one piece at a time.
     """
     if not config.target.accumulators.in_registers:
         summed = config.products * config.group_n
@@ -246,7 +248,8 @@ def leaves_sums_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     if not is_promoted(config, spec):
         return True
     most = MAX_PROMOTED_ONCE if spec.product.is_block_scaled else MAX_PROMOTED_TWICE
-    return config.thread_accumulators <= (MAX_ACCUMULATORS if pieces_of_sums(config, spec) > 1 else most)
+    in_pieces = pieces_of_sums(config, spec) > 1 and not spec.kept
+    return config.thread_accumulators <= (MAX_ACCUMULATORS if in_pieces else most)
 
 
 def hoisted_registers(load: Load, config: TileConfig) -> int:

@@ -30,6 +30,7 @@ from cute_backend.spec import (
     LoadKind,
     Op,
     Operand,
+    Scaling,
     Store,
     Stride,
 )
@@ -403,6 +404,16 @@ def test_two_results_in_fp32_beside_many_kept_values_have_narrow_visits() -> Non
 def test_warps_that_copy_planes_keep_few_values() -> None:
     assert TileConfig(Arch.SM80, 128, 128) not in offered(Arch.SM80, residual_norm(64))
     assert all(config.thread_accumulators <= 64 for config in offered(Arch.SM80, residual_norm(64)))
+
+
+def test_sums_of_pieces_leave_no_registers_for_kept_values() -> None:
+    scales = {"a_scaling": Scaling.LINE, "b_scaling": Scaling.LINE, "fast_accum": False}
+    acc = replace(ACC, a_dtype=DType.E4M3, b_dtype=DType.E4M3, **scales)
+    after, ahead = (replace(each(128), accumulators=(acc,)) for each in (plane_after, planes_around))
+    most = [
+        max(config.thread_accumulators for config in offered(Arch.SM90A, each)) for each in (after, ahead)
+    ]
+    assert most == [128, 64]
 
 
 def spilled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> int:
