@@ -322,6 +322,23 @@ def test_dynamic_sizes_are_symbols():
     assert region.hints == (48, 64, 32)
 
 
+def test_each_segment_of_a_launch_has_placements_of_its_own():
+    """The planes of one segment leave those of the others the same shared memory. Planned as one epilogue,
+    two of the three that are read would have no room."""
+
+    def added(x, q, k, v, a, b, c):
+        return [F.linear(x, each).float() + plane for each, plane in ((q, a), (k, b), (v, c))]
+
+    with FakeTensorMode(), cute_backend.config.patch(shared_launches=True):
+        x = torch.empty(512, 4096, dtype=torch.bfloat16)
+        weights = [torch.empty(1024, 4096, dtype=torch.bfloat16) for _ in range(3)]
+        planes = [torch.empty(512, 1024) for _ in weights]
+        (region,) = cute_backend.explain(added, x, *weights, *planes, arch="sm_90a").regions
+    assert len(region.spec.accumulators) == 3
+    assert [each.placement for each in (*region.loads, *region.stores)] == ["tma"] * 6
+    assert re.findall(r'SmemOperand\("(exact\d)"', text_of(region.kernel())) == ["exact0", "exact1", "exact2"]
+
+
 def test_placements_depend_on_the_architecture():
     few_tiles = {"m": 16, "n": 1024}
     (hopper,) = explain("rowwise", "sm_90a", k=8192, **few_tiles).regions  # split-K, without ping-pong

@@ -18,7 +18,7 @@ from cute_backend.fx_walk.reasons import nearest_line, program_line
 from cute_backend.fx_walk.region import Region as FoundRegion
 from cute_backend.fx_walk.static import Size, fake, hint, target_name
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.planning import Alignment, Arch, Plan, finishes_apart, plan
+from cute_backend.planning import Alignment, Arch, Plan, finishes_apart, plan, subtiled
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import config_here
 from cute_backend.runtime.reach import Problem, stores_aligned
@@ -177,8 +177,15 @@ class Region:
 
     @cached_property
     def _plan(self) -> Plan:
+        """The plan of the kernel. Segments of columns have one each: they use the same shared memory,
+        one after another."""
         kernel = self.kernel()
-        return plan(kernel.spec, kernel.config, kernel.alignment)
+        segments, config = kernel.spec.segments, kernel.config
+        if len(segments) > 1:
+            config = subtiled(kernel.spec, config, kernel.alignment)
+        plans = [plan(segment, config, kernel.alignment) for segment in segments]
+        placements = {name: place for each in plans for name, place in each.placements.items()}
+        return Plan(placements, tuple(name for each in plans for name in each.shared_stores))
 
 
 def parse_arch(arch: str) -> Arch:
