@@ -364,7 +364,7 @@ def test_visits_of_a_whole_tile_at_edges(columns: int, m: int) -> None:
     check(results, expected(spec, columns, *a, *b, loads))
 
 
-@pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 56), (Arch.SM100A, 96), (Arch.SM90A, 256)])
+@pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 56), (Arch.SM100A, 112), (Arch.SM90A, 224)])
 def test_blocks_that_no_tile_holds_are_refused(arch: Arch, columns: int) -> None:
     with pytest.raises(
         ValueError, match=rf"no tile of {arch.value} holds blocks of {columns} .* sizes: 8, 16"
