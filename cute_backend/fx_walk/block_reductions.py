@@ -20,13 +20,21 @@ from cute_backend.fx_walk.lower import is_pointwise, lower_cast
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.reductions import Found, feeds
-from cute_backend.fx_walk.static import fake, known, tensor_of
+from cute_backend.fx_walk.static import Size, fake, known, tensor_of
 from cute_backend.planning import NARROW_SUBTILE_N, blocks_held, rotates_first
 from cute_backend.spec import Const, DType, Operand, ReduceKind
 
 WIDEST_ROW = 128
 """The most columns of a whole row that a kernel reduces and reads again. Rows of 256 columns were normed in
 the kernel of a small Gemma 3, which then launched 23 kernels for Inductor's 22."""
+
+
+_FEW_ROWS = 128
+_MOST_IN_FEW_ROWS = 192
+"""The most columns of the blocks of a single product that its kernel reduces for at most `_FEW_ROWS` rows.
+Wider blocks take tiles of 256 columns, too few for all multiprocessors: q, k and v of a Gemma 3 4B layer,
+whose heads of 256 columns are normed, took 31.6 us for 1 row in bf16, 29.1 for 64 and 31.9 for 512, and with
+Inductor 24.4, 25.9 and 38.0 (H100, benchmarks/qkv.py)."""
 
 
 def frame_of_blocks(found: Found, frame: Frame, chain: Chain) -> Frame | None:
@@ -102,11 +110,15 @@ def rotates(chain: Chain, columns: int, block: int) -> bool:
     )
 
 
-def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int) -> Operand:
-    """Reduces each block of `columns` columns of `value`, which is the chain's value of `found.source`.
+def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int, rows: Size) -> Operand:
+    """Reduces each block of `columns` columns of `value`, which is the chain's value of `found.source` and
+    has `rows` rows.
 
     Raises Refused for a size that no tile holds, for dtypes that no kernel reduces, and if it doesn't pay.
     """
+    few = isinstance(rows, int) and rows <= _FEW_ROWS and columns > _MOST_IN_FEW_ROWS
+    if few and config.block_reductions != "always" and len(chain.accumulators) == 1:
+        raise Refused(Reason.BLOCK_COST)
     if found.dtype is not None:
         value = lower_cast(chain, value, supported_dtype(found.head.name, found.dtype))
     if chain.dtype(value) is DType.I32:

@@ -195,7 +195,7 @@ def _join_reduction(walk: Walk, draft: Draft, found: Found) -> Operand | Reduced
     else:
         if found.head in walk.unreduced:
             raise walk.unreduced[found.head]
-        result = lower_blocks(found, draft.chain, value, frame.block)
+        result = lower_blocks(found, draft.chain, value, frame.block, draft.first.m)
         draft.frames[found.head] = frame
     check_mutations(walk, draft, found.head)
     return result

@@ -145,7 +145,8 @@ class Reason(Enum):
     BLOCK_COST = (
         "block_cost",
         "it reduces blocks of columns of a single product, which costs the product's kernel more than a "
-        "separate kernel if a visit has to hold a block whole; config.block_reductions = 'always' allows it",
+        "separate kernel if a visit has to hold a block whole, or if there are few rows and blocks of more "
+        "than 192 columns; config.block_reductions = 'always' allows it",
     )
     ROTATION_SIZE = (
         "rotation_size",

@@ -255,23 +255,33 @@ def test_norms_by_head_are_rotated_where_they_stay_in_the_kernel() -> None:
     assert [len(each.spec.accumulators) for each in found if each.spec.rotates] == [3]
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-def test_normed_heads_of_256_columns_share_a_launch(arch: str) -> None:
-    """As Gemma 3 4B has them."""
+def normed_as_gemma_3_4b(rows: int, **options: Any) -> Any:
+    """The explanation of normed heads of 256 columns."""
 
     def normed(x: Tensor, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *tables: Tensor) -> Any:
         heads = [F.linear(x, each).unflatten(-1, (-1, 256)).transpose(1, 2) for each in (q, k, v)]
         scaled = [(1 + weight) * F.rms_norm(each, (256,)) for each in heads[:2]]
         return *(turn(each, *tables).contiguous() for each in scaled), heads[2].contiguous()
 
-    shapes = (1, 64, 2560), (2048, 2560), (1024, 2560), (1024, 2560), (256,), (64, 256), (64, 256)
-    with config.patch(rotary_embeddings="auto"):  # type: ignore[attr-defined]
-        (region,) = explained(normed, *shapes, arch=arch).regions
+    shapes = (1, rows, 2560), (2048, 2560), (1024, 2560), (1024, 2560), (256,), (rows, 256), (rows, 256)
+    with config.patch(rotary_embeddings="auto", block_reductions="auto"):  # type: ignore[attr-defined]
+        return explained(normed, *shapes, **options)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_normed_heads_of_256_columns_share_a_launch(arch: str) -> None:
+    (region,) = normed_as_gemma_3_4b(512, arch=arch).regions
     assert [(each.pass_columns, each.rotated_columns) for each in region.spec.segments] == [
         (256, 256),
         (256, 256),
         (0, 0),
     ]
+
+
+def test_heads_of_256_columns_of_few_rows_are_normed_by_inductor() -> None:
+    found = normed_as_gemma_3_4b(128)
+    assert not any(region.spec.pass_columns for region in found.regions)
+    assert {each.reason for each in found.rejections} >= {Reason.BLOCK_COST}
 
 
 def test_a_rotation_that_shares_no_launch_is_left_to_inductor() -> None:
