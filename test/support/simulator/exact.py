@@ -224,7 +224,7 @@ def batches(
     b = torch.stack([b.contiguous() for _, (b,), _ in made])
     a = a if spec.product.a_major is Major.K else a.transpose(1, 2).contiguous().transpose(1, 2)
     b = b.transpose(1, 2).contiguous().transpose(1, 2) if spec.product.b_major is Major.K else b
-    _, _, loads = operands(spec, count * m, n, k)
+    _, _, (*loads, _) = operands(spec, count * m, n, k)
     of_batch = torch.arange(count * n).reshape(count, 1, n) % 53 - 26
     number = (torch.arange(count) + 1.0)[:, None]
     return [a], [b], [*loads, of_batch.bfloat16().expand(-1, m, -1), number.expand(-1, m)]
