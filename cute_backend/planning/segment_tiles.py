@@ -121,8 +121,9 @@ def _leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     every work item, and the compiler keeps all their addresses and masks in registers. Then 128 x 192, 64 x
     192 and 256 x 128 in clusters of 1 x 2 spilled 8 to 104 bytes (heads of 32, 64, 96 and 128 columns on
     sm_90a), and 256 x 256 with two warpgroups for the epilogue 8 to 32 bytes (heads of 64 and 128 columns, in
-    halves or neighbours, on sm_100a). They spilled none if every rotated segment had columns of several
-    clusters.
+    halves or neighbours, on sm_100a). If 64 of 128 columns are rotated, 128 x 128 and 128 x 192 in clusters
+    of 1 x 2 and 1 x 4 spilled 8 to 48 bytes (with biases, planes by element, sm_90a). They spilled none if
+    every rotated segment had columns of several clusters.
 
     Tiles wider than others that segments have are for norms by head (`_is_kept`). There 128 x 256 in clusters
     of 1 x 2 spilled none in bf16. With the scales of rows of fp8 it spilled 64 and 72 bytes if keys and
@@ -140,4 +141,5 @@ def _leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 def _keeps_addresses(config: TileConfig, segment: EpilogueSpec) -> bool:
     """Whether a segment leaves no registers for the addresses of all of a tile's columns."""
-    return segment.rotates if config.column_groups > 1 else segment.reordered_columns > 0
+    first = segment.rotates and not segment.fits_visit(NARROW_SUBTILE_N)
+    return segment.rotates if config.column_groups > 1 else segment.reordered_columns > 0 or first

@@ -314,6 +314,17 @@ SHARED = {
 }
 
 
+def test_a_segment_of_wide_visits_has_columns_of_several_clusters() -> None:
+    """Two heads of 128 columns with biases spilled 8 to 48 bytes in clusters of several columns of tiles."""
+    few, many = (packed(64, 128, heads, apart=True) for heads in (2, 8))
+
+    def widest(spec: EpilogueSpec) -> int:
+        several = (config for config in offered(Arch.SM90A, spec) if config.cluster_n > 1)
+        return max(config.tile_n * config.cluster_n for config in several)
+
+    assert widest(few) < 256 <= widest(many)
+
+
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", SHARED)
