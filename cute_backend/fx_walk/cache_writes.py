@@ -111,8 +111,10 @@ def _into_cache(region: Region, value: fx.Node, write: fx.Node, owned: set[fx.No
     (store, *parts) = region.spec.results[index]
     rows = region.first.m
     if not isinstance(rows, int) or rows > MOST_ROWS:
-        number = rows if isinstance(rows, int) else "a number of rows known only at run time"
-        raise _left(write, f"the product has {number} rows; a kernel writes at most {MOST_ROWS}")
+        number = (
+            f"{rows} rows" if isinstance(rows, int) else "a number of rows that is known only at run time"
+        )
+        raise _left(write, f"the product has {number}; a kernel writes at most {MOST_ROWS}")
     if region.spec.product.kind is not ProductKind.DENSE or parts or not _is_plain(store):
         raise _left(write, "the result is not the plane of a single dense product")
     seen, frame = _seen(region, value)
@@ -124,7 +126,8 @@ def _into_cache(region: Region, value: fx.Node, write: fx.Node, owned: set[fx.No
     _check_result(region, found, seen, frame)
     if isinstance(found.at, fx.Node):
         if fake(found.at).device != region.first.device:
-            raise _left(write, f"its positions are on {fake(found.at).device}")
+            places = fake(found.at).device, region.first.device
+            raise _left(write, "its positions are on {} and the product on {}".format(*places))
         if _depends(found.at, owned):
             raise _left(write, "its positions are computed from the result of a kernel")
     if len(region.spec.loads) >= config.max_loads:

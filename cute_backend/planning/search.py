@@ -229,13 +229,15 @@ def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     if found:
         return found
     tiles = arch.target.tiles
+
+    def able(shapes: tuple[Shape, ...]) -> tuple[TileConfig, ...]:
+        return tuple(each for each in suited(arch, shapes, spec) if leaves_sums_registers(each, spec))
+
     further: tuple[TileConfig, ...] = ()
     tables = all(load.is_table for load in spec.loads_of(LoadKind.EXACT))
     if tables or spec.rotates or spec.kept:
-        sized = filter(suits_any_epilogue, suited(arch, tiles.sized, spec))
-        further = tuple(sized) or suited(arch, tiles.blocks, spec)
-    further = further or suited(arch, tiles.whole_blocks, spec)
-    return tuple(config for config in further if leaves_sums_registers(config, spec))
+        further = tuple(filter(suits_any_epilogue, able(tiles.sized))) or able(tiles.blocks)
+    return further or able(tiles.whole_blocks)
 
 
 def _shipped(arch: Arch, spec: EpilogueSpec) -> tuple[Shape, ...]:

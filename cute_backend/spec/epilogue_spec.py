@@ -206,13 +206,13 @@ class EpilogueSpec:
 
     @property
     def kept(self) -> str:
-        """The value that the first pass leaves in the place of an accumulator, if passes read planes
-        (`block_passes`); empty otherwise."""
+        """The value that takes the place of an accumulator ahead of the passes, if planes are read before
+        blocks are reduced (`block_passes`); empty otherwise."""
         return self._passes.kept if self._passes is not None and self.pass_columns else ""
 
     @property
     def early_planes(self) -> frozenset[str]:
-        """The names of the planes that passes read; the visits read all others."""
+        """The names of the planes that are read ahead of the passes; the visits read all others."""
         return self._passes.early if self._passes is not None and self.kept else frozenset()
 
     @property

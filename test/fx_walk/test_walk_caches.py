@@ -159,7 +159,7 @@ def test_many_rows_are_left_to_inductor() -> None:
 
 def test_an_unknown_number_of_rows_is_left_to_inductor() -> None:
     (message,) = refusals(at_positions, *operands(2, 9, at_positions), dynamic=True)
-    assert "a number of rows known only at run time" in message
+    assert "the product has a number of rows that is known only at run time; a kernel writes" in message
 
 
 def test_attention_reads_what_was_written() -> None:

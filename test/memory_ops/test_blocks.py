@@ -347,6 +347,19 @@ def test_no_visit_of_a_whole_tile_spills(name: str, alignment: Alignment) -> Non
         assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
 
 
+@pytest.mark.parametrize("columns", [48, 80, 96])
+def test_passes_reduce_blocks_of_promoted_sums(columns: int) -> None:
+    """The wider tiles that hold these blocks leave promoted sums no registers, so others serve them."""
+    spec = replace(norm(columns), accumulators=(replace(FP8, fast_accum=False),))
+    *_, config = (each for each in offered(Arch.SM90A, spec) if each.split_k == 1)
+    assert spec.pass_columns == columns and config.subtile_n < columns
+    of_bf16, of_b, loads = operands(spec, 100, 2 * columns)
+    a, b = ([each.to(torch.float8_e4m3fn) for each in given] for given in (of_bf16, of_b))
+    results, launch = run_region(spec, a, b, loads, Machine(Arch.SM90A, 1, config, 1))
+    assert build(launch.kernel).spill_bytes == 0
+    check(results, expected(spec, columns, *a, *b, loads))
+
+
 @pytest.mark.parametrize(("columns", "loads", "stores"), [(96, 2, 1), (96, 1, 3), (128, 2, 1)])
 def test_wide_visits_leave_few_planes_registers(columns: int, loads: int, stores: int) -> None:
     """By element, two planes that are read beside one result spilled 16 and 88 bytes, three results 8."""
