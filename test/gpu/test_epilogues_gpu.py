@@ -13,7 +13,7 @@ from cute_backend.runtime.device import device_at
 from cute_backend.spec import EpilogueSpec, Scaling
 from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, SEGMENTS, Epilogue, Problem
 from support.golden_regions import the_region
-from support.kernel_check import SHAPES, check_kernels
+from support.kernel_check import PARTS, SHAPES, check_kernels, tiles_of
 from support.reference import TOLERANCE, as_tuple, in_float64, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -57,20 +57,32 @@ def region_of(epilogue: Epilogue) -> EpilogueSpec:
     return region.spec
 
 
+def check_part(spec: EpilogueSpec, part: int) -> None:
+    check_kernels(spec, configs=tiles_of(spec, part))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_kernel_of_a_region_is_right(name: str) -> None:
+def test_every_kernel_of_a_region_is_right(name: str, part: int) -> None:
     skip_elsewhere(name)
-    check_kernels(region_of(PROGRAMS[name]))
+    check_part(region_of(PROGRAMS[name]), part)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", BLOCKS | SEGMENTS)
-def test_every_kernel_of_heads_is_right(name: str) -> None:
-    check_kernels(the_region(name, device_at(0).arch.value, Problem(512, 512, 512)).spec)
+def test_every_kernel_of_heads_is_right(name: str, part: int) -> None:
+    check_part(the_region(name, device_at(0).arch.value, Problem(512, 512, 512)).spec, part)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("columns", [64, 128, 256])
-def test_every_kernel_that_reduces_blocks_in_passes_is_right(columns: int, is_ahead: bool) -> None:
+def test_every_kernel_that_reduces_blocks_in_passes_is_right(
+    columns: int, is_ahead: bool, part: int
+) -> None:
     """Also if a plane is read ahead of the passes, and another one after them."""
 
     def normed(a: torch.Tensor, b: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
@@ -81,7 +93,7 @@ def test_every_kernel_that_reduces_blocks_in_passes_is_right(columns: int, is_ah
     (report,) = collect(normed, tuple(torch.empty(shape, dtype=torch.bfloat16) for shape in shapes))
     (region,) = report.regions
     assert (region.spec.kept != "") is is_ahead and region.spec.pass_columns == columns
-    check_kernels(region.spec)
+    check_part(region.spec, part)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from cute_backend.fx_walk import shared_launch
 from cute_backend.fx_walk.collect import collect
 from cute_backend.spec import EpilogueSpec
 from support.epilogues import Problem
-from support.kernel_check import check_kernels
+from support.kernel_check import PARTS, check_kernels, tiles_of
 from support.reference import TOLERANCE, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -121,6 +121,7 @@ def compare(layout: Layout, dtype: torch.dtype, sizes: Sequence[tuple[int, int]]
     assert counted["regions"] and not counted["replayed"] and not counted["builds_failed"], dict(counted)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("batches", [1, 3])
 @pytest.mark.parametrize(
     ("dtype", "places"), [("bf16", 1), ("bf16", 64), ("bf16", 100), ("fp16", 100), ("bf16", 2048)]
@@ -155,17 +156,21 @@ def spec_of(name: str, batches: int, places: int, dtype: torch.dtype, *, dynamic
     return region.spec
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_kernel_of_one_batch_is_right(name: str, dtype: str) -> None:
+def test_every_kernel_of_one_batch_is_right(name: str, dtype: str, part: int) -> None:
     """S is M, known only at launch."""
     spec = spec_of(name, 1, 40, DTYPES[dtype], dynamic=True)
-    check_kernels(spec, [(1, 0, 512), (100, 0, 64), (127, 0, 272), (2049, 0, 128)])
+    check_kernels(spec, [(1, 0, 512), (100, 0, 64), (127, 0, 272), (2049, 0, 128)], tiles_of(spec, part))
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_kernel_of_batches_is_right(name: str, dtype: str) -> None:
+def test_every_kernel_of_batches_is_right(name: str, dtype: str, part: int) -> None:
     """A box has rows of two batches, of 100 rows each."""
     spec = spec_of(name, 3, 100, DTYPES[dtype], dynamic=False)
-    check_kernels(spec, [(100, 0, 512), (300, 0, 272), (2000, 0, 64)])
+    check_kernels(spec, [(100, 0, 512), (300, 0, 272), (2000, 0, 64)], tiles_of(spec, part))

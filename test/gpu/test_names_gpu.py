@@ -14,12 +14,18 @@ import cute_backend
 pytestmark = pytest.mark.gpu
 
 
-def silu_and_maxima(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    y = F.silu(a @ b)
-    return y, y.abs().amax(-1)
+@pytest.mark.parametrize(
+    ("axis", "kernels"),
+    [(-1, ["{}_cutlass_0"]), (0, ["{}_cutlass_0", "{}_finish_cutlass_1"])],
+    ids=["in the last tile", "in a second kernel"],
+)
+def test_torch_profiler_shows_kernels_by_name(axis: int, kernels: list[str]) -> None:
+    """Maxima of rows are finished in a row's last tile, those of columns by a second kernel."""
 
+    def silu_and_maxima(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = F.silu(a @ b)
+        return y, y.abs().amax(axis)
 
-def test_torch_profiler_shows_the_product_and_its_second_stage_by_name() -> None:
     a = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
     (region,) = cute_backend.explain(silu_and_maxima, a, b).regions
@@ -31,7 +37,7 @@ def test_torch_profiler_shows_the_product_and_its_second_stage_by_name() -> None
         compiled(a, b)
         torch.cuda.synchronize()
     shown = {event.name for event in seen.events() if "cute_" in event.name}
-    assert shown == {f"{entry}_cutlass_0", f"{entry}_finish_cutlass_1"}
+    assert shown == {kernel.format(entry) for kernel in kernels}
 
 
 def test_a_profiler_shows_the_tile_that_was_named(fresh_compiler: None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -76,44 +77,41 @@ def of_layout(arch: Arch, dtype: DType, a: Major, b: Major) -> Kernel:
     return Kernel(spec, offered(arch, spec)[-1], Alignment.TMA)
 
 
-@pytest.fixture(scope="module")
-def functions(tmp_path_factory: pytest.TempPathFactory) -> Functions:
-    """Every kernel of these tests, by mma.sync and by wgmma."""
+def built_for_hopper(kernels: list[Kernel], folder: Path) -> Functions:
+    """Kernels on mma.sync, as functions that run on Hopper."""
     if torch.cuda.get_device_capability() != Arch.SM90A.target.capability:
         pytest.skip("they are compiled for Hopper")
-    kernels = [kernel for arch in FEEDS for name in names() for kernel in one_tile(name, arch)]
-    kernels += [of_tile(*tile, alignment) for tile in TILES for alignment in Alignment]
-    kernels += [of_layout(arch, *layout) for arch in FEEDS for layout in LAYOUTS]
-    made = functions_for(Arch.SM90A, list(dict.fromkeys(kernels)), tmp_path_factory.mktemp("warps"))
-    return made | obtain(wgmma_peer(name) for name in names())
+    return functions_for(Arch.SM90A, kernels, folder)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arch", FEEDS)
 @pytest.mark.parametrize("name", EPILOGUES)
-def test_every_shared_epilogue_is_right(name: str, arch: Arch, functions: Functions) -> None:
+def test_every_shared_epilogue_is_right(name: str, arch: Arch, tmp_path: Path) -> None:
     if name not in names():
         pytest.skip("sm_80 converts no fp8")
-    check_functions({kernel: functions[kernel] for kernel in one_tile(name, arch)})
+    check_functions(built_for_hopper(one_tile(name, arch), tmp_path))
 
 
 @pytest.mark.parametrize("alignment", Alignment)
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile[0].value}-{tile[1]}")
 def test_every_tile_is_right_to_the_bit(
-    tile: tuple[Arch, int], alignment: Alignment, functions: Functions
+    tile: tuple[Arch, int], alignment: Alignment, tmp_path: Path
 ) -> None:
-    check_bits(kernel := of_tile(*tile, alignment), functions[kernel])
+    check_bits(of_tile(*tile, alignment), tmp_path)
 
 
 @pytest.mark.parametrize("arch", FEEDS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(each.value for each in layout))
 def test_every_layout_is_right_to_the_bit(
-    layout: tuple[DType, Major, Major], arch: Arch, functions: Functions
+    layout: tuple[DType, Major, Major], arch: Arch, tmp_path: Path
 ) -> None:
-    check_bits(kernel := of_layout(arch, *layout), functions[kernel])
+    check_bits(of_layout(arch, *layout), tmp_path)
 
 
-def check_bits(kernel: Kernel, function: KernelFunction) -> None:
+def check_bits(kernel: Kernel, folder: Path) -> None:
     """Asserts that a kernel gives the replay's bits: its products are exact, and the rest is rounded once."""
+    function = built_for_hopper([kernel], folder)[kernel]
     for m, n, k in SHAPES:
         a, bs, loads = operands_of(kernel.spec, m, n, k, aligned=kernel.alignment is Alignment.TMA)
         expected = replay(kernel.spec, a, bs, loads, accumulate=torch.float64)
@@ -123,16 +121,17 @@ def check_bits(kernel: Kernel, function: KernelFunction) -> None:
 
 
 @pytest.mark.parametrize("name", EPILOGUES)
-def test_the_epilogue_gives_the_bits_that_it_gives_behind_wgmma(name: str, functions: Functions) -> None:
+def test_the_epilogue_gives_the_bits_that_it_gives_behind_wgmma(name: str, tmp_path: Path) -> None:
     """The products are exact, so nothing else tells the kernels of the two templates apart."""
     if name not in names():
         pytest.skip("sm_80 converts no fp8")
-    spec, kernels = in_16_bits(name), (one_tile(name)[0], wgmma_peer(name))
+    spec, of_warps, peer = in_16_bits(name), one_tile(name)[0], wgmma_peer(name)
     if any(store.reduce is not None and store.reduce.kind in SUMS for store in spec.stores):
         pytest.skip("tiles differ, and so does the order of sums over rows and columns")
     rows = 272 if EPILOGUES[name].square else 48  # a pitch for planes by columns
     m, n, k = fitting(spec, (rows, 272, 2048))
     given = operands_of(spec, m, n, k, aligned=True)
-    results = [run_kernel(kernel, functions[kernel], given, m, n) for kernel in kernels]
+    functions = built_for_hopper([of_warps], tmp_path) | obtain([peer])
+    results = [run_kernel(kernel, function, given, m, n) for kernel, function in functions.items()]
     for warps, warpgroups in zip(*results, strict=True):
         assert torch.equal(warps, warpgroups)

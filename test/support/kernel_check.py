@@ -46,6 +46,9 @@ SHAPES = [
 ]
 """(M, N, K): whole tiles; few rows; edges in both directions; few and many k tiles; many tiles per CTA."""
 
+PARTS = range(12)
+"""The parts of a spec's tiles, for tests that are sweeps of them."""
+
 Operands = tuple[list[Tensor], list[Tensor], list[Tensor]]
 """The operands of the op: A with its scales, every B with its scales, and the epilogue's loads."""
 
@@ -61,6 +64,13 @@ def check_kernels(
         configs = offered(device_at(0).arch, spec)
     kernels = [Kernel(spec, config, alignment) for config in configs for alignment in Alignment]
     check_functions(obtain(kernels), shapes)
+
+
+def tiles_of(spec: EpilogueSpec, part: int) -> list[TileConfig]:
+    """Every twelfth tile that a spec could be given on this GPU, from that of index `part` on. All parts
+    together have all tiles."""
+    configs = offered(device_at(0).arch, spec)
+    return list(configs[part % len(configs) :: len(PARTS)])
 
 
 def check_functions(
@@ -141,7 +151,7 @@ def operands_of(
     if acc.kind is ProductKind.BATCHED:
         count = next(count for count in (3, 2, 1) if m % count == 0)
         a = a.unflatten(0, (count, -1))
-        bs = [torch.stack([b * sign for sign in (1, -1, 1)[:count]]) for b in bs]
+        bs = [_multiples(b, (1, -1, 1)[:count]) for b in bs]
         bs = [b.mT.contiguous().mT if acc.b_major is Major.K else b for b in bs]
     operands = [a]
     if acc.kind is ProductKind.K_GROUPED:
@@ -151,7 +161,7 @@ def operands_of(
         operands.append(torch.tensor(ends, dtype=torch.int32, device=device))
     if acc.kind is ProductKind.GROUPED:
         factors = [(1, -1, 2, -2)[i % 4] for i in range(len(problem.ends))]
-        bs = [torch.stack([b * factor for factor in factors]) for b in bs]
+        bs = [_multiples(b, factors) for b in bs]
         bs = [b.mT.contiguous().mT if acc.b_major is Major.K else b for b in bs]
         operands.append(torch.tensor(problem.ends, dtype=torch.int32, device=device))
     if acc.is_block_scaled:
@@ -166,6 +176,11 @@ def operands_of(
         for load in spec.loads
     ]
     return operands, bs, loads
+
+
+def _multiples(b: Tensor, factors: Sequence[int]) -> Tensor:
+    """B times each factor, stacked: exact for operands of `Problem.operand`. CUDA multiplies no fp8."""
+    return torch.stack([b.float() * factor for factor in factors]).to(b.dtype)
 
 
 def _of_heads(weight: Tensor, columns: int) -> Tensor:
@@ -222,9 +237,10 @@ def _unaligned_like(tensor: Tensor, *, dense: bool = False) -> Tensor:
 def outputs_of(kernel: Kernel, m: int, n: int, device: str = "cuda") -> tuple[list[Tensor], list[Tensor]]:
     """The results, and all tensors that a kernel writes, full of NaN or of a value that no test computes.
     They are unaligned for a kernel that takes planes of any alignment, with an element between rows unless
-    heads are stored."""
+    heads are stored. Counters of tiles are zeros, as a kernel expects them."""
     here = torch.empty(0, device=device)
-    outputs, memory = Outputs(kernel.spec, kernel.config).of_size(m, n).allocate(here)
+    room = Outputs(kernel.spec, kernel.config).of_size(m, n)
+    outputs, memory = room.allocate(here)
     place = 0
     for i, stores in enumerate(kernel.spec.results):
         store = stores[0]
@@ -237,8 +253,8 @@ def outputs_of(kernel: Kernel, m: int, n: int, device: str = "cuda") -> tuple[li
             memory[place : place + len(stores)] = (_as_memory(part, store.dtype) for part in parts)
         place += len(stores)
         outputs[i].fill_(float("nan") if store.dtype.is_float else 1 if store.dtype is DType.BOOL else 77)
-    if kernel.spec.reductions:
-        memory[-1].fill_(0xFF)
+    for workspace in memory[place:] if room.counters is None else memory[place:-1]:
+        workspace.fill_(0xFF)
     return outputs, memory
 
 
