@@ -34,8 +34,11 @@ def functions_for(gpu: Arch, kernels: Sequence[Kernel], folder: Path) -> dict[Ke
 
 
 def _built(gpu: Arch, given: str, folder: Path) -> Path:
-    """The path of one built kernel, which `load` takes."""
-    kernel = Kernel.from_dict(json.loads(given))
+    return built_for(gpu, Kernel.from_dict(json.loads(given)), folder)
+
+
+def built_for(gpu: Arch, kernel: Kernel, folder: Path) -> Path:
+    """The path of a kernel that this process compiles for `gpu`, which `load` takes."""
     path = folder / f"{kernel.name}.py"
     path.write_text(text_of(kernel))
     built = compile_for(gpu, kernel, path.read_text(), path)

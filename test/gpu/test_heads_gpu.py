@@ -156,7 +156,7 @@ def spec_of(name: str, batches: int, places: int, dtype: torch.dtype, *, dynamic
     return region.spec
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -166,7 +166,7 @@ def test_every_kernel_of_one_batch_is_right(name: str, dtype: str, part: int) ->
     check_kernels(spec, [(1, 0, 512), (100, 0, 64), (127, 0, 272), (2049, 0, 128)], tiles_of(spec, part))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from cute_backend.bench.elsewhere import functions_for
+from cute_backend.bench.elsewhere import built_for
 from cute_backend.planning import Alignment, Arch, offered, unserved
 from cute_backend.replay import replay
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.link import KernelFunction
+from cute_backend.runtime.link import KernelFunction, load
 from cute_backend.spec import DType, EpilogueSpec, Major, ReduceKind
 from support.epilogues import EPILOGUES
 from support.kernel_check import SHAPES, check_functions, fitting, operands_of, run_kernel
@@ -81,7 +81,7 @@ def built_for_hopper(kernels: list[Kernel], folder: Path) -> Functions:
     """Kernels on mma.sync, as functions that run on Hopper."""
     if torch.cuda.get_device_capability() != Arch.SM90A.target.capability:
         pytest.skip("they are compiled for Hopper")
-    return functions_for(Arch.SM90A, kernels, folder)
+    return {kernel: load(built_for(Arch.SM90A, kernel, folder)) for kernel in kernels}
 
 
 @pytest.mark.sweep
@@ -93,6 +93,7 @@ def test_every_shared_epilogue_is_right(name: str, arch: Arch, tmp_path: Path) -
     check_functions(built_for_hopper(one_tile(name, arch), tmp_path))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("alignment", Alignment)
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile[0].value}-{tile[1]}")
 def test_every_tile_is_right_to_the_bit(
@@ -101,6 +102,7 @@ def test_every_tile_is_right_to_the_bit(
     check_bits(of_tile(*tile, alignment), tmp_path)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arch", FEEDS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(each.value for each in layout))
 def test_every_layout_is_right_to_the_bit(

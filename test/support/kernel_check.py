@@ -46,7 +46,7 @@ SHAPES = [
 ]
 """(M, N, K): whole tiles; few rows; edges in both directions; few and many k tiles; many tiles per CTA."""
 
-PARTS = range(12)
+PARTS = range(30)
 """The parts of a spec's tiles, for tests that are sweeps of them."""
 
 Operands = tuple[list[Tensor], list[Tensor], list[Tensor]]
@@ -67,7 +67,7 @@ def check_kernels(
 
 
 def tiles_of(spec: EpilogueSpec, part: int) -> list[TileConfig]:
-    """Every twelfth tile that a spec could be given on this GPU, from that of index `part` on. All parts
+    """Every thirtieth tile that a spec could be given on this GPU, from that of index `part` on. All parts
     together have all tiles."""
     configs = offered(device_at(0).arch, spec)
     return list(configs[part % len(configs) :: len(PARTS)])
