@@ -1,4 +1,4 @@
-# make demo | test | test-exhaustive | test-sim | compare | lint | docs | dist | test-gpu | bench | models | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
+# make demo | test | test-exhaustive | test-sim | compare | lint | docs | dist | test-gpu | test-gpu-alone | bench | models | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -24,7 +24,7 @@ define cpu_torch
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-exhaustive test-sim compare lint docs dist test-gpu bench models golden clean
+.PHONY: help demo test test-exhaustive test-sim compare lint docs dist test-gpu test-gpu-alone bench models golden clean
 
 help:
 	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"
@@ -33,7 +33,8 @@ help:
 	@echo "make test-sim  every shipped configuration on the simulated machine, an hour on 2 cores"
 	@echo "make compare   whether the kernels here are those of BASE=main; ONLY=pattern, GOLDENS=1"
 	@echo "make test-torch TORCH=2.15.0  the walker's, API's and models' tests on that torch, in build/torch-2.15.0"
-	@echo "make test-gpu  the tests that run kernels, on a Hopper or Blackwell GPU"
+	@echo "make test-gpu JOBS=15  the tests that run kernels, on a Hopper or Blackwell GPU, in ten minutes of 16 cores"
+	@echo "make test-gpu-alone  those that need the GPU for themselves: memcheck and tuning"
 	@echo "make bench     the whole benchmark on the GPU here: benchmarks/results and docs/speed.png"
 	@echo "make models    docs/models.md, some minutes"
 	@echo "make golden    accept what is generated now: test/expected and the samples in the README and docs"
@@ -85,8 +86,15 @@ docs: $(INSTALLED)
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs build/docs
 	@echo build/docs/index.html
 
+# Tests that time kernels, or run them under compute-sanitizer, have the GPU to themselves.
+ALONE := test/gpu/test_memcheck_gpu.py test/gpu/test_tune_gpu.py
+
 test-gpu: $(INSTALLED)
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest test/gpu -m "gpu and not exhaustive" -n $(JOBS) --dist worksteal \
+		$(addprefix --ignore=,$(ALONE))
+
+test-gpu-alone: $(INSTALLED)
+	$(BIN)/python -m pytest $(ALONE) -m "gpu and not exhaustive"
 
 bench: $(INSTALLED)
 	$(BIN)/python -m cute_backend bench --peers --json benchmarks/results --picture docs/speed.png
