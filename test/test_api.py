@@ -70,6 +70,28 @@ def test_refusals_are_listed_with_their_reasons():
     )
 
 
+def two_that_cost_nothing(a, b):
+    left = (a @ b).view(-1).cumsum(0)
+    return left, b @ a, a.new_empty(64, 0) @ b[:0]
+
+
+def test_refusals_that_cost_nothing_are_apart_from_those_that_matter():
+    a, b = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
+    explained = cute_backend.explain(two_that_cost_nothing, a, b)
+    found = {each.node: (each.reason, each.costs_nothing) for each in explained.rejections}
+    assert found == {
+        "mm": (Reason.NOTHING_TO_FUSE, False),  # what follows it was refused
+        "view": (Reason.REARRANGED, False),
+        "mm_1": (Reason.NOTHING_TO_FUSE, True),
+        "mm_2": (Reason.EMPTY, True),
+    }
+    first, matter, free = str(explained).split("\n\n")
+    assert first == "no regions fused, 4 refusals (2 cost nothing)"
+    assert [line.split()[0] for line in matter.splitlines()[2:] if not line.startswith(" ")] == ["mm", "view"]
+    assert free.startswith("costs nothing  line ") and "mm_1" in free and "mm_2" in free
+    assert "<caption>What is left to Inductor, which costs nothing</caption>" in explained.to_html("page")
+
+
 def test_forward_and_backward_are_labelled():
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 64, dtype=torch.bfloat16),

@@ -48,6 +48,12 @@ def test_every_refusal_has_an_entry_that_says_what_to_do():
     assert [name for name, _ in entries] == [reason.value for reason in Reason]
 
 
+def test_the_page_names_the_refusals_that_cost_nothing():
+    page = (DOCS / "refusals.md").read_text()
+    (listed,) = re.findall(r"would be no faster\. These are\s(.*?)\. ", page, re.DOTALL)
+    assert re.findall(r"`(\w+)`", listed) == [reason.value for reason in Reason if reason.costs_nothing]
+
+
 def _linear(x, weight):
     return F.linear(x, weight).relu()
 

@@ -1,6 +1,6 @@
 """Questions about a function: what is fused (`explain`), the kernel (`generate`), its figures (`build`).
 
-Nothing here runs the function or needs a GPU: the arguments may be CPU, CUDA or fake tensors.
+Nothing here needs a GPU: the arguments may be CPU, CUDA or fake tensors.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import unwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,8 @@ from cute_backend.fx_walk.capability import check_operands
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.epilogue_pass import tuning_is_on
-from cute_backend.fx_walk.reasons import (
-    NO_PRODUCT,
-    Reason,
-    Refused,
-    Rejection,
-)
+from cute_backend.fx_walk.graph_breaks import GraphBreak, breaks_seen, why_no_product
+from cute_backend.fx_walk.reasons import NO_PRODUCT, Reason, Refused, Rejection
 from cute_backend.fx_walk.region import Region as FoundRegion
 from cute_backend.fx_walk.tuning_jobs import recall
 from cute_backend.planning import Arch, table
@@ -48,18 +45,23 @@ class Explanation:
     with the facts, and `where` the node is: a line, or the path of a module. With gradients enabled,
     `has_backward` is true, and each region and rejection belongs to the forward graph or, if `is_backward`,
     to the backward graph.
+
+    `breaks` has the lines at which torch.compile ends a graph. If there are neither regions nor rejections,
+    `no_product` says why, in a sentence.
     """
 
     regions: tuple[Region, ...]
     rejections: tuple[Rejection, ...]
     arch: str
     has_backward: bool = False
+    breaks: tuple[GraphBreak, ...] = ()
+    no_product: str = NO_PRODUCT
 
     def first_region(self) -> Region:
         """The first region. Raises UsageError if nothing is fused, with the reason."""
         if self.regions:
             return self.regions[0]
-        why = NO_PRODUCT
+        why = self.no_product
         if self.rejections:
             why = "; ".join(f"{each.node}: {each.message}" for each in self.rejections)
         raise UsageError(f"nothing in the function is fused, so there is no kernel: {why}")
@@ -122,13 +124,14 @@ def explain(
     """Explains which parts of `fn(*args, **kwargs)` are fused, how operands are loaded, and why the rest is
     not.
 
-    The arguments may be CPU, CUDA or fake tensors; nothing is computed unless `fn` reads a value of one. No
-    cache is read or written, except for the results of tuning on the GPU here. `arch` is "sm_90a", "sm_100a",
-    "sm_103a", "sm_80", "sm_86", "sm_89", "sm_120a" or "sm_121a", by default that of the current GPU, or
-    "sm_100a" without one; `dynamic` is torch.compile's. If `fn` has a parameter with one of these two names,
-    pass its argument by position. Raises UsageError for another `arch`, for a class in place of a module, and
-    where `config.tile` has no tile for a region, and what torch raises where `fn` can't run on these
-    arguments.
+    The arguments may be CPU, CUDA or fake tensors. Nothing is computed, unless `fn` reads a value of one, or
+    one has no fake, as a nested or a quantised tensor. Python code at a graph break runs, on fake tensors;
+    `breaks` of the result names each break. No cache is read or written, except for the results of tuning on
+    the GPU here. `arch` is "sm_90a", "sm_100a", "sm_103a", "sm_80", "sm_86", "sm_89", "sm_120a" or "sm_121a",
+    by default that of the current GPU, or "sm_100a" without one; `dynamic` is torch.compile's. If `fn` has a
+    parameter with one of these two names, pass its argument by position. Raises UsageError for another
+    `arch`, for a class in place of a module, and where `config.tile` has no tile for a region, and what torch
+    raises where `fn` can't run on these arguments.
 
     >>> a, b = torch.empty(256, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)
     >>> (region,) = explain(lambda a, b: (a @ b).relu(), a, b, arch="sm_90a").regions
@@ -137,7 +140,9 @@ def explain(
     """
     target = parse_arch(arch).value if arch is not None else default_arch()
     judged = arch if torch.cuda.is_available() else target  # on a GPU, the devices of tensors decide
-    reports = collect(fn, args, dynamic, judged, kwargs)
+    with breaks_seen() as found:
+        reports = collect(fn, args, dynamic, judged, kwargs)
+    breaks = tuple(replace(each, where=each.where or _place_of(fn)) for each in found)
     regions: list[Region] = []
     rejections: list[Rejection] = []
     for report in reports:
@@ -157,6 +162,8 @@ def explain(
         rejections=tuple(rejections),
         arch=target,
         has_backward=any(report.is_backward for report in reports),
+        breaks=breaks,
+        no_product=why_no_product([report.graph for report in reports], breaks),
     )
 
 
@@ -170,7 +177,7 @@ def explanation_of(found: Sequence[FoundRegion], rejections: Sequence[Rejection]
 def _place_of(fn: Callable[..., Any]) -> str:
     """The first line of a function, as "file.py:12", or its name in torch if it is not written in Python."""
     fn = fn.forward if isinstance(fn, torch.nn.Module) else fn
-    fn = fn.func if isinstance(fn, partial) else fn
+    fn = unwrap(fn.func if isinstance(fn, partial) else fn)
     code = getattr(fn, "__code__", None)
     if code is not None:
         return f"{Path(code.co_filename).name}:{code.co_firstlineno}"

@@ -19,6 +19,6 @@
 - Results in caches: `cache_writes`.
 - Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `launches`, `redo`.
 - Facts about graphs: `equal`, `flow`, `mutation`, `new_calls`, `questions`, `spelled`.
-- Refusals: `reasons`.
+- Refusals: `reasons`, `graph_breaks`.
 - Tuning: `tuning_jobs`, `unfused`.
 """

@@ -33,6 +33,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_backend.errors import check_function
@@ -71,10 +72,11 @@ def collect(
     order. Graphs that another graph calls come before it.
 
     The arguments are CPU, CUDA or fake tensors, or anything else that `fn` takes. Fakes replace them, so
-    nothing is computed, unless `fn` reads a value, which only real tensors have. Fakes of a GPU that this
-    torch was not built for stand for CPU tensors. With `arch`, such as "sm_90a", a graph is judged as if it
-    ran on that architecture, otherwise by the device of its tensors. Caches are neither read nor written.
-    Raises UsageError if `fn` can't be called, and torch's exception if `fn` can't run on these arguments.
+    nothing is computed, unless `fn` reads a value, which only real tensors have, or no fake can stand for an
+    argument. Code at a graph break runs, on the fakes. Fakes of a GPU that this torch was not built for stand
+    for CPU tensors. With `arch`, such as "sm_90a", a graph is judged as if it ran on that architecture,
+    otherwise by the device of its tensors. Caches are neither read nor written. Raises UsageError if `fn`
+    can't be called, and torch's exception if `fn` can't run on these arguments.
     """
     check_function(fn)
     kwargs = kwargs or {}
@@ -82,17 +84,21 @@ def collect(
     by_name = {each.value: each for each in Arch}
     capability: Capability = device_capability if arch is None else Named(by_name[arch])
     backend = _Collector(reports, capability, _user_names(fn))
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes, named_fakes = tree_map(lambda value: _to_fake(mode, value), (tuple(args), dict(kwargs)))
+    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     with _fresh():
         try:
-            with mode:
-                torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*fakes, **named_fakes)
+            if all(map(_has_fake, tensors)):
+                mode = FakeTensorMode(allow_non_fake_inputs=True)
+                given = tuple(args), dict(kwargs)
+                fakes, named_fakes = tree_map(lambda value: _to_fake(mode, value), given)
+                with mode:
+                    torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*fakes, **named_fakes)
+                return reports
         except (DataDependentOutputException, DynamicOutputShapeException):
-            if any(isinstance(value, FakeTensor) for value in tree_leaves((args, kwargs))):
+            if any(isinstance(value, FakeTensor) for value in tensors):
                 raise
             reports.clear()
-            torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*args, **kwargs)
+        torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*args, **kwargs)
     return reports
 
 
@@ -142,9 +148,27 @@ def _call_of(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _has_fake(value: torch.Tensor) -> bool:
+    """Whether torch can make a fake that stands for a tensor. It can't for a quantised or a nested one, and
+    its fake of a subclass that is no traceable wrapper, such as a masked tensor, is a plain tensor."""
+    if value.is_quantized or value.is_nested:
+        return False
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
+    return plain or is_traceable_wrapper_subclass(value)
+
+
 def _to_fake(mode: FakeTensorMode, value: Any) -> Any:
+    """A fake in place of a tensor, with the marks of `mark_dynamic` and `mark_static`."""
     if not isinstance(value, torch.Tensor):
         return value
+    made = _fake_of(mode, value)
+    for name, mark in vars(value).items():
+        if "_dynamo_" in name:
+            setattr(made, name, deepcopy(mark))
+    return made
+
+
+def _fake_of(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
     if not isinstance(value, FakeTensor):
         return mode.from_tensor(value, static_shapes=True)
     device = value.device if value.device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")

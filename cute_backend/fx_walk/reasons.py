@@ -26,15 +26,23 @@ NO_PRODUCT = (
 """The reason for a program in which nothing is fused and nothing is refused."""
 
 
+_COSTS_NOTHING = True
+
+
 class Reason(Enum):
-    """A refusal. The value is its name in the counters; `sentence` is filled with the facts of the case."""
+    """A refusal. The value is its name in the counters; `sentence` is filled with the facts of the case.
+
+    `costs_nothing` is whether a kernel without the refusal would be no faster than what Inductor runs.
+    """
 
     sentence: str
+    costs_nothing: bool
 
-    def __new__(cls, key: str, sentence: str) -> Reason:
+    def __new__(cls, key: str, sentence: str, costs_nothing: bool = False) -> Reason:
         member = object.__new__(cls)
         member._value_ = key
         member.sentence = sentence
+        member.costs_nothing = costs_nothing
         return member
 
     # Where the graph runs.
@@ -45,11 +53,16 @@ class Reason(Enum):
     INTERNAL_ERROR = "internal_error", "cute_backend failed at {where} with {error}; {instead}"
 
     # The matrix product.
-    NOTHING_TO_FUSE = "nothing_to_fuse", "no op that could be fused follows the product{refused}"
+    NOTHING_TO_FUSE = (
+        "nothing_to_fuse",
+        "no op that could be fused follows the product{refused}",
+        _COSTS_NOTHING,
+    )
     UNSHARED = "unshared", "no op that could be fused follows the product, and it {why}"
     MATRIX_VECTOR = (
         "matrix_vector",
         "Inductor wrote this product, with M or N of 1, as a multiply and a sum with an epilogue of its own",
+        _COSTS_NOTHING,
     )
     GROUPED = (
         "grouped",
@@ -76,7 +89,7 @@ class Reason(Enum):
         "apart",
         "one op reads it and {other}, and one kernel could compute both, but {why}",
     )
-    EMPTY = "empty", "the product is empty: M, N, K = {m}, {n}, {k}"
+    EMPTY = "empty", "the product is empty: M, N, K = {m}, {n}, {k}", _COSTS_NOTHING
     RECIPE = "recipe", "the scales follow the recipe {recipe}; supported: {taken}"
     MIXED_SCALES = (
         "mixed_scales",
@@ -147,6 +160,7 @@ class Reason(Enum):
         "it reduces blocks of columns of a single product, which costs the product's kernel more than a "
         "separate kernel if a visit has to hold a block whole, or if there are few rows and blocks of more "
         "than 192 columns; config.block_reductions = 'always' allows it",
+        _COSTS_NOTHING,
     )
     ROTATION_SIZE = (
         "rotation_size",
@@ -171,6 +185,7 @@ class Reason(Enum):
     ROTATION_COST = (
         "rotation_cost",
         "it rotates blocks of columns, but {why}; config.rotary_embeddings = 'always' fuses it",
+        _COSTS_NOTHING,
     )
     ROTATED_PLACES = (
         "rotated_places",
@@ -196,6 +211,7 @@ class Reason(Enum):
     LEFT_TO_USERS = (
         "left_to_users",
         "it is read by {users}, outside the kernel; computing it there reads and writes fewer bytes in total",
+        _COSTS_NOTHING,
     )
     UNSEARCHED = (
         "unsearched",
@@ -234,6 +250,7 @@ class Reason(Enum):
     UNFUSED_FASTER = (
         "unfused_faster",
         "tuning measured {unfused} us for Inductor's own code and {fused} us for the best of our kernels",
+        _COSTS_NOTHING,
     )
 
     # Operands of work after a product.
@@ -260,7 +277,7 @@ class Rejection:
     """A node that was not fused: its name in the graph, the reason, the sentence, and the program's line.
 
     `where` is the result of `nearest_line`. `is_backward` is whether the node is in the graph of the
-    gradients.
+    gradients. `costs_nothing` is that of the reason, but false for a product whose users were refused.
     """
 
     node: str
@@ -268,6 +285,7 @@ class Rejection:
     message: str
     where: str = ""
     is_backward: bool = False
+    costs_nothing: bool = False
 
 
 def of_one_kernel(rejections: Iterable[Rejection]) -> list[str]:
@@ -283,10 +301,12 @@ class Refused(Exception):
     def __init__(self, reason: Reason, **facts: Any) -> None:
         self.reason = reason
         self.message = reason.sentence.format(**facts)
+        self.costs_nothing = reason.costs_nothing and not facts.get("refused")
         super().__init__(self.message)
 
     def rejection(self, node: fx.Node) -> Rejection:
-        return Rejection(node.name, self.reason, self.message, nearest_line(node))
+        where = nearest_line(node)
+        return Rejection(node.name, self.reason, self.message, where, costs_nothing=self.costs_nothing)
 
 
 _FRAME = re.compile(r'File "(.+)", line (\d+).*\n?(.*)')
@@ -294,6 +314,11 @@ _ASSIGNMENT = re.compile(r"\s*([\w.]+)\s*(?::[^=]+)?=(?!=)")
 _NOT_THE_PROGRAM = (Path(torch.__file__).parent, Path(__file__).parent.parent)
 """Folders whose frames are not the program's: torch's, and this package's, which calls what it explains."""
 _ROOT_MODULE = re.compile(r"^L\['\w+'\]")
+
+
+def is_of_program(path: str) -> bool:
+    """Whether a file is neither torch's nor this package's."""
+    return not any(folder in Path(path).parents for folder in _NOT_THE_PROGRAM)
 
 
 def program_line(node: fx.Node) -> str:
@@ -349,7 +374,7 @@ def _program_frame(node: fx.Node) -> tuple[str, str]:
     """The line that a node comes from, as `program_line` gives it, and the code of the line."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     for path, line, code in reversed(frames):
-        if not any(folder in Path(path).parents for folder in _NOT_THE_PROGRAM):
+        if is_of_program(path):
             return f"{Path(path).name}:{line}", code
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     modules = [path for path, _ in stack.values()]

@@ -11,8 +11,8 @@ from cute_backend.presentation.terminal import (
     GRADIENTS_ARE_ON,
     OPERANDS,
     accumulator_lines,
+    listings,
     operand_rows,
-    refusal_table,
     summary,
     titles,
 )
@@ -111,8 +111,7 @@ def part(explained: Explanation, *, links: bool = False) -> str:
     if any(region.sources for region in explained.regions):
         parts.append(_graph(explained.regions, names, links))
     parts += [_region(region, index, names, links) for index, region in enumerate(explained.regions)]
-    if explained.rejections:
-        parts.append(_table("What is left to Inductor", *refusal_table(explained)))
+    parts += [_table(each.caption, each.columns, each.rows) for each in listings(explained)]
     return "".join([*parts, "</div>\n"])
 
 

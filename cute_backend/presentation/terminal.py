@@ -6,6 +6,7 @@ import math
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -15,7 +16,6 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from cute_backend.fx_walk.reasons import NO_PRODUCT
 from cute_backend.spec import Accumulator
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def to_text(renderable: RenderableType) -> str:
 
 GRADIENTS_ARE_ON = (
     "Gradients are on: these are the forward graph and the backward graph. Call explain under "
-    "torch.no_grad() to see inference alone."
+    "torch.no_grad(), or without --grad, to see inference alone."
 )
 
 
@@ -72,18 +72,33 @@ def explanation(explained: Explanation) -> RenderableType:
         parts.append(Text(GRADIENTS_ARE_ON))
     for region, title in zip(explained.regions, titles(explained), strict=True):
         parts += [Text(), _region(region, title)]
-    if explained.rejections:
-        parts += [Text(), _rejections(explained)]
+    for listing in listings(explained):
+        table = light_table(*listing.columns)
+        for row in listing.rows:
+            table.add_row(*row)
+        parts += [Text(), table]
     return Group(*parts)
 
 
 def summary(explained: Explanation) -> tuple[str, str]:
-    """The numbers of regions and of refusals, or the reason why there is neither."""
-    count, left = len(explained.regions), len(explained.rejections)
-    fused = f"{count or 'no'} region{'' if count == 1 else 's'} fused"
-    if left:
-        return fused, f", {left} refusal{'' if left == 1 else 's'}"
-    return fused, "" if count else f": {NO_PRODUCT}"
+    """The numbers of regions, of refusals and of graph breaks, or the reason why there are no regions and no
+    refusals."""
+    fused = _counted(len(explained.regions), "region") + " fused"
+    if not (explained.regions or explained.rejections):
+        return fused, f": {explained.no_product}"
+    left = ""
+    if count := len(explained.rejections):
+        free = sum(each.costs_nothing for each in explained.rejections)
+        which = "" if free == count else f"{free} "
+        costs = f" ({which}cost{'s' if free == 1 else ''} nothing)" if free else ""
+        left += f", {_counted(count, 'refusal')}{costs}"
+    if explained.breaks:
+        left += f", {_counted(len(explained.breaks), 'graph break')}"
+    return fused, left
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count or 'no'} {name}{'' if count == 1 else 's'}"
 
 
 def titles(explained: Explanation) -> list[str]:
@@ -131,14 +146,32 @@ def operand_rows(region: Region) -> list[tuple[str, ...]]:
     return rows
 
 
-def refusal_table(explained: Explanation) -> tuple[list[str], list[list[str]]]:
-    """The table of what was not fused and why: the names of its columns, and its rows."""
+@dataclass(frozen=True)
+class Listing:
+    """A table below the regions: the names of its columns, its rows, and its caption on a page."""
+
+    caption: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def listings(explained: Explanation) -> list[Listing]:
+    """What was not fused and why, then the refusals that cost nothing, then graph breaks. Those without rows
+    are left out."""
     graph = ["graph"] if explained.has_backward else []
-    rows = []
+    refusals: dict[bool, list[list[str]]] = {False: [], True: []}
     for each in explained.rejections:
         graph_of = ["backward" if each.is_backward else "forward"] if graph else []
-        rows.append([each.node, *graph_of, each.where, each.reason.value, each.message])
-    return ["not fused", *graph, "line", "reason", "because"], rows
+        row = [each.node, *graph_of, each.where, each.reason.value, each.message]
+        refusals[each.costs_nothing].append(row)
+    facts = [*graph, "line", "reason", "because"]
+    breaks = [[each.where, each.reason] for each in explained.breaks]
+    found = [
+        Listing("What is left to Inductor", ["not fused", *facts], refusals[False]),
+        Listing("What is left to Inductor, which costs nothing", ["costs nothing", *facts], refusals[True]),
+        Listing("Where a graph ends, and Python runs the line", ["graph break", "because"], breaks),
+    ]
+    return [each for each in found if each.rows]
 
 
 def _region(region: Region, title: str) -> RenderableType:
@@ -159,14 +192,6 @@ def _region(region: Region, title: str) -> RenderableType:
     return Group(
         heading, *(Padding(part, _INDENTED) for part in (Text("\n".join(facts)), formula, Text(), operands))
     )
-
-
-def _rejections(explained: Explanation) -> Table:
-    columns, rows = refusal_table(explained)
-    table = light_table(*columns)
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def build_table(builds: Sequence[tuple[str, Kernel, Built]]) -> Table:

@@ -244,3 +244,75 @@ def test_sizes_that_follow_from_values_are_computed() -> None:
 def test_what_torch_raises_is_raised() -> None:
     with pytest.raises(Exception, match="fake tensor call"):
         collect(lambda x, w: x @ w, (torch.ones(4, 5), torch.ones(6, 7)))
+
+
+class Named(torch.Tensor):
+    """A subclass whose function `name_of` a plain tensor lacks."""
+
+    def name_of(self) -> str:
+        return "named"
+
+
+def jagged() -> Tensor:
+    rows = [torch.ones(3, 64, dtype=BF16), torch.ones(5, 64, dtype=BF16)]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize(
+    ("make", "program", "regions"),
+    [
+        (jagged, lambda x, w: (x @ w).relu(), 1),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(64, 64), 0.1, 0, torch.qint8),
+            lambda x, w: (x.dequantize().bfloat16() @ w).relu(),
+            0,  # Dynamo has no fake of it either, and compiles nothing
+        ),
+        (
+            lambda: torch.masked.masked_tensor(torch.ones(64, 64), torch.ones(64, 64, dtype=torch.bool)),
+            lambda x, w: ((w @ w).relu(), x.get_mask()),
+            1,
+        ),
+        (lambda: torch.ones(64, 64).as_subclass(Named), lambda x, w: ((w @ w).relu(), x.name_of()), 1),
+    ],
+    ids=["jagged", "quantized", "masked", "subclass"],
+)
+def test_an_argument_without_a_fake_is_taken_as_it_is(make: Any, program: Any, regions: int) -> None:
+    weight = torch.ones(64, 64, dtype=BF16)
+    program(make(), weight)
+    reports = collect(program, (make(), weight))
+    assert sum(len(report.regions) for report in reports) == regions
+
+
+def marked_dynamic() -> Tensor:
+    x = torch.ones(48, 64, dtype=BF16)
+    torch._dynamo.mark_dynamic(x, 0)
+    return x
+
+
+def perhaps_dynamic() -> Tensor:
+    x = torch.ones(48, 64, dtype=BF16)
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    return x
+
+
+def a_marked_fake() -> Tensor:
+    with FakeTensorMode():
+        return marked_dynamic()
+
+
+@pytest.mark.parametrize("make", [marked_dynamic, perhaps_dynamic, a_marked_fake])
+def test_sizes_that_are_marked_dynamic_are_symbols(make: Any) -> None:
+    weight = torch.ones(64, 32, dtype=BF16)
+    (report,) = collect(lambda x, w: (x @ w).relu(), (make(), weight))
+    (nested,) = collect(lambda inputs, w: (inputs["x"] @ w).relu(), ({"x": make()}, weight))
+    for m, *others in (report.regions[0].problem, nested.regions[0].problem):
+        assert isinstance(m, torch.SymInt) and others == [32, 64]
+
+
+def test_sizes_that_are_marked_static_are_numbers() -> None:
+    x = torch.ones(48, 64, dtype=BF16)
+    torch._dynamo.mark_static(x, 0)
+    weight = torch.ones(64, 32, dtype=BF16)
+    (report,) = collect(lambda x, w: (x @ w).relu(), (x, weight), dynamic=True)
+    assert report.regions[0].problem[0] == 48
