@@ -28,7 +28,16 @@ def _is_command() -> bool:
     return bool(sys.argv) and Path(sys.argv[0]).name == __name__
 
 
-if not _is_command():
+def _search_here_last() -> None:
+    """Moves the current folder, which `python -m` searches first, to the end of the search path: a program
+    there, such as random.py, is no module of Python's library."""
+    if sys.argv[:1] == ["-m"] and sys.path and Path(sys.path[0] or ".").resolve() == Path.cwd():
+        sys.path.append(sys.path.pop(0))
+
+
+if _is_command():
+    _search_here_last()
+else:
     # A graph from Inductor's cache calls the ops, although the pass has not run in this process.
     from cute_backend.runtime import op as _op  # noqa: F401
     from cute_backend.runtime import sample_op as _sample  # noqa: F401

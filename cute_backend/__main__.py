@@ -1,6 +1,6 @@
 """`python -m cute_backend explain|source|build|simulate|bench FILE.py[:name] [--arch sm_90a|sm_100a|...]`,
 `python -m cute_backend aot FILE.py[:name] ... -o FILE.cutepack`, `python -m cute_backend cache info|show|
-verify|clear|path`, and `python -m cute_backend fuzz`.
+verify|clear|path`, `python -m cute_backend doctor` and `python -m cute_backend fuzz`.
 
 FILE defines a function (or a module) and `example_inputs()`, which returns its arguments, as a tuple, or as
 `(args, kwargs)`; `bench` without a FILE runs the built-in tables, and `fuzz` takes no FILE, since it draws
@@ -15,9 +15,10 @@ import os
 import signal
 import sys
 
+from cute_backend.command.checks import check
 from cute_backend.command.parser import parse
+from cute_backend.command.runner import run
 from cute_backend.errors import UsageError
-from cute_backend.runtime import progress
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,12 +28,19 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  until the process ends
     try:
         arguments = parse(argv)
-        with progress.starting():
-            from cute_backend.command.commands import run  # here because it imports torch
-
+        check(arguments)
         status = run(arguments)
-        sys.stdout.flush()  # imported here, so that an error of the import is caught
+        sys.stdout.flush()
         return status
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("cute_backend"):
+            raise
+        print(
+            f"cute_backend: {sys.executable} has no module {error.name!r}; activate the environment in which "
+            "this package is installed (after `make demo`: source .venv/bin/activate), or pip install it",
+            file=sys.stderr,
+        )
+        return 2
     except UsageError as error:
         print("cute_backend:", " ".join(str(error).split()), file=sys.stderr)
         return 2

@@ -6,7 +6,8 @@ as an environment variable of the same name, such as CUTE_BACKEND_MAX_STORES=2; 
 true, yes or on, or else 0, false, no or off. A value that a setting does not accept raises UsageError, a
 ValueError, in either case. A value that the program sets takes precedence over the environment.
 CUTE_BACKEND_CACHE_DIR, the folder of compiled kernels, CUTE_BACKEND_PACK, a pack to load them from, and
-CUTE_BACKEND_SOURCES, a folder of modules that were edited by hand, are environment variables only.
+CUTE_BACKEND_SOURCES, a folder of modules that were edited by hand, are environment variables only. A warning
+names any other variable that begins with CUTE_BACKEND_.
 
 >>> from cute_backend import config
 >>> with config.patch(max_stores=2):
@@ -175,6 +176,19 @@ _cache_config_ignore_prefix: list[str] = ["quiet", "cache_limit_mb", "compile_jo
 """The settings that `save_config_portable` leaves out, because no result depends on them."""
 
 install_config_module(sys.modules[__name__])
+
+
+def _warn_of_misspelt() -> None:
+    import warnings  # here, as launches need none
+
+    from cute_backend.variables import misspelt
+
+    settings = [name for name in sys.modules[__name__]._config if not name.startswith("_")]
+    for sentence in misspelt(settings):
+        warnings.warn(f"cute_backend: {sentence}", RuntimeWarning, stacklevel=2)
+
+
+_warn_of_misspelt()
 
 
 class _CheckedModule(type(sys.modules[__name__])):  # type: ignore[misc]

@@ -174,7 +174,9 @@ def test_no_file_and_no_python_file(capsys):
 
 
 def test_no_command_and_no_such_command(capsys):
-    assert refused(capsys) == "give a COMMAND: explain, source, build, simulate, bench, aot, cache, fuzz"
+    assert refused(capsys) == (
+        "give a COMMAND: explain, source, build, simulate, bench, aot, cache, fuzz, doctor"
+    )
     assert refused(capsys, "explian") == "there is no command 'explian'; did you mean 'explain'?"
     assert refused(capsys, "train", "x.py").startswith("there is no command 'train'; there are explain, ")
 

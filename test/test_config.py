@@ -68,6 +68,33 @@ def test_what_is_no_value_is_refused(settings, name, value, accepted):
         settings(**{f"CUTE_BACKEND_{name}": value})
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("CUTE_BACKEND_MAX_AUTOTUN", " (did you mean 'CUTE_BACKEND_MAX_AUTOTUNE'?)"),
+        ("CUTE_BACKEND_CACHEDIR", " (did you mean 'CUTE_BACKEND_CACHE_DIR'?)"),
+        ("CUTE_BACKEND_batch_invariant", " (did you mean 'CUTE_BACKEND_BATCH_INVARIANT'?)"),
+        ("CUTE_BACKEND_WAVES", ""),
+    ],
+)
+def test_a_misspelt_variable_is_named(settings, name, meant):
+    with pytest.warns(RuntimeWarning) as warned:
+        settings(**{name: "1"})
+    (found,) = (str(each.message) for each in warned)
+    expected = f"{name} is set in the environment, and cute_backend has no such setting{meant}"
+    assert found == f"cute_backend: {expected}"
+
+
+def test_no_variable_of_ours_is_taken_for_a_misspelt_one(settings, recwarn):
+    names = {"CACHE_DIR", "PACK", "SOURCES", *(name.upper() for name in shipped._config if name[0] != "_")}
+    with pytest.raises(UsageError, match="COMPILE_JOBS is 'x'"):  # the values are checked before the names
+        settings(**{f"CUTE_BACKEND_{name}": "x" for name in names if name in ("COMPILE_JOBS", "PACK")})
+    numbers = {"MAX_LOADS", "MAX_EXACT_LOADS", "MAX_STORES", "CACHE_LIMIT_MB", "COMPILE_JOBS"}
+    words = {"ROWVEC_PLACEMENT", "BLOCK_REDUCTIONS", "ROTARY_EMBEDDINGS"}
+    settings(**{f"CUTE_BACKEND_{name}": "7" if name in numbers else "1" for name in names - words})
+    assert not [each for each in recwarn if "no such setting" in str(each.message)]
+
+
 @pytest.mark.parametrize("text", ["1", "true", "True", "yes", "on", "0", "false", "NO", "off"])
 def test_words_for_switches(settings, text):
     config = settings(CUTE_BACKEND_MAX_AUTOTUNE=text, CUTE_BACKEND_QUIET=text)

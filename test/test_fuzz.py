@@ -591,8 +591,9 @@ def test_an_interrupt_ends_it_with_what_was_done(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--count", "0"], "--count and --jobs must be at least 1"),
-        (["--first", "-1"], "--first at least 0"),
+        (["--count", "0"], "argument --count: '0' is no positive number"),
+        (["--jobs", "0"], "argument --jobs: '0' is no positive number"),
+        (["--first", "-1"], "argument --first: '-1' is no whole number"),
         (["--device", "tpu"], "invalid choice: 'tpu'"),
         (["--replay", "--device", "cuda"], "cuda"),
     ],

@@ -18,7 +18,7 @@ LAYERS = ("fx_walk", "runtime", "memory_ops", "templates", "planning", "spec")
 MEANING = ("signature", "ops", "numerics", "replay", "reduce", "caches", "formula", "philox")
 """Modules that define the meaning of an epilogue: beside `spec`, and above it."""
 
-LEAVES = ("config", "options", "errors", "tracing", "__version__")
+LEAVES = ("config", "options", "errors", "variables", "tracing", "__version__")
 """Of use anywhere; they import one another alone."""
 
 HEIGHT = {name: height for height, name in enumerate((*LAYERS[:-1], "ops", "spec"))}

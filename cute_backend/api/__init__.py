@@ -1,6 +1,6 @@
 """`explain`, `generate` and `build`: questions about a function, and the objects that they return."""
 
-from cute_backend.api.described import Load, Product, Region, Source, Store, parse_arch
+from cute_backend.api.described import Load, Product, Region, Source, Store
 from cute_backend.api.explanation import Explanation, build, explain, explanation_of, generate
 
 __all__ = [
@@ -14,5 +14,4 @@ __all__ = [
     "explain",
     "explanation_of",
     "generate",
-    "parse_arch",
 ]

@@ -11,7 +11,6 @@ import torch
 from torch import fx
 
 from cute_backend import config
-from cute_backend.errors import UsageError
 from cute_backend.fx_walk.flow import in_order, sources
 from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.reasons import nearest_line, program_line
@@ -156,7 +155,7 @@ class Region:
         invariant, rowvecs = config.batch_invariant, config.rowvec_placement
         problem = Problem(self.spec, *self.hints, invariant, config.tile, self.groups, rowvecs)
         return Kernel.found(
-            self.spec, config_here(problem, self.alignment, parse_arch(arch or self.arch)), self.alignment
+            self.spec, config_here(problem, self.alignment, Arch.parse(arch or self.arch)), self.alignment
         )
 
     def source(self, arch: str | None = None) -> str:
@@ -186,14 +185,6 @@ class Region:
         plans = [plan(segment, config, kernel.alignment) for segment in segments]
         placements = {name: place for each in plans for name, place in each.placements.items()}
         return Plan(placements, tuple(name for each in plans for name in each.shared_stores))
-
-
-def parse_arch(arch: str) -> Arch:
-    """The architecture of a name. Raises UsageError for a name for which no kernel is generated."""
-    found = Arch.of_name(arch)
-    if found is None:
-        raise UsageError(f"arch is {arch!r}; kernels are generated for {Arch.listed('and')}")
-    return found
 
 
 def default_arch() -> str:

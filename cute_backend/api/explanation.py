@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cute_backend import config
-from cute_backend.api.described import Region, default_arch, described, parse_arch
+from cute_backend.api.described import Region, default_arch, described
 from cute_backend.errors import UsageError, meant
 from cute_backend.fx_walk.capability import check_operands
 from cute_backend.fx_walk.collect import collect
@@ -138,7 +138,7 @@ def explain(
     >>> region.formula, region.sizes
     ('out0 = bf16(relu(acc))', (256, 128, 64))
     """
-    target = parse_arch(arch).value if arch is not None else default_arch()
+    target = Arch.parse(arch).value if arch is not None else default_arch()
     judged = arch if torch.cuda.is_available() else target  # on a GPU, the devices of tensors decide
     with breaks_seen() as found:
         reports = collect(fn, args, dynamic, judged, kwargs)
@@ -146,7 +146,7 @@ def explain(
     regions: list[Region] = []
     rejections: list[Rejection] = []
     for report in reports:
-        served, unserved = _served(report.regions, parse_arch(target))
+        served, unserved = _served(report.regions, Arch.parse(target))
         kept, slower = _recalled(served)
         shown = described(kept, target, len(regions))
         regions += [replace(each, is_backward=report.is_backward) for each in shown]
@@ -170,7 +170,7 @@ def explain(
 def explanation_of(found: Sequence[FoundRegion], rejections: Sequence[Rejection]) -> Explanation:
     """The explanation of one graph that the pass has just fused, without the others of its program."""
     arch = default_arch()
-    served, unserved = _served(found, parse_arch(arch))
+    served, unserved = _served(found, Arch.parse(arch))
     return Explanation(regions=tuple(described(served, arch)), rejections=(*rejections, *unserved), arch=arch)
 
 

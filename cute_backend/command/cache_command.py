@@ -7,9 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cute_backend import config
 from cute_backend.errors import UsageError
-from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning.naming import DIGEST
 from cute_backend.runtime.cache import CacheFolderError, KernelCache, cache_root
 from cute_backend.runtime.documents import parse
@@ -45,6 +43,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _info(root: Path, kernels: list[Entry]) -> int:
+    from cute_backend import config  # here, as below: it imports torch, which the other actions don't need
+
     limit = f"{config.cache_limit_mb} MiB" if config.cache_limit_mb else "none"
     print(f"folder   {root}")
     print(f"kernels  {len(kernels)}, {_mebibytes(sum(entry.size for entry in entries(root)))}; limit {limit}")
@@ -88,6 +88,8 @@ def _is_called(entry: Entry, name: str) -> bool:
 
 def _described(entry: Entry) -> str:
     """A kernel's spec, tile and figures, as its entry has them."""
+    from cute_backend.memory_ops.schedule import kernel_formula
+
     path = next(path for path in entry.files if path.suffix == ENTRY)
     try:
         data: dict[str, Any] = parse(path.read_bytes())

@@ -1,17 +1,12 @@
-"""The commands, each a function of its parsed arguments."""
+"""The commands that trace or run a program, each a function of its parsed arguments."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cute_backend.command import cache_command
 from cute_backend.command.program import load, tracing
 from cute_backend.errors import UsageError
 from cute_backend.planning import Arch
@@ -19,7 +14,6 @@ from cute_backend.presentation import terminal
 from cute_backend.runtime import op as _op  # noqa: F401  programs may call the ops by themselves
 from cute_backend.runtime import progress
 from cute_backend.runtime import sample_op as _sample  # noqa: F401
-from cute_backend.runtime.kernel import BuildError, UnavailableError
 from cute_backend.runtime.pack import PackError
 from cute_backend.runtime.source import SOURCES_VARIABLE, edited_folder, file_name, text_of
 
@@ -28,44 +22,11 @@ if TYPE_CHECKING:
     from cute_backend.runtime.reach import Problem
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command that is named. Returns the exit status: 1 for a faulty kernel or result, 130 where
-    `fuzz` was interrupted. Raises UsageError."""
-    try:
-        with _plain_warnings():
-            return _COMMANDS[arguments.command](arguments) or 0
-    except (BuildError, UnavailableError, PackError) as error:
-        raise UsageError(str(error)) from error
-
-
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Shows warnings of this package as one line, without the place in the package that issues them."""
-    shown = warnings.formatwarning
-
-    def formatted(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-    ) -> str:
-        text = str(message)
-        if text.startswith("cute_backend: "):
-            return f"{text}\n"
-        return shown(message, category, filename, lineno, line)
-
-    warnings.formatwarning = formatted
-    try:
-        yield
-    finally:
-        warnings.formatwarning = shown
-
-
-def _explain(arguments: argparse.Namespace) -> None:
+def explain(arguments: argparse.Namespace) -> None:
     if arguments.html is None:
         terminal.show(_explanation(arguments))
         return
     path = arguments.html
-    if path.suffix not in (".html", ".htm"):
-        raise UsageError(f"a page is written as .html, not as {path.name}")
-    _check_folder(path, "page")
     page = _explanation(arguments).to_html(f"What cute_backend fuses of {Path(arguments.file).name}")
     try:
         path.write_text(page)
@@ -74,13 +35,7 @@ def _explain(arguments: argparse.Namespace) -> None:
     print(path)
 
 
-def _check_folder(path: Path, what: str) -> None:
-    """Raises UsageError if a file can't be written, so that this is known before the work is done."""
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"the folder of the {what}, {path.parent}, does not exist or can't be written to")
-
-
-def _source(arguments: argparse.Namespace) -> None:
+def source(arguments: argparse.Namespace) -> None:
     explained = _explanation(arguments)
     explained.first_region()
     if not 0 <= arguments.region < len(explained.regions):
@@ -105,7 +60,7 @@ def _source(arguments: argparse.Namespace) -> None:
     print(path)
 
 
-def _build(arguments: argparse.Namespace) -> None:
+def build(arguments: argparse.Namespace) -> None:
     explained = _explanation(arguments)
     explained.first_region()
     builds = []
@@ -116,15 +71,13 @@ def _build(arguments: argparse.Namespace) -> None:
     terminal.show(terminal.build_table(builds))
 
 
-def _aot(arguments: argparse.Namespace) -> None:
+def aot(arguments: argparse.Namespace) -> None:
     if edited_folder() is not None:
         raise UsageError(f"a pack holds what is generated: unset {SOURCES_VARIABLE}")
-    _check_folder(arguments.output, "pack")
     with progress.wait("tracing", len(arguments.files)) as update:
-        from cute_backend import api
         from cute_backend.aot import Request, find_problems, make_pack
 
-        archs = [api.parse_arch(arch) for arch in arguments.arch] or list(Arch)
+        archs = [Arch.parse(arch) for arch in arguments.arch] or list(Arch)
         problems: dict[Arch, list[Problem]] = {arch: [] for arch in archs}
         for count, target in enumerate(arguments.files):
             update(f"tracing {Path(target).name}", done=count)
@@ -133,12 +86,15 @@ def _aot(arguments: argparse.Namespace) -> None:
             for arch, found in problems.items():
                 with tracing(target):
                     found += find_problems(fn, args, arch, any_m=arguments.m is not None, kwargs=kwargs)
-    written = make_pack(Request(problems, arguments.m, arguments.sm_count), arguments.output)
-    size = arguments.output.stat().st_size / 2**20
+    try:
+        written = make_pack(Request(problems, arguments.m, arguments.sm_count), arguments.pack)
+    except PackError as error:
+        raise UsageError(str(error)) from error
+    size = arguments.pack.stat().st_size / 2**20
     served = " and ".join(arch.value for arch, found in problems.items() if found)
     others = " and ".join(arch.value for arch, found in problems.items() if not found)
     print(
-        f"{arguments.output}: for {served}, epilogues: {written.epilogues}, kernels: {written.kernels}, "
+        f"{arguments.pack}: for {served}, epilogues: {written.epilogues}, kernels: {written.kernels}, "
         f"{size:.1f} MiB\nsha256 of its manifest: {written.sha256}"
     )
     if others:
@@ -149,26 +105,22 @@ def _explanation(arguments: argparse.Namespace) -> Explanation:
     with progress.wait(f"tracing {Path(arguments.file).name}"):
         from cute_backend import api
 
-        if arguments.arch is not None:
-            api.parse_arch(arguments.arch)
         fn, inputs = load(arguments.file)
         args, kwargs = inputs()
-        with tracing(arguments.file):
-            return api.explain(fn, *args, arch=arguments.arch, **kwargs)
+        with tracing(arguments.file, gradients=arguments.grad):
+            return api.explain(fn, *args, arch=arguments.arch, dynamic=arguments.dynamic or None, **kwargs)
 
 
-def _simulate(arguments: argparse.Namespace) -> int:
+def simulate(arguments: argparse.Namespace) -> int:
     with progress.wait(f"tracing {Path(arguments.file).name}") as update:
-        from cute_backend import api
-        from cute_backend.simulator import simulate, timeline
+        from cute_backend.simulator import simulate as simulator
+        from cute_backend.simulator import timeline
         from cute_backend.simulator.report import Recorder
         from cute_backend.simulator.simulation_errors import SimulationError
 
-        if arguments.timeline is not None:
-            timeline.check(arguments.timeline)
         recorder = None if arguments.timeline is None else Recorder()
-        machine = simulate.Machine(
-            api.parse_arch(arguments.arch or "sm_100a"),
+        machine = simulator.Machine(
+            Arch.parse(arguments.arch or "sm_100a"),
             arguments.async_seed,
             observer=recorder,
             progress=lambda done, total, instructions: update(
@@ -179,12 +131,13 @@ def _simulate(arguments: argparse.Namespace) -> int:
         args, kwargs = inputs()
         update("compiling")
         try:
-            simulation = simulate.run(fn, args, machine, kwargs)
+            simulation = simulator.run(fn, args, machine, kwargs)
         except SimulationError as error:
             print(error, file=sys.stderr)
             return 1
         update("computing the reference")
-        differences = simulate.compare(simulation.outputs, simulate.reference(fn, args, kwargs, machine.arch))
+        expected = simulator.reference(fn, args, kwargs, machine.arch)
+        differences = simulator.compare(simulation.outputs, expected)
     for launch in simulation.launches:
         terminal.show(terminal.launch_table(launch))
     terminal.show(terminal.comparison_table(differences))
@@ -195,25 +148,9 @@ def _simulate(arguments: argparse.Namespace) -> int:
     return 0 if all(difference.agrees for difference in differences) else 1
 
 
-def _bench(arguments: argparse.Namespace) -> int:
+def bench(arguments: argparse.Namespace) -> int:
     from cute_backend.bench import command
 
     return command.main(arguments, load)
 
 
-def _fuzz(arguments: argparse.Namespace) -> int:
-    from cute_backend.fuzz import command
-
-    return command.main(arguments)
-
-
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
-    "explain": _explain,
-    "source": _source,
-    "build": _build,
-    "simulate": _simulate,
-    "bench": _bench,
-    "aot": _aot,
-    "cache": cache_command.main,
-    "fuzz": _fuzz,
-}

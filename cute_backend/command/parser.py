@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from operator import attrgetter
 from pathlib import Path
@@ -30,6 +30,7 @@ COMMANDS = {
     "aot": "compile every kernel that a program can ask for, into one file that serves it; needs no GPU",
     "cache": "what the folder of compiled kernels holds, what a kernel is, and whether all are sound",
     "fuzz": "compile random programs, compare with eager and Inductor, and print the smallest that is wrong",
+    "doctor": "print versions, GPUs, the cache folder, settings and what is missing, to paste into a report",
 }
 """Every command, and what it does."""
 
@@ -67,11 +68,20 @@ def _add_file(parser: argparse.ArgumentParser, nargs: str | None = None) -> None
     )
 
 
+def _add_arch(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument("--arch", metavar="ARCH", help=f"{Arch.listed('or')} (default: {default})")
+
+
 def _add_region_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `build`, which are the first of `explain`, `source` and `simulate` too."""
+    """Adds the options of `build`, which are the first of `explain` and `source` too."""
     _add_file(parser)
+    _add_arch(parser, "the GPU here, or sm_100a")
+    parser.add_argument("--dynamic", action="store_true", help="trace with symbolic sizes")
     parser.add_argument(
-        "--arch", metavar="ARCH", help=f"{Arch.listed('or')} (default: the GPU here, or sm_100a)"
+        "--grad",
+        action="store_true",
+        help="trace with gradients enabled: the forward graph and, if an input or a parameter requires a "
+        "gradient, the backward graph",
     )
 
 
@@ -88,7 +98,7 @@ def _add_explain_options(parser: argparse.ArgumentParser) -> None:
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
     _add_region_options(parser)
     parser.add_argument(
-        "--region", metavar="N", type=int, default=0, help="the number of the region (default: 0)"
+        "--region", metavar="N", type=_whole, default=0, help="the number of the region (default: 0)"
     )
     parser.add_argument(
         "-o",
@@ -100,7 +110,8 @@ def _add_source_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_simulate_options(parser: argparse.ArgumentParser) -> None:
-    _add_region_options(parser)
+    _add_file(parser)
+    _add_arch(parser, "sm_100a")
     parser.add_argument(
         "--async-seed", metavar="N", type=int, help="complete asynchronous work in this random order"
     )
@@ -123,7 +134,9 @@ def _add_aot_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", metavar="FILE.py[:name]", nargs="+", help="defines the function, and example_inputs()"
     )
-    parser.add_argument("-o", "--output", metavar="FILE.cutepack", type=Path, required=True)
+    parser.add_argument(
+        "-o", "--output", dest="pack", metavar="FILE.cutepack", type=Path, required=True
+    )
     parser.add_argument(
         "--arch",
         metavar="ARCH",
@@ -146,6 +159,12 @@ def _add_aot_options(parser: argparse.ArgumentParser) -> None:
         help="multiprocessors of the GPUs that are served, "
         f"if not an {Arch.listed('or', attrgetter('gpu'))}; may be given again",
     )
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number that is not negative")
+    return int(text)
 
 
 def _positive(text: str) -> int:
@@ -209,13 +228,13 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_fuzz_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--count", metavar="N", type=int, default=100, help="the number of programs (default: 100)"
+        "--count", metavar="N", type=_positive, default=100, help="the number of programs (default: 100)"
     )
     parser.add_argument(
         "--seed", metavar="S", type=int, default=0, help="the seed of the sequence of programs (default: 0)"
     )
     parser.add_argument(
-        "--first", metavar="I", type=int, default=0, help="the index of the first program (default: 0)"
+        "--first", metavar="I", type=_whole, default=0, help="the index of the first program (default: 0)"
     )
     parser.add_argument(
         "--replay",
@@ -240,11 +259,11 @@ def _add_fuzz_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="(default: cpu)")
     parser.add_argument(
-        "--jobs", metavar="J", type=int, default=1, help="processes that compile and run (default: 1)"
+        "--jobs", metavar="J", type=_positive, default=1, help="processes that compile and run (default: 1)"
     )
 
 
-_OPTIONS = {
+_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "explain": _add_explain_options,
     "source": _add_source_options,
     "build": _add_region_options,
@@ -253,4 +272,5 @@ _OPTIONS = {
     "aot": _add_aot_options,
     "cache": _add_cache_options,
     "fuzz": _add_fuzz_options,
+    "doctor": lambda parser: None,
 }

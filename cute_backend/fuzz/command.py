@@ -138,8 +138,6 @@ def _smallest(job: Job, index: int, program: Program, kind: str) -> Failure:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    if arguments.count < 1 or arguments.first < 0 or arguments.jobs < 1:
-        raise UsageError("--count and --jobs must be at least 1, and --first at least 0")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda needs a GPU, and torch finds none here")
     if arguments.device == "cuda" and arguments.replay:

@@ -156,8 +156,7 @@ class Listing:
 
 
 def listings(explained: Explanation) -> list[Listing]:
-    """What was not fused and why, then the refusals that cost nothing, then graph breaks. Those without rows
-    are left out."""
+    """The refusals that matter, those that cost nothing, and graph breaks, as far as there are any."""
     graph = ["graph"] if explained.has_backward else []
     refusals: dict[bool, list[list[str]]] = {False: [], True: []}
     for each in explained.rejections:

@@ -38,13 +38,12 @@ from cute_backend.runtime.link import LIBRARY, OBJECT, KernelFunction, link, loa
 from cute_backend.runtime.notices import warn_once
 from cute_backend.runtime.space import check_room, out_of_space
 from cute_backend.runtime.trust import UntrustedError, check_folder, read_trusted
+from cute_backend.variables import CACHE_DIR_VARIABLE
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
     from cute_backend.runtime.compile import Built
-
-CACHE_DIR_VARIABLE = "CUTE_BACKEND_CACHE_DIR"
 
 SCRATCH = "new-"
 """The prefix of the names of files that are being written."""

@@ -38,10 +38,10 @@ from cute_backend.runtime.notices import warn_once
 from cute_backend.runtime.reach import Problem
 from cute_backend.runtime.trust import UntrustedError, open_trusted
 from cute_backend.spec import EpilogueSpec
+from cute_backend.variables import PACK_VARIABLE
 
 log = logging.getLogger(__name__)
 
-PACK_VARIABLE = "CUTE_BACKEND_PACK"
 
 MANIFEST = "manifest.json"
 

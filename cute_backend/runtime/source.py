@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 
 from cute_backend.runtime.notices import count, warn_once
 from cute_backend.runtime.trust import UntrustedError, check_folder, read_trusted
+from cute_backend.variables import SOURCES_VARIABLE
 
 if TYPE_CHECKING:
     from cute_backend.planning import Alignment, TileConfig
     from cute_backend.runtime.kernel import Kernel
     from cute_backend.spec import EpilogueSpec
-
-SOURCES_VARIABLE = "CUTE_BACKEND_SOURCES"
 
 _MAX_SOURCE = 8 << 20
 """The most bytes of a module: hundreds of times more than any generated one has."""

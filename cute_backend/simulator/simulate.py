@@ -20,7 +20,6 @@ from torch._inductor.compile_fx import compile_fx
 from torch.utils._pytree import tree_leaves
 
 from cute_backend import config as settings
-from cute_backend.api.described import parse_arch
 from cute_backend.caches import deliver
 from cute_backend.errors import UsageError, check_function
 from cute_backend.fx_walk.capability import Capability, Named, device_capability
@@ -126,7 +125,7 @@ def simulate(
     if nothing is fused, or if a kernel would take more than 10 minutes, and SimulationError for a fault in a
     kernel. A simulation checks the function of kernels, not their speed.
     """
-    return run(fn, args, Machine(parse_arch(arch), async_seed), kwargs).outputs
+    return run(fn, args, Machine(Arch.parse(arch), async_seed), kwargs).outputs
 
 
 def run(

@@ -21,7 +21,7 @@ from cute_backend.runtime import compile as module
 from cute_backend.runtime.compile import Built
 from cute_backend.runtime.kernel import Kernel
 
-FOLDER = "CUTE_BACKEND_TESTS_BUILT"
+FOLDER = "TESTS_OF_CUTE_BACKEND_BUILT"
 """The environment variable that names the folder; without it nothing is kept."""
 
 Compile = Callable[[Kernel, str, Path], Built]

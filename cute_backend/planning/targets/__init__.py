@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from operator import attrgetter
 
+from cute_backend.errors import UsageError
 from cute_backend.planning.targets import sm80, sm86, sm89, sm90a, sm100a, sm103a, sm120a, sm121a
 from cute_backend.planning.targets.target import Accumulators, Cut, Shape, Target, Tiles, TileTime, Timing
 
@@ -41,6 +42,15 @@ class Arch(str, Enum):
     def of_name(name: str) -> Arch | None:
         """The target that the assembler knows by a name, or None if there is none."""
         return next((arch for arch in Arch if arch.value == name), None)
+
+    @staticmethod
+    def parse(name: str) -> Arch:
+        """The target of the name that a user gives. Raises UsageError for a name for which no kernel is
+        generated."""
+        found = Arch.of_name(name)
+        if found is None:
+            raise UsageError(f"arch is {name!r}; kernels are generated for {Arch.listed('and')}")
+        return found
 
     @staticmethod
     def listed(joined: str, of: Callable[[Target], str] = attrgetter("name")) -> str:
