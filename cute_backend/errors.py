@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
+REPORT = "please report it, with the output of `python -m cute_backend doctor`"
+"""The end of a message about a defect of this package."""
+
 
 class UsageError(ValueError):
     """A request that cannot be met: one sentence with what was given and what is accepted.

@@ -1,5 +1,6 @@
 """The pages of docs/: they build as `make docs` builds them, and say what is so."""
 
+import ast
 import doctest
 import inspect
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 
@@ -52,6 +54,33 @@ def test_the_page_names_the_refusals_that_cost_nothing():
     page = (DOCS / "refusals.md").read_text()
     (listed,) = re.findall(r"would be no faster\. These are\s(.*?)\. ", page, re.DOTALL)
     assert re.findall(r"`(\w+)`", listed) == [reason.value for reason in Reason if reason.costs_nothing]
+
+
+ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| `(.+)` \|$", re.MULTILINE)
+NAMES = ROW.findall((DOCS / "api.md").read_text())
+
+
+def first_sentence(name: str) -> str:
+    text = inspect.getdoc(getattr(cute_backend, name)) or ""
+    return re.match(r".+?[^.](?:\.(?= |$)|$)", " ".join(text.split("\n\n")[0].split()))[0]
+
+
+def test_the_page_lists_every_public_name():
+    assert sorted(name for name, *_ in NAMES) == sorted({*cute_backend.__all__} - {"__version__"})
+
+
+@pytest.mark.parametrize(("name", "line", "example"), NAMES, ids=[name for name, *_ in NAMES])
+def test_a_public_name_is_described_by_its_docstring_and_called_as_it_can_be(name, line, example):
+    assert line == first_sentence(name)
+    tree = ast.parse(f"try: pass\n{example}" if example.startswith("except ") else example)
+    ours = [each for each in ast.walk(tree) if ast.unparse(each).startswith("cute_backend.")]
+    attributes = [ast.unparse(each) for each in ours if isinstance(each, ast.Attribute)]
+    paths = [path for path in attributes if "(" not in path]
+    assert f"cute_backend.{name}" in paths or name == "Explanation"  # the result of explain
+    found = {path: attrgetter(path.removeprefix("cute_backend."))(cute_backend) for path in paths}
+    for call in (each for each in ours if isinstance(each, ast.Call) and ast.unparse(each.func) in found):
+        given = {each.arg: each.value for each in call.keywords}
+        inspect.signature(found[ast.unparse(call.func)]).bind(*call.args, **given)
 
 
 def _linear(x, weight):

@@ -12,7 +12,7 @@ from traceback import walk_tb
 from torch._dynamo.exc import BackendCompilerFailed
 
 from cute_backend import config
-from cute_backend.errors import UsageError
+from cute_backend.errors import REPORT, UsageError
 from cute_backend.fx_walk.reasons import Reason, Rejection
 from cute_backend.runtime.kernel import BuildError
 from cute_backend.runtime.notices import count, warn_once
@@ -45,7 +45,7 @@ def contain(error: Exception, instead: str = UNFUSED) -> Rejection:
     shown = f"{type(original).__name__}{f': {text[0]}' if text else ''}"
     refused = Reason.INTERNAL_ERROR.sentence.format(error=shown, where=where, instead=instead)
     count(Reason.INTERNAL_ERROR.value)
-    warn_once((Reason.INTERNAL_ERROR, where, instead), refused)
+    warn_once((Reason.INTERNAL_ERROR, where, instead), f"{refused}; {REPORT}")
     return Rejection("graph", Reason.INTERNAL_ERROR, refused)
 
 

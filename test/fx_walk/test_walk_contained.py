@@ -263,9 +263,9 @@ def test_a_program_is_compiled_as_without_us_whatever_fails(
     args = example()
     wanted = compiled(program, *args, backend="inductor")
     monkeypatch.setattr(owner, name, property(fails) if isinstance(vars(owner)[name], property) else fails)
-    with pytest.warns(
-        RuntimeWarning, match=r"cute_backend failed at .*\.py:\d+ with Planted: whatever it may be"
-    ):
+    asks = "please report it, with the output of `python -m cute_backend doctor`$"
+    failed = r"cute_backend failed at .*\.py:\d+ with Planted: whatever it may be; .*; "
+    with pytest.warns(RuntimeWarning, match=failed + asks):
         assert torch.equal(compiled(program, *args), wanted)
     assert counters["cute_backend"] == {"internal_error": 1}
     with warnings.catch_warnings():
