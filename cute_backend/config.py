@@ -7,7 +7,7 @@ true, yes or on, or else 0, false, no or off. A value that a setting does not ac
 ValueError, in either case. A value that the program sets takes precedence over the environment.
 CUTE_BACKEND_CACHE_DIR, the folder of compiled kernels, CUTE_BACKEND_PACK, a pack to load them from, and
 CUTE_BACKEND_SOURCES, a folder of modules that were edited by hand, are environment variables only. A warning
-names any other variable that begins with CUTE_BACKEND_.
+names any other variable with this prefix.
 
 >>> from cute_backend import config
 >>> with config.patch(max_stores=2):
