@@ -23,6 +23,11 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def nearest(name: str, known: Iterable[str], count: int) -> str:
+    """The `count` known names that are most similar to `name`, separated by commas."""
+    return ", ".join(get_close_matches(name, [*known], n=count, cutoff=0))
+
+
 def check_function(fn: Any) -> None:
     """Raises UsageError unless `fn` is a function or an instance of a module."""
     if isinstance(fn, type):

@@ -17,7 +17,7 @@ from cute_backend.fx_walk.reasons import nearest_line, program_line
 from cute_backend.fx_walk.region import Region as FoundRegion
 from cute_backend.fx_walk.static import Size, fake, hint, target_name
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.planning import Alignment, Arch, Plan, finishes_apart, plan, subtiled
+from cute_backend.planning import Alignment, Arch, Plan, clustered, finishes_apart, plan, subtiled
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import config_here
 from cute_backend.runtime.reach import Problem, stores_aligned
@@ -157,6 +157,14 @@ class Region:
         return Kernel.found(
             self.spec, config_here(problem, self.alignment, Arch.parse(arch or self.arch)), self.alignment
         )
+
+    @property
+    def tiles(self) -> tuple[str, ...]:
+        """The names of all tiles that can serve the region on its architecture, as `config.tile` takes
+        them."""
+        arch = Arch.of_name(self.arch)
+        assert arch is not None
+        return tuple(sorted(tile.name for tile in clustered(arch, self.spec)))
 
     def source(self, arch: str | None = None) -> str:
         """The kernel's module, as CuTe DSL Python, for people to read.

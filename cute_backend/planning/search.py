@@ -512,10 +512,15 @@ def ranked(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int
     return [first, *sorted(rest, key=lambda config: cost(config, spec, m, n, k, sm_count))]
 
 
+_NAMED = 5
+"""The number of tiles that an error names."""
+
+
 @lru_cache(maxsize=256)
 def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
     """Returns the first tile in `names` that can serve a spec, in the default raster. Commas or spaces
-    separate names. If none can serve it, raises UsageError, which lists the tiles that can."""
+    separate names. If none can serve it, raises UsageError, which lists the nearest names of tiles that
+    can."""
     able = {config.name: config for config in clustered(arch, spec)}
     asked = names.replace(",", " ").split()
     found = next((able[name] for name in asked if name in able), None)
@@ -523,11 +528,15 @@ def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
         from cute_backend.errors import (  # here, since a process that launches kernels raises none
             UsageError,
             meant,
+            nearest,
         )
 
-        near = meant(asked[-1], able) if asked else ""
-        can = ", ".join(sorted(able))
-        raise UsageError(f"config.tile is {names!r}{near}; {words(spec)} on {arch.value} can take {can}")
+        last = asked[-1] if asked else ""
+        near, such = meant(last, able) if asked else "", nearest(last, able, _NAMED)
+        raise UsageError(
+            f"config.tile is {names!r}{near}; {words(spec)} on {arch.value} can take {len(able)} tiles, such "
+            f"as {such}; without config.tile, each region of cute_backend.explain lists its own as `tiles`"
+        )
     return found
 
 
