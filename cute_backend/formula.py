@@ -3,7 +3,8 @@
 Besides the ops of the op table, a formula has these words: `row_max(x)`, `column_max(x)` and `all_max(x)`
 reduce each row, each column and the plane; `column_max128(x)` reduces each column of every 128 rows;
 `block32_max(x)` reduces each 32 neighbouring columns; `x[:, ::32]` is one value for each 32 columns, and `in
-tiles` is the layout of the MMA's scales; `x as (B, H, S, D)` is written in memory of this shape.
+tiles` is the layout of the MMA's scales; `x as (B, H, S, D)` is written in memory of this shape;
+`nan_if_infinite(x)` is `x + x * 0`, which a softmax's row with an infinite element is.
 """
 
 from __future__ import annotations
@@ -112,6 +113,8 @@ class _Formula:
         if infix:
             level = _LEVEL[infix[1]]
             left, right = operands
+            if op.op == "add" and right[0] == f"{_bind(left, _LEVEL['*'])} * 0":
+                return f"nan_if_infinite({left[0]})", _ATOM
             texts = [_bind(left, level), _bind(right, level + 1)]
             return template.format(*texts), level
         if re.fullmatch(r"\w+\(\{0\}(, \{\d\})*\)", template):
