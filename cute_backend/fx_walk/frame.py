@@ -66,6 +66,16 @@ class Frame:
         return None
 
     @staticmethod
+    def of_all(shape: Sequence[Size], n: Size, block: int) -> Frame | None:
+        """The frame of a value that is known to have all elements of the plane, or of one for each block, if
+        its last axes are N or its blocks. The others are M then, whether or not their sizes prove it."""
+        for start in reversed(range(len(shape) + 1)):
+            if known(product(shape[start:]) * block == n):
+                rows, columns = _long(shape[:start]), _long(shape[start:])
+                return Frame(tuple(rows), tuple(start + axis for axis in columns), block)
+        return None
+
+    @staticmethod
     def joined(shape: Sequence[Size], m: Size, n: Size, block: int) -> Frame | None:
         """The frame of a value whose first axis joins all rows with blocks of columns, whose columns are its
         other axes, if it has any; None if it has no such axis."""
@@ -195,8 +205,8 @@ class Frame:
         )
 
     def reshaped(self, node: fx.Node, m: Size, n: Size) -> Frame | None:
-        """The frame of a view or a reshape of the value, which gives its elements another shape. It is None
-        if an axis would hold both rows and columns, or if elements are repeated that are not those of
+        """The frame of a view or a reshape of the value, which gives all of its elements another shape. It is
+        None if an axis would hold both rows and columns, or if elements are repeated that are not those of
         blocks."""
         before, after = fake(first_argument(node)).shape, fake(node).shape
         if target_name(node) == "aten.permute.default":
@@ -207,8 +217,6 @@ class Frame:
         if target_name(node) == _REPEATS:
             frame = self.behind(len(after) - len(before)).repeated(after)
             return frame if frame.covers(after, m, n) else None
-        if not known(product(before) == product(after)):
-            return None
         long, long_after = _long(before), _long(after)
         same = len(long) == len(long_after)
         if same and all(known(before[a] == after[b]) for a, b in zip(long, long_after, strict=True)):
@@ -217,7 +225,7 @@ class Frame:
             return self._reshaped_part(before, after, m, self._of_part(n))
         if not self.is_in_order:
             return self._regrouped(before, after)
-        return Frame.of(after, m, n, self.block) or Frame.joined(after, m, n, self.block)
+        return Frame.of_all(after, n, self.block) or Frame.joined(after, m, n, self.block)
 
     def _reshaped_part(self, before: Sequence[Size], after: Sequence[Size], m: Size, n: Size) -> Frame | None:
         """The frame after axes of a part of each block are split or joined. None if the part is joined with

@@ -38,7 +38,15 @@ from cute_backend.fx_walk.reductions import (
 from cute_backend.fx_walk.resolve import Reader, resolve
 from cute_backend.fx_walk.rotations import check_rotations, lower_rotation, refuse_rotated
 from cute_backend.fx_walk.rounded import as_in_memory
-from cute_backend.fx_walk.static import Size, describe, fake, first_argument, target_name, tensor_of
+from cute_backend.fx_walk.static import (
+    Size,
+    describe,
+    fake,
+    first_argument,
+    same_sizes,
+    target_name,
+    tensor_of,
+)
 from cute_backend.fx_walk.tiled_scales import E8M0, Tiled, Tiling, check_tiled
 from cute_backend.fx_walk.views import not_pointwise, rearranged
 from cute_backend.fx_walk.walk import Walk
@@ -139,9 +147,14 @@ def _frame(draft: Draft, node: fx.Node, n: Size) -> Frame:
     if frame is None and frames:
         how = "has its axes in another order than an operand"
         raise Refused(Reason.REARRANGED, target=target_name(node), shape=describe(shape), how=how)
-    if frame is None or not frame.covers(shape, anchor.m, n):
+    if frame is None or not (_is_of(draft, sources, shape, frame) or frame.covers(shape, anchor.m, n)):
         raise Refused(Reason.PLANE, shape=describe(shape), m=anchor.m, n=n)
     return frame
+
+
+def _is_of(draft: Draft, sources: Sequence[fx.Node], shape: Sequence[Size], frame: Frame) -> bool:
+    """Whether a member that is read has this shape and frame, so that it has all elements of the plane."""
+    return any(draft.frames[node] == frame and same_sizes(fake(node).shape, shape) for node in sources)
 
 
 def _join_split(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices:

@@ -1,14 +1,19 @@
-"""Symbolic sizes as arguments of nodes: found in the graph, measured or computed."""
+"""Symbolic sizes: as arguments of nodes, found in the graph, measured or computed, and as axes of rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._dynamo.source import ConstantSource
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from cute_backend.backend import cute
 from cute_backend.fx_walk.rewrite import Sizes
 from support.fx_walk.synthetic import aten
 
@@ -60,3 +65,43 @@ def test_a_size_that_is_a_node_already_is_that_node() -> None:
     sizes = Sizes(graph, [])
     assert sizes.argument(x.shape[0]) is measured
     assert sizes.argument(17) == 17
+
+
+# Rows that are split by a symbolic number
+
+
+def relu(x: Tensor, w: Tensor, vector: Tensor, plane: Tensor) -> Tensor:
+    return F.linear(x, w).unflatten(0, (-1, 4)).relu()
+
+
+def bias(x: Tensor, w: Tensor, vector: Tensor, plane: Tensor) -> Tensor:
+    return F.linear(x, w).relu().unflatten(0, (-1, 3, 4)) * vector
+
+
+def residual(x: Tensor, w: Tensor, vector: Tensor, plane: Tensor) -> Tensor:
+    return F.linear(x, w).unflatten(0, (4, -1)) + plane.unflatten(0, (4, -1))
+
+
+def heads(x: Tensor, w: Tensor, vector: Tensor, plane: Tensor) -> Tensor:
+    return F.linear(x, w).view(-1, 4, 2, 64).transpose(1, 2).relu()
+
+
+def maximum(x: Tensor, w: Tensor, vector: Tensor, plane: Tensor) -> Tensor:
+    return F.linear(x, w).relu().unflatten(0, (-1, 4)).amax(-1)
+
+
+@pytest.mark.parametrize("program", [relu, bias, residual, heads, maximum])
+def test_rows_need_no_proof_where_the_last_axes_are_the_columns(
+    program: Callable[..., Tensor], fresh_compiler: None
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((48, 64), (128, 64), (128,), (48, 128))
+    args = [torch.randn(size, generator=generator).bfloat16() for size in sizes]
+    for dynamic in (args[0], args[3]):
+        torch._dynamo.mark_dynamic(dynamic, 0)
+    with torch.no_grad():
+        result, expected = torch.compile(program, backend=cute)(*args), program(*args)
+    torch.testing.assert_close(result, expected, rtol=0.02, atol=0.1)
+    assert result.stride() == expected.stride()
+    tally = counters["cute_backend"]
+    assert tally["regions"] == 1 and not tally["rearranged"] and not tally["plane"]
