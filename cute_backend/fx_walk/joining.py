@@ -109,8 +109,8 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concaten
     if not is_pointwise(node):
         result = tensor_of(node)
         if result is not None and result.is_complex():
-            raise Refused(Reason.UNSUPPORTED_DTYPE, operand=node.name, dtype=result.dtype)
-        raise not_pointwise(node, draft.frames.get(first_argument(node)))
+            raise Refused(Reason.UNSUPPORTED_DTYPE, operand=node, dtype=result.dtype)
+        raise not_pointwise(walk, node, draft.frames.get(first_argument(node)))
     return _join_pointwise(walk, draft, node, anchor.n, (None,))[0]
 
 

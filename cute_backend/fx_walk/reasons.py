@@ -132,8 +132,7 @@ class Reason(Enum):
     )
     PART_OF_ROWS = (
         "part_of_rows",
-        "{target} takes a part of the product's rows, and the product can't be computed for these rows of A "
-        "alone: they have no single stride, or other rows are read too; a kernel computes all rows",
+        "{target} takes a part of the product's rows, and a kernel computes all of them, because {why}",
     )
     REDUCTION = (
         "reduction",

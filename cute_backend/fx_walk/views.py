@@ -7,7 +7,9 @@ from torch import fx
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.mutation import is_view
 from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.row_slices import why_whole
 from cute_backend.fx_walk.static import arguments, describe, fake, first_argument, target_name
+from cute_backend.fx_walk.walk import Walk
 
 
 def rearranged(node: fx.Node, frame: Frame | None) -> Refused:
@@ -25,14 +27,17 @@ def _how(node: fx.Node, frame: Frame | None) -> str:
     return "isn't proven to keep rows and columns apart"
 
 
-def not_pointwise(node: fx.Node, frame: Frame | None) -> Refused:
+def not_pointwise(walk: Walk, node: fx.Node, frame: Frame | None) -> Refused:
     """The refusal of a call on a value with `frame` that is neither pointwise nor a reshape."""
     axis = _axis_taken(node) if is_view(node) else None
     if axis is None:
         return Refused(Reason.NOT_POINTWISE, target=target_name(node))
     columns = (fake(first_argument(node)).dim() - 1,) if frame is None else frame.n_axes
     is_column = axis in columns and not (frame is not None and axis in frame.m_axes)
-    return Refused(Reason.UNPAIRED if is_column else Reason.PART_OF_ROWS, target=target_name(node))
+    if is_column:
+        return Refused(Reason.UNPAIRED, target=target_name(node))
+    why = why_whole(node, walk.order, walk.mutations)
+    return Refused(Reason.PART_OF_ROWS, target=target_name(node), why=why)
 
 
 _TAKES = (
