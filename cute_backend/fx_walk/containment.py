@@ -1,7 +1,8 @@
 """Contains errors of this package: a graph is compiled without the part that failed, and the user is warned.
 
 The pass works on a copy of its graph, so a failure there leaves nothing behind. A later failure of a
-rewritten graph, in Inductor's lowering or code generation, is contained by `backend="cute"`.
+rewritten graph, in Inductor's lowering or code generation, is contained by `backend="cute"`. The warning
+names the package whose code failed, which need not be this one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from traceback import walk_tb
 
+import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 from cute_backend import config
@@ -18,6 +20,7 @@ from cute_backend.runtime.kernel import BuildError
 from cute_backend.runtime.notices import count, warn_once
 
 _PACKAGE = Path(__file__).parent.parent
+_INSTALLED = Path(torch.__file__).parent.parent
 
 UNFUSED = "this graph is compiled as Inductor alone compiles it"
 
@@ -40,10 +43,10 @@ def contain(error: Exception, instead: str = UNFUSED) -> Rejection:
     if not is_contained(error):
         raise error
     original = first_raised(error)
-    where = _place(original)
+    failed, where = _place(original)
     text = str(original).strip().splitlines()
     shown = f"{type(original).__name__}{f': {text[0]}' if text else ''}"
-    refused = Reason.INTERNAL_ERROR.sentence.format(error=shown, where=where, instead=instead)
+    refused = Reason.INTERNAL_ERROR.sentence.format(failed=failed, error=shown, where=where, instead=instead)
     count(Reason.INTERNAL_ERROR.value)
     warn_once((Reason.INTERNAL_ERROR, where, instead), f"{refused}; {REPORT}")
     return Rejection("graph", Reason.INTERNAL_ERROR, refused)
@@ -60,11 +63,16 @@ def first_raised(error: BaseException) -> BaseException:
             return error
 
 
-def _place(error: BaseException) -> str:
-    """The innermost line of this package in an error's traceback, as "fx_walk/anchors.py:12", or of any other
-    code if there is none."""
+def _place(error: BaseException) -> tuple[str, str]:
+    """The name of what failed, and its line: this package and its innermost line in an error's traceback, as
+    "fx_walk/anchors.py:12". If there is none, the package of the innermost line of all, or its file if it is
+    in no installed package."""
     lines = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
     lines = lines[1:] or lines  # without the place that contains it
     ours = [(path.relative_to(_PACKAGE), line) for path, line in lines if path.is_relative_to(_PACKAGE)]
-    path, line = (ours or lines or [(Path("an unknown line"), 0)])[-1]
-    return f"{path}:{line}"
+    if ours or not lines:
+        path, line = ours[-1] if ours else (Path("an unknown line"), 0)
+        return _PACKAGE.name, f"{path}:{line}"
+    path, line = lines[-1]
+    path = path.relative_to(_INSTALLED) if path.is_relative_to(_INSTALLED) else Path(path.name)
+    return path.parts[0], f"{path}:{line}, in a graph that {_PACKAGE.name} has changed,"

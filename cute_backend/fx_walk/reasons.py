@@ -50,7 +50,7 @@ class Reason(Enum):
     DEVICE = "device", "the product runs on {device}; only products on cpu and cuda are fused"
     CAPABILITY = "capability", "{device} has compute capability {capability}, not {taken}"
 
-    INTERNAL_ERROR = "internal_error", "cute_backend failed at {where} with {error}; {instead}"
+    INTERNAL_ERROR = "internal_error", "{failed} failed at {where} with {error}; {instead}"
 
     # The matrix product.
     NOTHING_TO_FUSE = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import warnings
 from collections import Counter
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import networkx
 import pytest
 import torch
 from torch import Tensor, fx
@@ -34,6 +36,7 @@ from cute_backend.fx_walk import (
 from cute_backend.fx_walk import epilogue_pass as pass_module
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.static import fake
 from cute_backend.runtime import notices
 from cute_backend.runtime.kernel import BuildError
 from support.fx_walk.recorded import GRAPHS, read, walked
@@ -272,6 +275,28 @@ def test_a_program_is_compiled_as_without_us_whatever_fails(
         warnings.simplefilter("error")
         assert torch.equal(compiled(program, *args), wanted)
     assert counters["cute_backend"] == {"internal_error": 2}
+
+
+@pytest.mark.parametrize(
+    ("raises", "failed"),
+    [
+        (lambda: torch._check(False), r"torch failed at torch/__init__\.py:\d+, in a"),
+        (lambda: fx.Graph().inserting_after(None), r"torch failed at torch/fx/graph\.py:\d+, in a"),  # type: ignore[arg-type]
+        (lambda: networkx.Graph().remove_node(1), r"networkx failed at networkx/\S+\.py:\d+, in a"),
+        (lambda: inspect.signature(1), r"inspect\.py failed at inspect\.py:\d+, in a"),  # type: ignore[arg-type]
+        (lambda: fails(), r"test_walk_contained\.py failed at test_walk_contained\.py:\d+, in a"),
+        (lambda: fake(fx.Graph().placeholder("x")), r"cute_backend failed at fx_walk/static\.py:\d+ with"),
+    ],
+    ids=["torch", "fx", "networkx", "standard_library", "no_package", "ours"],
+)
+def test_a_warning_names_the_code_that_failed(
+    raises: Callable[[], Any], failed: str, contained: None
+) -> None:
+    try:
+        raises()
+    except Exception as error:
+        message = containment.contain(error).message
+    assert re.match(failed, message)
 
 
 def test_a_program_whose_inputs_cannot_be_named_is_fused(
