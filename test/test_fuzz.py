@@ -98,14 +98,14 @@ def test_every_form_is_drawn() -> None:
 
 def test_dims_that_are_not_given_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """`x.norm()` once failed: a list was made of the dims of a sum, which may be None."""
-    read = anchors._is_matrix_vector
+    read = anchors.opaque_product
 
-    def careless(node: fx.Node) -> bool:
+    def careless(node: fx.Node) -> str | None:
         if node.target is torch.ops.aten.sum.dim_IntList:
             list(node.args[1])  # type: ignore[arg-type]
         return read(node)
 
-    monkeypatch.setattr(anchors, "_is_matrix_vector", careless)
+    monkeypatch.setattr(anchors, "opaque_product", careless)
     verdicts = (judge(draw_form(0, index), replay_only=True) for index in range(40))
     assert any(verdict.kind == "raises TypeError" for verdict in verdicts)
 

@@ -11,7 +11,6 @@ refusal. torch 2.13 does not trace `baddbmm` with an `out_dtype`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import fx
 
@@ -26,23 +25,19 @@ from cute_backend.fx_walk.opaque_products import opaque_product
 from cute_backend.fx_walk.packed_heads import with_blocks
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.scaled_products import read_scaled_mm, read_scaled_mm_v2
-from cute_backend.fx_walk.static import arguments, first_argument, target_name, tensor_of
+from cute_backend.fx_walk.static import target_name
 
 
 def is_anchor(node: fx.Node) -> bool:
     """Whether the walker has to decide about this node: either fuse it, or refuse it with a reason."""
-    return node.op == "call_function" and (
-        target_name(node) in _READERS or _is_matrix_vector(node) or opaque_product(node) is not None
-    )
+    return node.op == "call_function" and (target_name(node) in _READERS or opaque_product(node) is not None)
 
 
 def read_anchor(node: fx.Node) -> Anchor:
     """The anchor behind a node for which `is_anchor` holds. Raises Refused if no kernel computes it."""
     reader = _READERS.get(target_name(node))
-    if reader is None and (name := opaque_product(node)) is not None:
-        raise Refused(Reason.OPAQUE_PRODUCT, target=name)
     if reader is None:
-        raise Refused(Reason.MATRIX_VECTOR)
+        raise Refused(Reason.OPAQUE_PRODUCT, target=opaque_product(node))
     return with_blocks(reader(node))
 
 
@@ -66,36 +61,3 @@ _READERS: dict[str, Callable[[fx.Node], Anchor]] = {
     "aten._scaled_mm.default": read_scaled_mm,
     "aten._scaled_mm_v2.default": read_scaled_mm_v2,
 }
-
-
-def _is_matrix_vector(node: fx.Node) -> bool:
-    """Whether this is `(a.unsqueeze(2) * b.unsqueeze(0)).sum(1)`, Inductor's `mm` with M or N of 1.
-
-    It occurs under max-autotune on a GPU, where the decomposition runs before any post-grad pass. Its kernel
-    reads the weights once at full bandwidth and fuses the epilogue, so it is not fused here, only counted.
-    """
-    if target_name(node) != "aten.sum.dim_IntList" or list(arguments(node)["dim"] or ()) != [1]:
-        return False
-    value = _behind_casts(first_argument(node))
-    if (
-        not isinstance(value, fx.Node)
-        or value.op != "call_function"
-        or target_name(value) != "aten.mul.Tensor"
-    ):
-        return False
-    factors = arguments(value)
-    return (_unsqueezed(factors["self"]), _unsqueezed(factors["other"])) == (2, 0)
-
-
-def _unsqueezed(value: Any) -> int | None:
-    """The axis that an operand was unsqueezed at, seen through casts; None if it was not."""
-    value, result = _behind_casts(value), tensor_of(_behind_casts(value))
-    if result is None or value.op != "call_function" or target_name(value) != "aten.unsqueeze.default":
-        return None
-    return arguments(value)["dim"] % result.dim()
-
-
-def _behind_casts(value: Any) -> Any:
-    while isinstance(value, fx.Node) and target_name(value) == "prims.convert_element_type.default":
-        value = first_argument(value)
-    return value

@@ -61,7 +61,8 @@ class Reason(Enum):
     UNSHARED = "unshared", "no op that could be fused follows the product, and it {why}"
     MATRIX_VECTOR = (
         "matrix_vector",
-        "Inductor wrote this product, with M or N of 1, as a multiply and a sum with an epilogue of its own",
+        "it is part of {target} with M, N or K of 1, which Inductor computes as a multiply and, unless K is "
+        "1, a sum, in one kernel with the ops around them",
         _COSTS_NOTHING,
     )
     GROUPED = (
@@ -74,8 +75,8 @@ class Reason(Enum):
     )
     OPAQUE_PRODUCT = (
         "opaque_product",
-        "{target} is a library's own matrix product, whose arithmetic the graph does not show; products of "
-        "aten are supported, such as _scaled_mm",
+        "{target} multiplies matrices by code of its own, and the graph does not show what it computes; "
+        "supported: mm, addmm, bmm, baddbmm, _scaled_mm, grouped_mm and _scaled_grouped_mm",
     )
     OPERAND_DTYPE = "operand_dtype", "{where} do not multiply {a} by {b}; supported: {taken}"
     OPERAND_LAYOUT = "operand_layout", "{operand} has strides {strides}; {accepted}"

@@ -25,6 +25,7 @@ from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.growth import grown, seed
 from cute_backend.fx_walk.joining import join
 from cute_backend.fx_walk.lower import is_pointwise
+from cute_backend.fx_walk.opaque_products import decomposed_product
 from cute_backend.fx_walk.pairs import meet, reach, slices_of, split, unlike
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.reductions import Reduced
@@ -71,6 +72,9 @@ def _find(walk: Walk) -> tuple[list[Region], list[Rejection]]:
         except Refused as refused:
             walk.rejections[node] = refused.rejection(node)
     regions = sharing(walk, regions, lambda node: _bare(walk, node))
+    for node in walk.order:
+        if (product := decomposed_product(node)) is not None:
+            walk.rejections.setdefault(node, Refused(Reason.MATRIX_VECTOR, target=product).rejection(node))
     rejections = [
         walk.rejections[node] for node in walk.order if node in walk.rejections and node not in walk.owner
     ]

@@ -221,7 +221,10 @@ def matrix_vector(graph: Graph) -> fx.Node:
     """The result of Inductor's decomposition of `mm` with M of 1, under max-autotune on a GPU."""
     a, b = graph.input("a", (1, 32)), graph.input("b", (32, 48), strides=(1, 32))
     factors = graph.call(aten.unsqueeze.default, a, 2), graph.call(aten.unsqueeze.default, b, 0)
-    return graph.call(aten.sum.dim_IntList, graph.call(aten.mul.Tensor, *factors), [1])
+    node = graph.call(aten.sum.dim_IntList, graph.call(aten.mul.Tensor, *factors), [1])
+    for each in (*factors, *node.all_input_nodes, node):
+        each.meta["original_aten"] = aten.mm.default
+    return node
 
 
 def scaled_v2(recipe: int, scale: tuple[int, ...]) -> Callable[[Graph], fx.Node]:
