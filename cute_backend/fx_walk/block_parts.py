@@ -149,7 +149,7 @@ def lower_joined(draft: Draft, node: fx.Node, ends: Sequence[int]) -> Operand:
     draft.frames[node] = whole
     result = _selected(chain, [str(value) for value in values], ends)
     check_rotations(chain)
-    return lower_cast(chain, result, supported_dtype(node.name, fake(node).dtype))
+    return lower_cast(chain, result, supported_dtype(node, fake(node).dtype))
 
 
 def _selected(chain: Chain, values: Sequence[Operand], ends: Sequence[int]) -> Operand:

@@ -120,10 +120,10 @@ def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int, rows:
     if few and config.block_reductions != "always" and len(chain.accumulators) == 1:
         raise Refused(Reason.BLOCK_COST)
     if found.dtype is not None:
-        value = lower_cast(chain, value, supported_dtype(found.head.name, found.dtype))
+        value = lower_cast(chain, value, supported_dtype(found.head, found.dtype))
     if chain.dtype(value) is DType.I32:
-        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=found.source.name, dtype=fake(found.source).dtype)
-    dtype = supported_dtype(found.head.name, fake(found.head).dtype)
+        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=found.source, dtype=fake(found.source).dtype)
+    dtype = supported_dtype(found.head, fake(found.head).dtype)
     if found.correction is not None:
         result = _variance(chain, value, columns, found.correction)
     elif found.kind is ReduceKind.LOGSUMEXP:

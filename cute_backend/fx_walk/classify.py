@@ -234,13 +234,13 @@ def check_load(node: fx.Node, tensor: torch.Tensor, device: torch.device) -> DTy
     return supported_dtype(user_label(node), tensor.dtype)
 
 
-def supported_dtype(name: str, dtype: torch.dtype) -> DType:
+def supported_dtype(of: fx.Node | str, dtype: torch.dtype) -> DType:
     """The spec's dtype for a torch dtype. Raises Refused if there is none; float64 has a reason of its
     own."""
     if dtype is torch.float64:
-        raise Refused(Reason.FLOAT64, operand=name)
+        raise Refused(Reason.FLOAT64, operand=of)
     if dtype not in DTYPES:
-        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=name, dtype=dtype)
+        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=of, dtype=dtype)
     return DTYPES[dtype]
 
 

@@ -12,7 +12,7 @@ from torch import fx
 
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.questions import is_epilogue_work, is_reduction
-from cute_backend.fx_walk.reasons import Reason, Refused, program_name, user_label
+from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.walk import Walk
 
 
@@ -48,7 +48,7 @@ def cycle(walk: Walk, draft: Draft, node: fx.Node) -> Refused:
             between = current
         sources = current.all_input_nodes if owner is None else owner.inputs
         current = next(source for source in sources if depends(walk, draft, source))
-    return Refused(Reason.CYCLE, operand=program_name(node), between=between.name)
+    return Refused(Reason.CYCLE, operand=node, between=between)
 
 
 def reduction_before(walk: Walk, draft: Draft, node: fx.Node) -> fx.Node | None:
@@ -86,10 +86,10 @@ def check_mutations(walk: Walk, draft: Draft, node: fx.Node) -> None:
     for operand in draft.inputs:
         mutation = walk.mutations.first_of(operand, walk.order[operand], here)
         if mutation is not None:
-            raise Refused(Reason.MUTATED_LOAD, operand=user_label(operand), mutation=mutation.node.name)
+            raise Refused(Reason.MUTATED_LOAD, operand=user_label(operand), mutation=mutation.node)
     between = walk.mutations.first(walk.order[draft.first.node], here)
     if between is not None and any(walk.order[user] < here for user in _outside_users(draft, node)):
-        raise Refused(Reason.MUTATION, mutation=between.node.name)
+        raise Refused(Reason.MUTATION, mutation=between.node)
 
 
 def _outside_users(draft: Draft, joining: fx.Node) -> Iterator[fx.Node]:

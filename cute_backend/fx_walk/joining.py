@@ -63,11 +63,11 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concaten
     if node in walk.reductions and walk.reductions[node].source in draft.values:
         return _join_reduction(walk, draft, walk.reductions[node])
     if node in walk.rotations and walk.rotations[node].source in draft.values:
-        if why := walk.unrotated(draft.anchors):
-            raise Refused(Reason.ROTATION_COST, why=why)
         rotation = walk.rotations[node]
         value = resolve(walk, draft, rotation.source, Reader(node, node))
         rotated = lower_rotation(rotation, draft, value, walk.may_share(draft.anchors))
+        if why := walk.unrotated(draft.anchors):
+            raise Refused(Reason.ROTATION_COST, why=why)
         check_mutations(walk, draft, node)
         return rotated
     if node in walk.block_parts.taken and walk.block_parts.taken[node].source in draft.values:
@@ -122,12 +122,12 @@ def _join_pointwise(
     if result is None:
         raise Refused(Reason.UNSUPPORTED_OP, target=target, why="gives more than one tensor")
     if result.device != anchor.device:
-        raise Refused(Reason.LOAD_DEVICE, operand=node.name, device=result.device, anchor=anchor.device)
+        raise Refused(Reason.LOAD_DEVICE, operand=node, device=result.device, anchor=anchor.device)
     frame = _frame(draft, node, n)
     if not (frame.is_plain or None in sides):
         raise Refused(Reason.UNPAIRED, target=target)
     if result.dtype is E8M0 and frame.block == 1:
-        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=node.name, dtype=result.dtype)
+        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=node, dtype=result.dtype)
     draft.frames[node] = frame
     values = []
     for side in sides:

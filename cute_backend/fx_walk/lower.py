@@ -133,7 +133,7 @@ def constant(node: fx.Node) -> Const | None:
     value, tensor = filling(node), tensor_of(node)
     if value is None or tensor is None:
         return None
-    supported_dtype(node.name, tensor.dtype)
+    supported_dtype(node, tensor.dtype)
     if tensor.dtype.is_floating_point:
         return Const(_round_number(float(value), tensor.dtype))
     if tensor.dtype in _BYTES:
@@ -150,13 +150,13 @@ def number(value: Any) -> Const:
     return Const(value)
 
 
-def _culprit(node: fx.Node, dtype: torch.dtype) -> str:
-    """The name of the operand that makes a result float64; for other results, the name of the result."""
+def _culprit(node: fx.Node, dtype: torch.dtype) -> fx.Node | str:
+    """The user's name for the operand that makes a result float64; for other results, the result."""
     if dtype is torch.float64:
         for operand in node.all_input_nodes:
             if (tensor := tensor_of(operand)) is not None and tensor.dtype is dtype:
                 return user_label(operand)
-    return node.name
+    return node
 
 
 def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:

@@ -17,6 +17,7 @@ from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.classify import ColumnSlice
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.mutation import is_view, root
+from cute_backend.fx_walk.reasons import user_label
 from cute_backend.fx_walk.static import (
     Size,
     collapsed_stride,
@@ -158,13 +159,15 @@ def unlike(first: Anchor, second: Anchor) -> str | None:
     if first.accumulator.b_block or second.accumulator.b_block:
         return "columns are packed head by head"
     if first.a is not second.a:
-        return f"that one multiplies {second.a.name} and this one {first.a.name}"
+        return f"that one multiplies {user_label(second.a)} and this one {user_label(first.a)}"
     if first.a_blocks != second.a_blocks:
         return "their A have different scales"
     if first.offsets is not second.offsets:
         return "their groups of rows have different offsets"
     if first.transposed is not second.transposed:
         return "one has rows in groups, and the other columns"
+    if (first.columns is None) is not (second.columns is None):
+        return "the columns of one are divided into two parts"
     if first.accumulator != second.accumulator:
         return "their operands differ in dtype or layout, or their sums in how they are accumulated"
     if not known(first.n == second.n):

@@ -88,7 +88,8 @@ class Reason(Enum):
     OPERAND_DEVICE = "operand_device", "{operand} is on {device} and the product on {anchor}"
     APART = (
         "apart",
-        "one op reads it and {other}, and one kernel could compute both, but {why}",
+        "{reader} reads it and is computed in the kernel of {other}, and one kernel can't compute both "
+        "products, because {why}",
     )
     EMPTY = "empty", "the product is empty: M, N, K = {m}, {n}, {k}", _COSTS_NOTHING
     RECIPE = "recipe", "the scales follow the recipe {recipe}; supported: {taken}"
@@ -197,7 +198,7 @@ class Reason(Enum):
         "{into} reads {reduction}, which reduces the region's own result and is complete only when the "
         "kernel has ended",
     )
-    PLANE = "plane", "the result has shape {shape}, which is not the product's ({m}, {n}) plane"
+    PLANE = "plane", "the result has shape {shape}, which is not the kernel's ({m}, {n}) plane"
     OUTPUT_LAYOUT = (
         "output_layout",
         "the result has strides {strides}, but a kernel writes dense row-major or column-major planes or, on "
@@ -296,11 +297,15 @@ def of_one_kernel(rejections: Iterable[Rejection]) -> list[str]:
 
 
 class Refused(Exception):
-    """Raised inside the walker for a node that can't be fused. It becomes a Rejection, never an error."""
+    """Raised inside the walker for a node that can't be fused. It becomes a Rejection, never an error.
+
+    A fact that is a node has its name in the program, or in the graph if the program gives it none.
+    """
 
     def __init__(self, reason: Reason, **facts: Any) -> None:
         self.reason = reason
-        self.message = reason.sentence.format(**facts)
+        named = {key: program_name(of) if isinstance(of, fx.Node) else of for key, of in facts.items()}
+        self.message = reason.sentence.format(**named)
         self.costs_nothing = reason.costs_nothing and not facts.get("refused")
         super().__init__(self.message)
 
@@ -352,17 +357,18 @@ def nearest_line(node: fx.Node) -> str:
 
 
 def user_label(node: fx.Node) -> str:
-    """The user's name for an operand, or for the tensor that it views: its label, an input's name, else that
-    of its line."""
-    source = root(node)
-    return node.meta.get(LABEL) or source.meta.get(LABEL) or program_name(source)
+    """The user's name for an operand, or for the tensor that it views."""
+    return node.meta.get(LABEL) or program_name(root(node))
 
 
 def program_name(node: fx.Node) -> str:
-    """The name of a value for a reader, as "scale (file.py:12)": the variable that it is assigned to.
+    """The name of a value for a reader: the label of an input or, as "scale (file.py:12)", the variable that
+    the value is assigned to.
 
     A value inside an expression has its name in the graph. The line is omitted if it is unknown.
     """
+    if LABEL in node.meta:
+        return str(node.meta[LABEL])
     where, code = _program_frame(node)
     assigned = _ASSIGNMENT.match(code)
     inner = any(program_line(user) == where for user in node.users)

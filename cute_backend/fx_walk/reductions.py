@@ -95,15 +95,15 @@ def reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduced
     if axis is not Axis.ROW and any(acc.kind is not ProductKind.DENSE for acc in chain.accumulators):
         raise Refused(Reason.BATCHED, target=target_name(found.head))
     if found.dtype is not None:
-        value = lower_cast(chain, value, supported_dtype(found.head.name, found.dtype))
+        value = lower_cast(chain, value, supported_dtype(found.head, found.dtype))
     own = chain.dtype(value)
     if own is DType.I32:
-        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=found.source.name, dtype=fake(found.source).dtype)
+        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=found.source, dtype=fake(found.source).dtype)
     if not found.kind.is_index:
-        result = supported_dtype(found.head.name, fake(found.head).dtype)
+        result = supported_dtype(found.head, fake(found.head).dtype)
         if not (result.is_float or (found.kind.is_extremum and result is own)):
             raise Refused(
-                Reason.UNSUPPORTED_DTYPE, operand=found.head.name, dtype=f"an integer {found.kind.value}"
+                Reason.UNSUPPORTED_DTYPE, operand=found.head, dtype=f"an integer {found.kind.value}"
             )
     assert isinstance(value, str)
     return Reduced(value, Reduction(axis, found.kind, rows))
@@ -125,7 +125,7 @@ def refuse_unknown(node: fx.Node, m: Size, n: Size) -> None:
     """Raises Refused for a reduction that kernels do not compute, such as the variance."""
     back = feeds(node, lambda user: is_pointwise(user) and _on_plane(user, m, n))
     if back is not None:
-        raise Refused(Reason.FEEDBACK, reduction=node.name, into=back.name)
+        raise Refused(Reason.FEEDBACK, reduction=node, into=back)
     raise Refused(Reason.REDUCTION, target=target_name(node))
 
 
@@ -141,7 +141,7 @@ def refuse_rounds(found: Found, steps: Collection[fx.Node], m: Size, n: Size) ->
 
     back = feeds(found.head, reduces)
     if back is not None:
-        raise Refused(Reason.FEEDBACK, reduction=found.head.name, into=back.name)
+        raise Refused(Reason.FEEDBACK, reduction=found.head, into=back)
 
 
 def feeds(node: fx.Node, wanted: Callable[[fx.Node], bool]) -> fx.Node | None:

@@ -133,9 +133,11 @@ def _left_out(walk: Walk, anchor: Anchor) -> Refused:
     was refused."""
     for user in anchor.node.users:
         region = walk.owner.get(user)
-        why = None if region is None else unlike(anchor, region.anchors[-1])
-        if region is not None and why is not None:
-            return Refused(Reason.APART, other=region.anchors[-1].node.name, why=why)
+        if region is None or user in walk.anchors:
+            continue
+        other = region.anchors[-1]
+        if (why := unlike(anchor, other)) is not None:
+            return Refused(Reason.APART, reader=user, other=other.node, why=why)
     near = [anchor.node, *reach(anchor.node, walk.owner)]
     refused = {user for node in near for user in node.users if user in walk.rejections}
     names = ", ".join(node.name for node in sorted(refused, key=walk.order.__getitem__))

@@ -63,7 +63,7 @@ def resolve(walk: Walk, draft: Draft, argument: Any, reader: Reader) -> Operand:
     if (argument, side, frame) in draft.work:
         return draft.work[argument, side, frame]
     if tensor_of(argument) is None:
-        raise Refused(Reason.SYMBOLIC_SCALAR, value=argument.name)
+        raise Refused(Reason.SYMBOLIC_SCALAR, value=argument)
     filled = constant(argument)
     if filled is not None:
         return filled
@@ -72,7 +72,7 @@ def resolve(walk: Walk, draft: Draft, argument: Any, reader: Reader) -> Operand:
     if depends(walk, draft, argument):
         reduction = reduction_before(walk, draft, argument)
         if reduction is not None:
-            raise Refused(Reason.FEEDBACK, reduction=reduction.name, into=node.name)
+            raise Refused(Reason.FEEDBACK, reduction=reduction, into=node)
         raise cycle(walk, draft, argument)
     shape, device = fake(reader.member).shape, draft.first.device
     view = group_vectors(argument, shape, frame, draft.first)
@@ -113,7 +113,7 @@ def _of_member(draft: Draft, member: fx.Node, reader: Reader) -> Operand:
     """The value of a member, or its slice on the reader's side."""
     value = draft.values[member]
     if value is None or isinstance(value, (Reduced, Tiled)):
-        raise Refused(Reason.FEEDBACK, reduction=member.name, into=reader.node.name)
+        raise Refused(Reason.FEEDBACK, reduction=member, into=reader.node)
     if isinstance(value, Concatenated):
         shape = describe(fake(member).shape)
         raise Refused(Reason.PLANE, shape=shape, m=draft.first.m, n=draft.first.n)

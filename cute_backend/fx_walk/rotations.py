@@ -25,7 +25,7 @@ from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import Size, arguments, fake, known, target_name, tensor_of
 from cute_backend.ops import PAIRED_COLUMNS
 from cute_backend.planning import rotations_held
-from cute_backend.spec import FIRST_VISITS, Columns, Operand
+from cute_backend.spec import FIRST_VISITS, Columns, Major, Operand
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def lower_rotation(found: Rotation, draft: Draft, value: Operand, may_share: boo
     if any(isinstance(each, Reduced) for each in draft.values.values()):
         refuse_rotated(chain)
     result = chain.emit("neg", result) if found.inverse else result
-    return lower_cast(chain, result, supported_dtype(found.head.name, fake(found.head).dtype))
+    return lower_cast(chain, result, supported_dtype(found.head, fake(found.head).dtype))
 
 
 def _rotates_apart(chain: Chain, found: Rotation, part: BlockPart | None, single: bool) -> bool:
@@ -250,6 +250,16 @@ def check_rotations(chain: Chain) -> None:
         held = _rotated(chain, reduces)
         apart = columns > 2 and any(view.period for view in chain.views)
         if columns not in held or apart or any(size % columns for size in sizes):
-            names = ", ".join(map(str, sorted(held))) or "none"
-            blocks = ", ".join(map(str, sorted(sizes)))
-            raise Refused(Reason.ROTATION_SIZE, columns=columns, sizes=blocks, held=names)
+            blocks, names = ", ".join(map(str, sorted(sizes))), ", ".join(map(str, sorted(held)))
+            held_sizes = names or f"none {_why_none(chain, reduces)}"
+            raise Refused(Reason.ROTATION_SIZE, columns=columns, sizes=blocks, held=held_sizes)
+
+
+def _why_none(chain: Chain, reduces: bool) -> str:
+    """The kind of product of whose blocks no tile rotates the halves, whatever their size."""
+    along_k = tuple(replace(acc, b_major=Major.K) for acc in chain.accumulators)
+    if along_k != chain.accumulators and any(
+        rotations_held(arch, along_k, reduces, chain.by_visits) for arch in chain.archs
+    ):
+        return "if B is contiguous along N, as a (K, N) weight is; store it as (N, K), and multiply by w.t()"
+    return "after this kind of product; one dense product without scales of blocks is supported"

@@ -14,9 +14,9 @@ from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.mutation import is_view
 from cute_backend.fx_walk.pairs import Slices
 from cute_backend.fx_walk.questions import base
-from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
+from cute_backend.fx_walk.reasons import Reason, Refused, Rejection, program_name
 from cute_backend.fx_walk.region import alternate, is_by_heads
-from cute_backend.fx_walk.static import describe, fake, tensor_of
+from cute_backend.fx_walk.static import describe, fake, target_name, tensor_of
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,13 @@ def _explain(
         elif wanted >> found.places[node] & 1 and node not in inside:
             refused = _does_not_fit(found, boundary, unlimited)
         else:
-            users = ", ".join(user.name for user in node.users if user not in kept)
+            users = ", ".join(_reader(user) for user in node.users if user not in kept)
             refused = Refused(Reason.LEFT_TO_USERS, users=users)
         rejections.setdefault(node, refused.rejection(node))
+
+
+def _reader(user: fx.Node) -> str:
+    return "the caller" if user.op == "output" else program_name(user)
 
 
 def _does_not_fit(found: Crossings, boundary: Boundary, unlimited: int) -> Refused:
@@ -128,7 +132,7 @@ def _does_not_fit(found: Crossings, boundary: Boundary, unlimited: int) -> Refus
 
 def _nothing_to_store(draft: Draft, room: Room) -> Refused:
     if any(isinstance(value, Slices) for value in draft.values.values()):
-        return Refused(Reason.UNPAIRED, target=draft.first.node.name)
+        return Refused(Reason.UNPAIRED, target=target_name(draft.first.node))
     for anchor in draft.anchors:
         if draft.layout(anchor.node) is None:
             return _odd_layout(draft, anchor.node)
@@ -141,5 +145,5 @@ def _results(room: Room) -> dict[str, int]:
 
 def _odd_layout(draft: Draft, node: fx.Node) -> Refused:
     if alternate(draft.first, draft.values[node]):
-        return Refused(Reason.UNPAIRED, target=node.name)
+        return Refused(Reason.UNPAIRED, target=target_name(node))
     return Refused(Reason.OUTPUT_LAYOUT, strides=describe(fake(node).stride()))

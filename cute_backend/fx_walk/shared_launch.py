@@ -22,7 +22,7 @@ from cute_backend import config
 from cute_backend.fx_walk.boundary import LAUNCH_BYTES
 from cute_backend.fx_walk.capability import target_of
 from cute_backend.fx_walk.classify import LoadView
-from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.reasons import Reason, Refused, program_name
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.walk import Walk
 from cute_backend.planning import Arch, Target, choose, named
@@ -132,7 +132,7 @@ class _Sharing:
         positions = [walk.order[node] for region in every for node in region.nodes]
         mutation = walk.mutations.first(min(positions) - 1, max(positions) + 1)
         if mutation is not None:
-            return f"{mutation.node.name} writes in place between them"
+            return f"{program_name(mutation.node)} writes in place between them"
         if any(self._depends(each, other) or self._depends(other, each) for each in group):
             return "one depends on the other"
         return None

@@ -153,7 +153,7 @@ def other_dtype(made: Graph) -> tuple[fx.Node, fx.Node]:
 @pytest.mark.parametrize(
     ("sides", "message"),
     [
-        (other_a, "one op reads it and mm_default_1, .* but that one multiplies au and this one ag"),
+        (other_a, "mul_tensor reads it .* of mm_default_1, .* that one multiplies au and this one ag"),
         (other_layout, "their operands differ in dtype or layout"),
         (other_dtype, "that one multiplies wide and this one a"),
     ],
