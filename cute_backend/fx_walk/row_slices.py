@@ -337,7 +337,7 @@ class _Slicing:
     def _product(self, product: fx.Node, lead: Sequence[Any], axis: int) -> fx.Node:
         args = arguments(product)
         name = _FACTORS[target_name(product)]
-        k = fake(args[name]).shape[1]
+        k = self._depth(args[name])
         rows = args[name]
         if lead:
             rows = call(self.graph, product, aten.reshape.default, rows, [*lead, k])
@@ -352,3 +352,8 @@ class _Slicing:
             shape = with_one_open((*left, fake(result).shape[-1]))
             result = call(self.graph, product, aten.reshape.default, result, shape)
         return result
+
+    def _depth(self, a: fx.Node) -> Any:
+        """K, as an argument of a call: a number, or a node if it is symbolic."""
+        k = fake(a).shape[1]
+        return k if isinstance(k, int) else call(self.graph, a, aten.sym_size.int, a, 1)

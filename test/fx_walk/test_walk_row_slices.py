@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -159,6 +160,20 @@ def test_the_result_is_eagers(program: Program, dynamic: tuple[int, ...], fresh_
     assert result.shape == expected.shape and _strides(result) == _strides(program(*args))
     torch.testing.assert_close(result.double(), expected.double(), rtol=0.02, atol=0.1)
     assert counters["cute_backend"]["regions"] == 1
+
+
+def test_a_symbolic_depth_is_an_argument_by_a_node(fresh_compiler: None) -> None:
+    """A graph can't name a symbolic size itself: torch warns, and code made of the graph raises NameError."""
+    _, rows, w, _, _ = operands()
+
+    def program(rows: Tensor, w: Tensor) -> Tensor:
+        return (rows @ w.t())[3].relu()
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Raw SymInt")
+        result = torch.compile(program, backend=cute, dynamic=True)(rows, w)
+    assert counters["cute_backend"]["regions"] == 1
+    torch.testing.assert_close(result, program(rows, w), rtol=0.02, atol=0.1)
 
 
 def read_twice(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
