@@ -23,9 +23,13 @@ _PREFIX = len(_INFIX_LEVELS)
 _ATOM = _PREFIX + 1
 
 
+_LONG = 90
+"""The characters of an expression beyond which its value has a line of its own, if an op reads it."""
+
+
 def formula(spec: EpilogueSpec, names: Mapping[str, str]) -> str:
-    """The region as assignments, one a line: first the values that are read more than once, by the names that
-    `names` gives their ops, then the outputs with their dtypes.
+    """The region as assignments, one a line: first the values that are read more than once and those behind
+    long expressions, by the names that `names` gives their ops, then the outputs with their dtypes.
 
     Casts that do not round under the spec's precision are left out.
     """
@@ -40,16 +44,27 @@ def number(value: bool | int | float) -> str:
 class _Formula:
     def __init__(self, spec: EpilogueSpec, names: Mapping[str, str]) -> None:
         self.spec, self.names = spec, names
-        self.ops = {op.name: op for op in spec.ops}
-        uses: Counter[str] = Counter(self._source(store.value) for store in spec.stores)
+        self.sources: dict[str, str] = {}
+        """What each cast that leaves its value as it is casts."""
         for op in spec.ops:
-            if not self._is_transparent(op):
-                uses.update(self._source(operand) for operand in op.operands if isinstance(operand, str))
-        self.named = {name for name, count in uses.items() if count > 1 and name in self.ops}
+            operand = op.operands[0] if op.operands else None
+            if isinstance(operand, str) and self._is_transparent(op, operand):
+                self.sources[op.name] = self._source(operand)
+        ops = [op for op in spec.ops if op.name not in self.sources]
+        read = Counter(self._source(name) for op in ops for name in op.values)
+        uses = read + Counter(self._source(store.value) for store in spec.stores)
+        self.named = {op.name for op in ops if uses[op.name] > 1}
+        self.expressions: dict[str, tuple[str, int]] = {}
+        """The expression of each op, with how tightly it binds."""
+        for op in ops:
+            text, binds = self._expression(op)
+            self.expressions[op.name] = text, binds
+            if len(text) > _LONG and op.name in read:
+                self.named.add(op.name)
 
     def lines(self) -> list[str]:
-        named = [op for op in self.spec.ops if op.name in self.named]
-        shared = [f"{self.names[op.name]} = {self._expression(op)[0]}" for op in named]
+        named = [(name, text) for name, (text, _) in self.expressions.items() if name in self.named]
+        shared = [f"{self.names[name]} = {text}" for name, text in named]
         return shared + [line for store in self.spec.stores for line in self._lines_of(store)]
 
     def _lines_of(self, store: Store) -> list[str]:
@@ -78,17 +93,13 @@ class _Formula:
         batches = f"{store.reduce.rows}" if store.reduce.rows else ""
         return f"{store.reduce.axis.value}_{store.reduce.kind.value}{batches}({self._text(store.value)[0]})"
 
-    def _is_transparent(self, op: Op) -> bool:
-        """Whether the op is a cast that leaves its value as it is."""
-        if op.op != "cast" or not isinstance(op.operands[0], str):
-            return False
-        source = self.spec.dtypes[op.operands[0]]
-        return effective_dtype(op, self.spec.precision) is source.register
+    def _is_transparent(self, op: Op, operand: str) -> bool:
+        """Whether the op is a cast that leaves this operand as it is."""
+        source = self.spec.dtypes[operand].register
+        return op.op == "cast" and effective_dtype(op, self.spec.precision) is source
 
     def _source(self, name: str) -> str:
-        while name in self.ops and self._is_transparent(self.ops[name]):
-            (name,) = self.ops[name].operands  # type: ignore[assignment]
-        return name
+        return self.sources.get(name, name)
 
     def _text(self, operand: Operand) -> tuple[str, int]:
         """An operand and how tightly it binds."""
@@ -96,8 +107,8 @@ class _Formula:
             text = number(operand.value)
             return text, _PREFIX if text.startswith("-") else _ATOM
         operand = self._source(operand)
-        if operand in self.ops and operand not in self.named:
-            return self._expression(self.ops[operand])
+        if operand in self.expressions and operand not in self.named:
+            return self.expressions[operand]
         return self.names.get(operand, operand), _ATOM
 
     def _expression(self, op: Op) -> tuple[str, int]:

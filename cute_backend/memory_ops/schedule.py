@@ -75,10 +75,14 @@ def _place_indices(spec: EpilogueSpec, ops: Sequence[Op], loops: dict[str, int])
         if not _reduces(op) and indices.issuperset(values_read(spec, op)):
             indices.add(op.name)
     stored = {stored_value(spec, store)[0] for store in spec.stores}
+    first: dict[str, int] = {}
+    """The first loop that reads each value."""
     for op in reversed(ops):
-        readers = [loops[each.name] - _reduces(each) for each in ops if op.name in values_read(spec, each)]
         if op.name in indices - stored:
-            loops[op.name] = min(readers)
+            loops[op.name] = first[op.name]
+        for name in values_read(spec, op):
+            loop = loops[op.name] - _reduces(op)
+            first[name] = min(first.get(name, loop), loop)
 
 
 def stored_value(spec: EpilogueSpec, store: Store) -> tuple[str, Overflow]:

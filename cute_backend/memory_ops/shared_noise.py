@@ -20,7 +20,8 @@ def shares_noise(spec: EpilogueSpec, op: Op) -> bool:
     seed_low, seed_high, index, row, sample = op.operands
     made_by: dict[Operand, str] = {each.name: each.op for each in spec.ops}
     own = [made_by.get(each) for each in (index, row)] == [COLUMN_INDEX.name, ROW_INDEX.name]
-    return own and all(_is_uniform(spec, each) for each in (seed_low, seed_high, sample))
+    uniform = _uniform(spec)
+    return own and all(isinstance(each, Const) or each in uniform for each in (seed_low, seed_high, sample))
 
 
 def operands_read(spec: EpilogueSpec, op: Op) -> tuple[Operand, ...]:
@@ -33,11 +34,10 @@ def values_read(spec: EpilogueSpec, op: Op) -> Iterator[str]:
     return (operand for operand in operands_read(spec, op) if isinstance(operand, str))
 
 
-def _is_uniform(spec: EpilogueSpec, operand: Operand) -> bool:
-    """Whether a value is the same for every element, that is, computed from numbers and scalars only."""
-    if isinstance(operand, Const):
-        return True
-    op = next((op for op in spec.ops if op.name == operand), None)
-    if op is not None:
-        return bool(op.operands) and all(_is_uniform(spec, each) for each in op.operands)
-    return any(load.name == operand and load.kind is LoadKind.SCALAR for load in spec.loads)
+def _uniform(spec: EpilogueSpec) -> set[str]:
+    """The values that are the same for every element, that is, computed from numbers and scalars only."""
+    uniform = {load.name for load in spec.loads if load.kind is LoadKind.SCALAR}
+    for op in spec.ops:
+        if op.operands and uniform.issuperset(op.values):
+            uniform.add(op.name)
+    return uniform

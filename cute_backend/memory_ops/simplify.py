@@ -169,8 +169,8 @@ class _Numbers:
     def _product(self, a: float, b: float) -> Const:
         """Returns a * b, and records its expression."""
         factors = [self._folded.get(factor) or number(factor) for factor in (a, b) if factor != 1.0]
-        if factors:
-            self._folded[a * b] = " * ".join(factors)
+        if factors and len(expression := " * ".join(factors)) <= _LONG:
+            self._folded[a * b] = expression
         return Const(a * b)
 
     def _common_factor(self, name: str) -> tuple[str, str, float] | None:
@@ -203,6 +203,9 @@ class _Numbers:
 
 _LOG2_E = math.log2(math.e)
 
+_LONG = 80
+"""The most characters of an expression of a number that people are shown."""
+
 
 def _is_power_of_two(number: float) -> bool:
     return math.isfinite(number) and abs(math.frexp(number)[0]) == 0.5
@@ -216,14 +219,9 @@ def _without_saturating_clamps(spec: EpilogueSpec) -> EpilogueSpec:
     producers = {op.name: op for op in spec.ops}
 
     def unclamped(operand: Operand, largest: float) -> Operand:
-        op = _made(operand, producers)
-        if op is None or op.op not in ("minimum", "maximum") or op.dtype is not DType.F32:
-            return operand
-        value, bound = op.operands
-        if not isinstance(bound, Const) or not isinstance(value, str):
-            return operand
-        beyond = bound.value >= largest if op.op == "minimum" else bound.value <= -largest
-        return unclamped(value, largest) if beyond else operand
+        while (op := _made(operand, producers)) is not None and _clamps_beyond(op, largest):
+            operand = op.operands[0]
+        return operand
 
     ops = [
         replace(op, operands=(unclamped(op.operands[0], largest_finite(op.dtype)),))
@@ -232,6 +230,16 @@ def _without_saturating_clamps(spec: EpilogueSpec) -> EpilogueSpec:
         for op in spec.ops
     ]
     return replace(spec, ops=tuple(ops))
+
+
+def _clamps_beyond(op: Op, largest: float) -> bool:
+    """Whether an fp32 op clamps a value to a range that reaches to `largest`, or below its negative."""
+    if op.op not in ("minimum", "maximum") or op.dtype is not DType.F32:
+        return False
+    value, bound = op.operands
+    if not isinstance(bound, Const) or not isinstance(value, str):
+        return False
+    return bound.value >= largest if op.op == "minimum" else bound.value <= -largest
 
 
 def _made(operand: Operand | None, producers: dict[str, Op]) -> Op | None:
