@@ -17,7 +17,7 @@ from cute_backend.errors import UsageError
 from cute_backend.fx_walk.collect import GraphReport, collect
 from cute_backend.fx_walk.static import fake, hint
 from cute_backend.planning import Arch
-from cute_backend.runtime.build import obtain
+from cute_backend.runtime.build import build_again, obtain, removed
 from cute_backend.runtime.cache import caches
 from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
 from cute_backend.runtime.op import gemm_epilogue
@@ -141,19 +141,25 @@ def _kernels(request: Request) -> Iterator[Kernel]:
 
 def _compiled(kernels: list[Kernel]) -> dict[Kernel, tuple[bytes, Mapping[str, Any]]]:
     """The code and the figures of kernels, compiled where the cache lacks them."""
-    outcomes = obtain(kernels)
-    compiled: dict[Kernel, tuple[bytes, Mapping[str, Any]]] = {}
-    for kernel in kernels:
-        outcome = outcomes[kernel]
+    for outcome in obtain(kernels).values():
         if isinstance(outcome, (BuildError, UnavailableError)):
             raise outcome
-        code, entry = _read(kernel)
+    found = {kernel: _read(kernel) for kernel in kernels}
+    if lost := [kernel for kernel in kernels if found[kernel] is None]:
+        build_again(lost)
+        found |= {kernel: _read(kernel) for kernel in lost}
+    compiled: dict[Kernel, tuple[bytes, Mapping[str, Any]]] = {}
+    for kernel, each in found.items():
+        if each is None:
+            raise removed(kernel)
+        code, entry = each
         compiled[kernel] = (code, {name: entry[name] for name in ("registers", "spill_bytes", "smem_bytes")})
     return compiled
 
 
-def _read(kernel: Kernel) -> tuple[bytes, Mapping[str, Any]]:
-    """The code and the figures of a kernel, from a pack that this process has loaded or from the cache."""
+def _read(kernel: Kernel) -> tuple[bytes, Mapping[str, Any]] | None:
+    """The code and the figures of a kernel, from a pack that this process has loaded or from the cache. None
+    if it went from there since it was built."""
     for pack in packs():
         if found := pack.read(kernel):
             return found
@@ -165,4 +171,4 @@ def _read(kernel: Kernel) -> tuple[bytes, Mapping[str, Any]]:
                 "a pack holds shared libraries, and no linker was here when its kernels were compiled: "
                 "install ld, or a C compiler, and run python -m cute_backend cache clear"
             )
-    raise BuildError(f"{kernel.name} went from the cache before it was packed; try again")
+    return None

@@ -222,14 +222,18 @@ class Chain:
     def bounds(self, operand: Operand) -> tuple[float, float]:
         """A range that contains every value of the operand except NaN, as far as clamps by numbers prove
         it."""
-        if isinstance(operand, Const):
-            return (float(operand.value),) * 2
-        step = next((op for op in self._ops if op.name == operand), None)
-        if step is None or step.op not in ("minimum", "maximum"):
-            return (float("-inf"), float("inf"))
-        lows, highs = zip(*(self.bounds(inner) for inner in step.operands), strict=True)
-        choose = min if step.op == "minimum" else max
-        return choose(lows), choose(highs)
+        found: dict[Operand, tuple[float, float]] = {}
+
+        def bounds(each: Operand) -> tuple[float, float]:
+            number = (float(each.value),) * 2 if isinstance(each, Const) else None
+            return number or found.get(each, (float("-inf"), float("inf")))
+
+        for op in self._ops if isinstance(operand, str) else ():
+            if op.op in ("minimum", "maximum"):
+                lows, highs = zip(*map(bounds, op.operands), strict=True)
+                choose = min if op.op == "minimum" else max
+                found[op.name] = choose(lows), choose(highs)
+        return bounds(operand)
 
     def reads(self, operand: Operand) -> set[str]:
         """The accumulators that a value is computed from."""

@@ -41,9 +41,16 @@ class Outside:
     def has(self, node: fx.Node) -> bool:
         """Whether the graph no longer computes a node once the regions are made: it is a member of one, or
         only regions that repeat it need it."""
-        return node in self.owner or (
-            node in self.redone and node not in self.reads and all(map(self.has, node.users))
-        )
+        stack, seen = [node], {node}
+        while stack:
+            current = stack.pop()
+            if current in self.owner:
+                continue
+            if current not in self.redone or current in self.reads:
+                return False
+            stack += (user for user in current.users if user not in seen)
+            seen.update(current.users)
+        return True
 
     def beside(self, draft: Draft) -> set[fx.Node]:
         """The work after other products of the draft's A that no region has yet: no kernel that reads the
@@ -323,11 +330,18 @@ class _Loads:
 
     def _behind(self, operand: fx.Node) -> int:
         """The load that an operand is, or the loads that the kernel computes it from."""
-        if operand not in self.found:
-            self.found[operand] = 0
-            if is_pointwise(operand):
-                for source in operand.all_input_nodes:
-                    self.found[operand] |= self._behind(source)
+        stack = [operand]
+        while stack:
+            node = stack[-1]
+            sources = node.all_input_nodes if node not in self.found and is_pointwise(node) else []
+            if missing := [source for source in sources if source not in self.found]:
+                stack += missing
+                continue
+            mask = self.found.get(node, 0)
+            for source in sources:
+                mask |= self.found[source]
+            self.found[node] = mask
+            stack.pop()
         return self.found[operand]
 
     def of_kernel(self, kernel: Kernel) -> int:

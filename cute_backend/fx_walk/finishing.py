@@ -24,6 +24,10 @@ from cute_backend.fx_walk.rounded import as_in_memory, in_memory
 from cute_backend.fx_walk.static import DTYPES, fake, known, target_name, tensor_of
 from cute_backend.spec import REDUCED, Operand
 
+_MOST_OPS = 256
+"""The most ops with which a kernel finishes a reduction. Every member has all of its ops, so their number
+grows with the square of a chain's length; the longest known are the dozen of a scale's power of two."""
+
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -49,6 +53,9 @@ def finished(draft: Draft, node: fx.Node) -> Reduced:
     first, *_ = _sources(draft, node)
     base = draft.values[first]
     assert isinstance(base, Reduced)
+    if len(base.after) >= _MOST_OPS:
+        why = f"follows {len(base.after)} ops on a reduction's result; a kernel finishes one with {_MOST_OPS}"
+        raise Refused(Reason.UNSUPPORTED_OP, target=target_name(node), why=why)
     chain = Chain((), draft.chain.precision, draft.chain.target)
 
     def resolve(argument: Any) -> Operand:

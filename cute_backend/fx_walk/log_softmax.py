@@ -80,9 +80,12 @@ class _LogSoftmax:
         return all(is_anchor(leaf) or fake(leaf).element_size() <= 2 for leaf in self._leaves(gather))
 
     def _leaves(self, gather: fx.Node) -> Iterator[fx.Node]:
-        stack = [first(gather)]
+        stack, seen = [first(gather)], set[fx.Node]()
         while stack:
             node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
             planes = [self.rows] if node is self.result else planes_before(node)
             if planes is None:
                 yield node
@@ -230,20 +233,44 @@ class _Writer:
 
     def _gathered(self, node: fx.Node, index: Any, logsumexp: fx.Node) -> fx.Node:
         """The elements at an index along the last axis, of another plane of the same rows."""
+        made: dict[tuple[fx.Node, Any], fx.Node] = {}
+        behind: dict[tuple[fx.Node, Any], Any] = {}
+        """The index with which the planes before a node are read."""
+        stack = [(node, index)]
+        while stack:
+            current, at = stack[-1]
+            planes = [self.found.rows] if current is self.found.result else planes_before(current) or []
+            if (current, at) not in behind:
+                behind[current, at] = self._before_reshape(current, at, planes)
+            of = {plane: (plane, behind[current, at]) for plane in planes}
+            if missing := [each for each in of.values() if each not in made]:
+                stack += missing
+                continue
+            taken = {plane: made[each] for plane, each in of.items()}
+            made[current, at] = self._element(current, at, taken, logsumexp)
+            stack.pop()
+        return made[node, index]
+
+    def _before_reshape(self, node: fx.Node, index: Any, planes: list[fx.Node]) -> Any:
+        """The index of elements of the source of a reshape; that of the node's own for any other node."""
+        if not planes or node is self.found.result or not is_reshape(node):
+            return index
+        shape, behind = fake(index).shape, fake(planes[0]).shape[:-1]
+        return self._call(node, aten.reshape.default, index, with_one_open((*behind, shape[-1])))
+
+    def _element(
+        self, node: fx.Node, index: Any, taken: dict[fx.Node, fx.Node], logsumexp: fx.Node
+    ) -> fx.Node:
+        """The elements of a node, from those that are taken of the planes before it."""
         if node is self.found.result:
-            rows = self._gathered(self.found.rows, index, logsumexp)
-            return self._call(node, aten.sub.Tensor, rows, logsumexp)
-        planes = planes_before(node)
-        if planes is None:
+            return self._call(node, aten.sub.Tensor, taken[self.found.rows], logsumexp)
+        if not taken:
             mark_rounded(base(node))
             return self._call(node, aten.gather.default, node, -1, index)
         if is_reshape(node):
-            shape, behind = fake(index).shape, fake(planes[0]).shape[:-1]
-            index = self._call(node, aten.reshape.default, index, with_one_open((*behind, shape[-1])))
-            taken = self._gathered(planes[0], index, logsumexp)
-            return self._call(node, aten.reshape.default, taken, with_one_open(shape))
-        of = {plane: self._gathered(plane, index, logsumexp) for plane in planes}
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: of.get(source, source))
+            (source,) = taken.values()
+            return self._call(node, aten.reshape.default, source, with_one_open(fake(index).shape))
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: taken.get(source, source))
         return self._call(node, node.target, *args, **kwargs)
 
     def _call(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

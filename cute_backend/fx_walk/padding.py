@@ -47,7 +47,14 @@ def take_padding_back(graph: fx.Graph) -> None:
 
 def _has_work(node: fx.Node) -> bool:
     """Whether work follows a node, directly or behind views that take a part of it, such as even columns."""
-    return any(_is_work(user) or (_takes_a_part(user) and _has_work(user)) for user in node.users)
+    stack, seen = [node], {node}
+    while stack:
+        users = [user for user in stack.pop().users if user not in seen]
+        if any(map(_is_work, users)):
+            return True
+        stack += filter(_takes_a_part, users)
+        seen.update(users)
+    return False
 
 
 def _is_work(node: fx.Node) -> bool:

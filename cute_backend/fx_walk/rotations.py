@@ -109,15 +109,25 @@ def _is_whole(piece: _Piece, size: Size, shape: Sequence[Size]) -> bool:
 
 def _piece(node: fx.Node) -> _Piece | None:
     """The part of a value's last axis that a tensor of a `cat` has. None if the tensor is not such a part."""
-    name = target_name(node) if node.op == "call_function" else ""
-    if name not in ("aten.neg.default", "aten.unsqueeze.default"):
-        return taken_piece(node)
-    (of,) = node.all_input_nodes
-    piece = _piece(of)
-    if piece is None:
-        return None
+    changes: list[fx.Node] = []
+    while _changes_piece(node):
+        changes.append(node)
+        (node,) = node.all_input_nodes
+    piece = taken_piece(node)
+    for change in reversed(changes):
+        piece = None if piece is None else _changed(piece, change)
+    return piece
+
+
+def _changes_piece(node: fx.Node) -> bool:
+    names = ("aten.neg.default", "aten.unsqueeze.default")
+    return node.op == "call_function" and target_name(node) in names
+
+
+def _changed(piece: _Piece, node: fx.Node) -> _Piece | None:
+    """A piece that is negated, or has one more axis."""
     piece = replace(piece, inner=(*piece.inner, node))
-    if name == "aten.neg.default":
+    if target_name(node) == "aten.neg.default":
         return None if piece.negated else replace(piece, negated=True)
     is_last = arguments(node)["dim"] % fake(node).dim() == fake(node).dim() - 1
     if not is_last or piece.apart:

@@ -1,21 +1,32 @@
-"""Obtains kernels in the fastest way: from this process, from disk, or by building several at once in
-processes."""
+"""Obtains kernels in the fastest way: from this process, from disk, or by building several at once.
+
+A kernel is compiled in a process of its own. The DSL compiles one at a time in a process, and an abort inside
+it ends the process.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, TypeVar, Union
 
 from cute_backend import config
-from cute_backend.runtime.cache import CacheFolderError, KernelCache, caches, writable_cache
+from cute_backend.runtime.cache import (
+    CACHE_DIR_VARIABLE,
+    KernelCache,
+    caches,
+    scratch_folder,
+    writable_cache,
+)
 from cute_backend.runtime.forks import free_in_children
 from cute_backend.runtime.interpreter import command_of, environment_of
 from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
@@ -36,8 +47,6 @@ written, and the output is the number and the text of the system's error."""
 
 _loaded: dict[Kernel, KernelFunction] = {}
 _loading = free_in_children(threading.Lock())
-_PROCESS = os.getpid()
-"""The ID of the process that imported this module; forked processes have other IDs."""
 
 
 def build(kernel: Kernel) -> Built:
@@ -46,10 +55,7 @@ def build(kernel: Kernel) -> Built:
     Raises BuildError, UnavailableError.
     """
     warn_if_edited(kernel)
-    try:
-        return _compile(writable_cache(), kernel)
-    except OSError as error:
-        raise BuildError(f"{kernel.name} has no folder to be built in: {error}") from error
+    return _attempted(_compile_in_process, kernel)
 
 
 def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, KernelFunction]:
@@ -76,13 +82,10 @@ def _load(kernel: Kernel) -> KernelFunction | None:
 Outcome = Union[KernelFunction, BuildError, UnavailableError]
 
 
-def obtain(
-    kernels: Iterable[Kernel], *, apart: bool = False, built: Callable[[], None] | None = None
-) -> dict[Kernel, Outcome]:
+def obtain(kernels: Iterable[Kernel], *, built: Callable[[], None] | None = None) -> dict[Kernel, Outcome]:
     """Returns each of `kernels`, which it builds if necessary, or the error if a kernel can't be built.
 
-    With `apart`, no kernel is built in this process, whose other threads may then do other work. `built` is
-    called after each kernel; without it, a line on the terminal counts the kernels.
+    `built` is called after each kernel; without it, a line on the terminal counts the kernels.
     """
     kernels = list(dict.fromkeys(kernels))
     outcomes: dict[Kernel, Outcome] = dict(load_known(kernels))
@@ -96,28 +99,64 @@ def obtain(
             "Make the pack again with this program, its sizes and its settings.",
         )
     count("kernels_built", len(missing))
-    # A forked child lacks the threads of the DSL's native code, and the locks that they held stay locked.
-    here = len(missing) == 1 and not (apart or os.getpid() != _PROCESS)
-    with _counted(len(missing)) if built is None else nullcontext(built) as step:
+    failures = _build_all(missing, built)
+    outcomes |= load_known(missing)
+    if lost := [
+        kernel for kernel in missing if not (kernel in outcomes or kernel in failures or _has(kernel))
+    ]:
+        failures |= _build_all(lost, built=lambda: None)
+        outcomes |= load_known(lost)
+    for kernel in missing:
+        if kernel not in outcomes:
+            outcomes[kernel] = failures.get(kernel) or _unloadable(kernel)
+    _make_room()
+    return outcomes
+
+
+def build_again(kernels: Sequence[Kernel]) -> None:
+    """Builds kernels that this process may have loaded, but that went from the cache since. Raises
+    BuildError, UnavailableError."""
+    for failure in _build_all(kernels, built=None).values():
+        raise failure
+
+
+def _build_all(
+    kernels: Sequence[Kernel], built: Callable[[], None] | None
+) -> dict[Kernel, BuildError | UnavailableError]:
+    """Builds kernels into the cache, and returns the errors of those that can't be built."""
+    with _counted(len(kernels)) if built is None else nullcontext(built) as step:
 
         def attempt(kernel: Kernel) -> BuildError | UnavailableError | None:
-            start = time.perf_counter()
-            failure = _attempt(build_into if here else _build_in_process, kernel)
+            start, failure = time.perf_counter(), None
+            try:
+                _attempted(_build_in_process, kernel)
+            except (BuildError, UnavailableError) as error:
+                failure = error
             log.info("%s %s after %.1f s", kernel.name, failure or "was built", time.perf_counter() - start)
             step()
             return failure
 
-        if here:
-            failures = [attempt(missing[0])]
-        else:
-            with ThreadPoolExecutor(min(len(missing), jobs())) as pool:
-                failures = list(pool.map(attempt, missing))
-    outcomes.update(load_known(missing))
-    for kernel, failure in zip(missing, failures, strict=True):
-        if kernel not in outcomes:
-            outcomes[kernel] = failure or BuildError(f"{kernel.name} was built but does not load")
-    _make_room()
-    return outcomes
+        with ThreadPoolExecutor(min(len(kernels), jobs())) as pool:
+            failures = list(pool.map(attempt, kernels))
+    return {kernel: failure for kernel, failure in zip(kernels, failures, strict=True) if failure}
+
+
+def removed(kernel: Kernel) -> BuildError:
+    """The error of a kernel that was built twice, and whose files are not in the cache any more."""
+    roots = " and ".join(str(cache.root) for cache in caches())
+    return BuildError(
+        f"{kernel.name} was removed from {roots} twice while kernels were built; leave the folder alone "
+        f"until all are built, or name another one in {CACHE_DIR_VARIABLE}"
+    )
+
+
+def _unloadable(kernel: Kernel) -> BuildError:
+    """The error of a kernel that was built without an error, but was not loaded."""
+    return BuildError(f"{kernel.name} was built but does not load") if _has(kernel) else removed(kernel)
+
+
+def _has(kernel: Kernel) -> bool:
+    return any(cache.has(kernel) for cache in caches())
 
 
 def jobs() -> int:
@@ -155,13 +194,15 @@ def build_into(cache: KernelCache, kernel: Kernel) -> None:
     with cache.lock(kernel):
         if cache.load(kernel) is None:
             try:
-                cache.save(kernel, _compile(cache, kernel))
+                cache.save(kernel, compiled(cache, kernel))
             except OSError:
                 cache.discard(kernel)
                 raise
 
 
-def _compile(cache: KernelCache, kernel: Kernel) -> Built:
+def compiled(cache: KernelCache, kernel: Kernel) -> Built:
+    """Compiles a kernel in this process. Its text is kept in a cache. Raises BuildError, UnavailableError,
+    OSError."""
     from cute_backend.runtime.compile import (
         compile_kernel,  # imported here, since a warm start needs no compiler
     )
@@ -180,46 +221,70 @@ def _compile(cache: KernelCache, kernel: Kernel) -> Built:
         raise BuildError(str(error).replace(str(path), name) + f" ({name} was edited)") from error
 
 
-def _attempt(
-    builder: Callable[[KernelCache, Kernel], None], kernel: Kernel
-) -> BuildError | UnavailableError | None:
-    """Returns the error, or None. If a folder can't be written, or is full, the next one is tried."""
+_Made = TypeVar("_Made")
+
+
+def _attempted(builder: Callable[[KernelCache, Kernel], _Made], kernel: Kernel) -> _Made:
+    """What a builder makes of a kernel. If a folder can't be written, or is full, the next one is tried. One
+    that is removed meanwhile is made again, once. Raises BuildError, UnavailableError."""
+    made_again = set[KernelCache]()
     while True:
         try:
             cache = writable_cache()
         except OSError as error:
-            return BuildError(f"{kernel.name} has no folder to be built in: {error}")
+            raise BuildError(f"{kernel.name} has no folder to be built in: {error}") from error
         try:
-            builder(cache, kernel)
-            return None
-        except (BuildError, UnavailableError) as error:
-            return error
+            return builder(cache, kernel)
+        except FileNotFoundError as error:
+            if cache in made_again:
+                raise removed(kernel) from error
+            made_again.add(cache)
         except OSError as error:
             cache.give_up_writing(out_of_space(error) or error)
 
 
 def _build_in_process(cache: KernelCache, kernel: Kernel) -> None:
-    """`build_into` in a process of its own: the DSL compiles one kernel at a time in a process."""
-    try:
-        KernelCache(cache.root)  # the folder may have been removed or opened to others meanwhile
-    except CacheFolderError as error:
-        raise OSError(str(error)) from error
-    try:
-        done = subprocess.run(
-            command_of("cute_backend.runtime.worker", str(cache.root)),
-            input=json.dumps(kernel.to_dict()),
-            capture_output=True,
-            text=True,
-            env=environment_of(CUTE_DSL_ARCH=kernel.arch.value),
-            cwd=cache.root,
-        )
-    except OSError as error:
-        raise BuildError(f"no process can be started for {kernel.name}: {error}") from error
-    if done.returncode == 0:
-        return
+    """`build_into` in a process of its own."""
+    _run_worker(cache, kernel)
+
+
+def _compile_in_process(cache: KernelCache, kernel: Kernel) -> Built:
+    """`compiled` in a process of its own."""
+    from cute_backend.runtime.compile import Built
+
+    with cache.watched(), scratch_folder(cache.root) as scratch:
+        result = scratch / "built"
+        _run_worker(cache, kernel, str(result))
+        return Built.from_json(result.read_text())
+
+
+def _run_worker(cache: KernelCache, kernel: Kernel, *arguments: str) -> None:
+    """Runs `worker` on a kernel. Raises BuildError, and OSError if the cache can't take the kernel: a
+    FileNotFoundError if its folder was removed meanwhile."""
+    with cache.watched() as is_removed:
+        try:
+            done = subprocess.run(
+                command_of("cute_backend.runtime.worker", str(cache.root), *arguments),
+                input=json.dumps(kernel.to_dict()),
+                capture_output=True,
+                text=True,
+                env=environment_of(CUTE_DSL_ARCH=kernel.arch.value),
+                cwd=cache.root,
+            )
+        except OSError as error:
+            if is_removed():
+                raise
+            raise BuildError(
+                f"kernels are compiled in processes, and none can be started for {kernel.name}: {error}"
+            ) from error
+        if done.returncode and is_removed():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(cache.root))
     if done.returncode == UNWRITABLE:
         number, _, what = done.stdout.strip().splitlines()[-1].partition(" ")
         raise OSError(int(number), what)
-    complaint = done.stdout if done.returncode == UNBUILT else done.stderr
-    last = (complaint.strip().splitlines() or ["no message"])[-1]
-    raise BuildError(last if done.returncode == UNBUILT else f"the compiler of {kernel.name} crashed: {last}")
+    if done.returncode:
+        complaint = done.stdout if done.returncode == UNBUILT else done.stderr
+        last = (complaint.strip().splitlines() or ["no message"])[-1]
+        by = f" by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else ""
+        crashed = f"the compiler of {kernel.name} {'was ended' + by if by else 'crashed'}: {last}"
+        raise BuildError(last if done.returncode == UNBUILT else crashed)

@@ -25,7 +25,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -162,6 +162,32 @@ class KernelCache:
             code.replace(self._path(kernel, code.suffix))
             text.replace(self._path(kernel, ".json"))
 
+    def has(self, kernel: Kernel) -> bool:
+        """Whether there is an entry of a kernel, valid or not."""
+        return self._path(kernel, ".json").exists()
+
+    @contextmanager
+    def watched(self) -> Iterator[Callable[[], bool]]:
+        """A context in which a function says whether the folder was removed since. A folder that is missing
+        at the beginning is made. Raises OSError."""
+        try:
+            _make_private(self.root)
+        except CacheFolderError as error:
+            raise OSError(str(error)) from error
+        # As long as the folder is open, no other one has its number.
+        folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+
+        def is_removed() -> bool:
+            try:
+                return not os.path.samestat(os.fstat(folder), self.root.stat())
+            except FileNotFoundError:
+                return True
+
+        try:
+            yield is_removed
+        finally:
+            os.close(folder)
+
     def discard(self, kernel: Kernel) -> None:
         """Removes the files of a kernel that could not be written. The caller holds its lock."""
         for suffix in (".json", LIBRARY, OBJECT, ".py"):
@@ -176,6 +202,7 @@ class KernelCache:
 
     def lock(self, kernel: Kernel) -> FileLock:
         """The lock of a kernel, which its builder holds."""
+        _make_private(self.root)  # FileLock would make a folder that was removed, for others to read
         return self.lock_named(f"{kernel.name}.lock")
 
     def lock_named(self, name: str) -> FileLock:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import re
 import sys
 import threading
+from base64 import b85decode, b85encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,6 +63,20 @@ class Built:
     host_object: bytes = field(repr=False)
     """An ELF relocatable: the host code and, as data, the cubin."""
 
+    def to_json(self) -> str:
+        """All fields as text, bytes in base 85."""
+
+        def plain(value: Any) -> Any:
+            return b85encode(value).decode() if isinstance(value, bytes) else value
+
+        return json.dumps({each.name: plain(getattr(self, each.name)) for each in fields(self)})
+
+    @staticmethod
+    def from_json(text: str) -> Built:
+        """The inverse of `to_json`."""
+        values = json.loads(text)
+        return Built(**values | {name: b85decode(values[name]) for name in ("cubin", "host_object")})
+
 
 _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 """A line in the text of a RuntimeError that a signal caused: MLIR turns the exceptions of its callbacks into
@@ -97,6 +113,7 @@ def compile_for(gpu: Arch, kernel: Kernel, source: str, path: Path) -> Built:
             if (full := out_of_space(error)) is not None:
                 raise full from error
             check_room(scratch, _MARGIN)
+            path.stat()  # it may have been removed meanwhile
             complaint = re.sub(r"\x1b\[\d+m", "", str(error)).strip()
             if _INTERRUPTED.search(complaint):
                 raise KeyboardInterrupt from error

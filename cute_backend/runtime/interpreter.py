@@ -28,7 +28,10 @@ _INIT = Path(os.path.abspath(__file__)).parents[1] / "__init__.py"
 
 
 def command_of(module: str, *arguments: str) -> list[str]:
-    """The command that runs `main` of a module of this package, with these arguments in `sys.argv`."""
+    """The command that runs `main` of a module of this package, with these arguments in `sys.argv`. Raises
+    OSError if there is no interpreter to run, as in a program that embeds Python."""
+    if not sys.executable:
+        raise OSError("sys.executable names no interpreter")
     start = Path(__file__).with_name("start.py")
     path = search_path()
     passed = [str(_INIT), module, str(len(path)), *path, *arguments]

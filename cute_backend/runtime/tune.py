@@ -65,9 +65,7 @@ class Untuned(Enum):
 class Build(Protocol):
     """The interface of `cute_backend.runtime.build.obtain`."""
 
-    def __call__(
-        self, kernels: Sequence[Kernel], *, apart: bool, built: Callable[[], None]
-    ) -> dict[Kernel, Outcome]: ...
+    def __call__(self, kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Outcome]: ...
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class Tuner:
         everything = list(dict.fromkeys([*tried, *chain.from_iterable(map(self._reached, jobs.values()))]))
         progress.compiling(len(everything))
         with ThreadPoolExecutor(1) as pool:
-            building = pool.submit(self._build, everything, apart=True, built=progress.step)
+            building = pool.submit(self._build, everything, built=progress.step)
             unfused = {key: _unfused(job) for key, job in jobs.items()}
             outcomes = building.result()
         progress.timing(len(jobs))

@@ -1,4 +1,5 @@
-"""Builds the kernel that standard input describes into a cache, whose folder is the argument.
+"""Builds the kernel that standard input describes into a cache, whose folder is the first argument. If a file
+is the second one, the kernel is compiled whether or not the cache has it, and is written to that file.
 
 `build` runs it, in a process that `interpreter` starts.
 """
@@ -9,14 +10,19 @@ import json
 import sys
 from pathlib import Path
 
-from cute_backend.runtime.build import UNBUILT, UNWRITABLE, build_into
+from cute_backend.runtime.build import UNBUILT, UNWRITABLE, build_into, compiled
 from cute_backend.runtime.cache import KernelCache
 from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
 
 
 def main() -> int:
+    root, *results = map(Path, sys.argv[1:])
     try:
-        build_into(KernelCache(Path(sys.argv[1])), Kernel.from_dict(json.load(sys.stdin)))
+        cache, kernel = KernelCache(root), Kernel.from_dict(json.load(sys.stdin))
+        if not results:
+            build_into(cache, kernel)
+        for result in results:
+            result.write_text(compiled(cache, kernel).to_json())
     except (BuildError, UnavailableError) as error:
         print(" ".join(str(error).split()))
         return UNBUILT

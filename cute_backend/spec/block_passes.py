@@ -58,14 +58,23 @@ def block_passes(
         return None
     names = {acc.name for acc in accumulators}
     later = {*stored, *(name for op in reducing for name in op.values)}
+    reduced, multiplied, loaded = (_after(ops, each) for each in (results, names, early))
     for op in reversed(ops):
-        behind = _behind(ops, [op.name])
-        alone = op.dtype.register is DType.F32 and behind.isdisjoint(results)
-        if not alone or behind.isdisjoint(names) or behind.isdisjoint(early):
+        alone = op.dtype.register is DType.F32 and op.name not in reduced
+        if not alone or op.name not in multiplied or op.name not in loaded:
             continue
         if _behind(ops, later, {op.name} | results).isdisjoint(names | early):
             return BlockPasses(min(sizes), op.name, frozenset(early))
     return None
+
+
+def _after(ops: Sequence[Op], values: Collection[str]) -> set[str]:
+    """The names of values, and of all that is computed from them."""
+    found = set(values)
+    for op in ops:
+        if not found.isdisjoint(op.values):
+            found.add(op.name)
+    return found
 
 
 def _behind(ops: Sequence[Op], values: Iterable[str], given: Collection[str] = ()) -> set[str]:

@@ -106,8 +106,8 @@ def test_a_child_loads_while_its_parent_was_loading(tmp_path: Path, monkeypatch:
 
 
 def test_a_child_compiles_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock that the DSL's native code held in another thread when the process was forked is never
-    released."""
+    """So does its parent. A lock that the DSL's native code held in another thread when the process was
+    forked is never released."""
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path / "kernels"))
     monkeypatch.setattr(building, "_loaded", {})
 
@@ -119,7 +119,7 @@ def test_a_child_compiles_in_a_process_of_its_own(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(building, "build_into", refuse("here"))
     monkeypatch.setattr(building, "_build_in_process", refuse("apart"))
-    assert str(obtain([KERNEL])[KERNEL]) == "here"
+    assert "apart" in str(obtain([KERNEL])[KERNEL])
     assert "apart" in in_child(lambda: obtain([KERNEL])[KERNEL])
 
 

@@ -28,6 +28,7 @@ from cute_backend.runtime.cache import KernelCache, caches, private_folder
 from cute_backend.runtime.compile import BuildError, Built
 from cute_backend.runtime.space import check_room, out_of_space
 from support.compile_once import afresh as compile_kernel
+from support.compile_once import build_here
 from support.runtime.handmade import kernel_of, make_spec, source
 
 KERNELS = [kernel_of(make_spec(), alignment=alignment) for alignment in Alignment]
@@ -72,7 +73,8 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def full(monkeypatch: pytest.MonkeyPatch, *folders: Path, number: int = errno.ENOSPC) -> None:
-    """Have nothing written in some folders."""
+    """Have nothing written in some folders, by this process, which builds the kernels."""
+    build_here(monkeypatch)
     write, make = Path.write_bytes, tempfile.mkstemp
 
     def is_full(path: Any) -> bool:

@@ -179,7 +179,7 @@ def test_what_a_pack_lacks_is_compiled_with_a_warning(
     fresh: Path, pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load_pack(pack)
-    monkeypatch.setattr(building, "build_into", lambda cache, kernel: None)
+    monkeypatch.setattr(building, "_build_in_process", lambda cache, kernel: None)
     with pytest.warns(RuntimeWarning, match=r"not in .*model.cutepack: 1; they are compiled"):
         obtain([kernel_of(SPEC, alignment=Alignment.PLAIN)])
 

@@ -31,6 +31,7 @@ from cute_backend.runtime.compile import BuildError, Built, compile_kernel
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Major, Op, Order, Stride
 from support.archs import COMPILED
+from support.compile_once import build_here
 from support.runtime import build_once
 from support.runtime.handmade import kernel_of, make_spec, source
 from support.runtime.other_users import OTHER, as_root, run_as, shared  # noqa: F401
@@ -57,7 +58,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def compilations(compiled_here: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that are compiled, all by this process."""
+    build_here(monkeypatch)
+    return compiled_here
+
+
+@pytest.fixture
+def compiled_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the kernels that this process compiles."""
     names: list[str] = []
 
@@ -428,13 +436,13 @@ def test_a_loaded_kernel_checks_what_it_is_given(folder: Path, compilations: lis
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", COMPILED)
 def test_several_generated_kernels_are_built_in_processes_of_their_own(
-    arch: Arch, folder: Path, compilations: list[str]
+    arch: Arch, folder: Path, compiled_here: list[str]
 ) -> None:
     # What this process would put in the place of generated text does not reach another.
     kernels = [Kernel(SPEC, table(arch, SPEC)[-1], alignment) for alignment in Alignment]
     outcomes = obtain(kernels)
     assert all(callable(outcomes[kernel]) for kernel in kernels), outcomes
-    assert compilations == []
+    assert compiled_here == []
     for kernel in kernels:
         text = (folder / f"{kernel.name}.py").read_text()
         assert text == emit(kernel.spec, kernel.config, kernel.alignment)

@@ -74,10 +74,7 @@ class FakeBuild:
     broken: tuple[TileConfig, ...] = ()
     batches: list[list[Kernel]] = field(default_factory=list)
 
-    def __call__(
-        self, kernels: Sequence[Kernel], *, apart: bool, built: Callable[[], None]
-    ) -> dict[Kernel, Any]:
-        assert apart
+    def __call__(self, kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Any]:
         self.batches.append(list(kernels))
         outcomes: dict[Kernel, Any] = {}
         for kernel in kernels:

@@ -26,6 +26,7 @@ from cute_backend.runtime.compile import Built, compile_kernel
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.upkeep import KEPT_S, Verdict, clear, entries, evict, judge
 from cute_backend.spec import EpilogueSpec
+from support.compile_once import build_here
 from support.runtime.handmade import kernel_of, make_spec, source
 from support.runtime.other_users import OTHER, as_root
 
@@ -60,6 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Built) -> Ite
     monkeypatch.setattr(notices, "_warned", set())
     monkeypatch.setattr("cute_backend.memory_ops.emit.emit", emit)
     monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", lambda *arguments: built)
+    build_here(monkeypatch)
     caching._cache_at.cache_clear()
     yield root
     caching._cache_at.cache_clear()

@@ -3,6 +3,9 @@
 It wraps `compile_kernel`, which is below every cache of the package. The result for a text is kept in a
 folder of this run, which its workers share; if two need a kernel at once, one waits for the other. Errors are
 not kept. Tests of compilation itself use `afresh`.
+
+`build` compiles in the test's process, where `compile_kernel` is wrapped. Tests of the processes in which
+kernels of programs are compiled use `apart`.
 """
 
 from __future__ import annotations
@@ -15,9 +18,12 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from filelock import FileLock
 
+from cute_backend.runtime import build as building
 from cute_backend.runtime import compile as module
+from cute_backend.runtime.cache import KernelCache
 from cute_backend.runtime.compile import Built
 from cute_backend.runtime.kernel import Kernel
 
@@ -50,3 +56,15 @@ def once(compile_kernel: Compile) -> Compile:
 
 
 module.compile_kernel = once(afresh)
+
+apart = building._compile_in_process
+building._compile_in_process = building.compiled
+
+
+def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds kernels in the process of the test, which replaces the compiler or the texts of kernels."""
+
+    def here(cache: KernelCache, kernel: Kernel) -> None:
+        building.build_into(KernelCache(cache.root), kernel)
+
+    monkeypatch.setattr(building, "_build_in_process", here)

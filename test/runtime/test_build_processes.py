@@ -1,0 +1,216 @@
+"""Kernels are compiled in processes of their own: what ends these, and folders that are removed meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from torch._dynamo.utils import counters
+
+from cute_backend import aot
+from cute_backend.planning import Alignment
+from cute_backend.runtime import build as building
+from cute_backend.runtime import cache as caching
+from cute_backend.runtime import compile as compiling
+from cute_backend.runtime import notices
+from cute_backend.runtime.build import build, obtain
+from cute_backend.runtime.compile import BuildError, Built
+from cute_backend.runtime.kernel import Kernel
+from support.compile_once import afresh, apart
+from support.runtime import planted_worker
+from support.runtime.handmade import kernel_of, make_spec
+
+SPEC = make_spec()
+KERNEL = kernel_of(SPEC)
+KERNELS = [KERNEL, kernel_of(SPEC, alignment=Alignment.PLAIN)]
+
+
+@pytest.fixture(scope="module")
+def built() -> Built:
+    return build(KERNEL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder of the test's own, in a process that knows no kernel and has warned of nothing."""
+    root = tmp_path / "kernels"
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
+    monkeypatch.setattr(building, "_loaded", {})
+    monkeypatch.setattr(building, "_compile_in_process", apart)
+    monkeypatch.setattr(notices, "_warned", set())
+    monkeypatch.setattr(caching, "_own", [])
+    caching._cache_at.cache_clear()
+    counters.clear()
+    yield root
+    caching._cache_at.cache_clear()
+    counters.clear()
+
+
+Plant = Callable[..., Path]
+
+
+@pytest.fixture
+def plant(tmp_path: Path, folder: Path, built: Built, monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Makes the workers of this process faulty, and returns the file that counts them."""
+    pickled, counter = tmp_path / "built", tmp_path / "counter"
+    pickled.write_bytes(pickle.dumps(built))
+    counter.touch()
+
+    def planted(stage: str, times: int = 1) -> Path:
+        def command_of(module: str, *arguments: str) -> list[str]:
+            script = str(Path(planted_worker.__file__))
+            return [sys.executable, script, stage, str(times), str(counter), str(pickled), *arguments]
+
+        monkeypatch.setattr(building, "command_of", command_of)
+        return counter
+
+    return planted
+
+
+# What ends a process
+
+
+@pytest.mark.parametrize("kernels", [KERNELS[:1], KERNELS], ids=["one", "several"])
+@pytest.mark.parametrize(("stage", "by"), [("abort", "SIGABRT"), ("kill", "SIGKILL")])
+def test_the_end_of_a_compiler_is_a_build_that_failed(
+    plant: Plant, stage: str, by: str, kernels: list[Kernel]
+) -> None:
+    plant(stage, times=len(kernels))
+    for kernel, outcome in obtain(kernels).items():
+        assert isinstance(outcome, BuildError)
+        assert str(outcome).startswith(f"the compiler of {kernel.name} was ended by {by}: ")
+
+
+def test_the_compiler_of_build_does_not_end_the_program(plant: Plant) -> None:
+    plant("abort")
+    with pytest.raises(BuildError, match="was ended by SIGABRT"):
+        build(KERNEL)
+
+
+def test_build_returns_what_its_process_compiled(plant: Plant, built: Built) -> None:
+    plant("none")
+    assert build(KERNEL) == built
+
+
+@pytest.mark.parametrize("kernels", [KERNELS[:1], KERNELS], ids=["one", "several"])
+def test_without_processes_nothing_is_compiled(
+    folder: Path, kernels: list[Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*arguments: object, **how: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    def compile_kernel(*arguments: object) -> None:
+        pytest.fail("it was compiled here")
+
+    monkeypatch.setattr(building.subprocess, "run", run)
+    monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", compile_kernel)
+    for kernel, outcome in obtain(kernels).items():
+        assert str(outcome) == (
+            f"kernels are compiled in processes, and none can be started for {kernel.name}: "
+            "[Errno 1] Operation not permitted"
+        )
+    with pytest.raises(BuildError, match="none can be started"):
+        build(KERNEL)
+
+
+@pytest.mark.parametrize("executable", [None, ""])
+def test_a_program_that_embeds_python_compiles_nothing(
+    folder: Path, executable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    assert "none can be started" in str(obtain([KERNEL])[KERNEL])
+    assert "sys.executable names no interpreter" in str(obtain([KERNEL])[KERNEL])
+
+
+# Folders that are removed
+
+
+@pytest.mark.parametrize("stage", ["start", "lock", "load", "write_source", "compile", "save", "end"])
+def test_a_folder_that_is_removed_once_is_made_again(plant: Plant, folder: Path, stage: str) -> None:
+    processes = plant(stage)
+    assert callable(obtain([KERNEL])[KERNEL])
+    assert processes.read_text().splitlines() == [stage] * (1 if stage == "lock" else 2)
+    assert (folder / f"{KERNEL.name}.json").exists()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("stage", ["start", "write_source", "end"])
+def test_a_folder_that_is_removed_again_and_again_is_named(plant: Plant, folder: Path, stage: str) -> None:
+    processes = plant(stage, times=9)
+    outcome = obtain([KERNEL])[KERNEL]
+    assert str(outcome) == (
+        f"{KERNEL.name} was removed from {folder} twice while kernels were built; leave the folder alone "
+        "until all are built, or name another one in CUTE_BACKEND_CACHE_DIR"
+    )
+    assert len(processes.read_text().splitlines()) == 2
+
+
+def test_build_makes_a_removed_folder_again(plant: Plant, built: Built) -> None:
+    plant("compile")
+    assert build(KERNEL) == built
+
+
+def test_kernels_of_which_one_removes_the_folder_are_all_built(plant: Plant) -> None:
+    plant("end")
+    assert all(callable(outcome) for outcome in obtain(KERNELS).values())
+
+
+def test_a_folder_that_is_removed_before_a_process_starts_is_made(
+    plant: Plant, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant("none")
+    run, removed = building.subprocess.run, list[Path]()
+
+    def removing(*arguments: object, **how: object) -> object:
+        if not removed:
+            removed.append(folder)
+            shutil.rmtree(folder)
+        return run(*arguments, **how)
+
+    monkeypatch.setattr(building.subprocess, "run", removing)
+    assert callable(obtain([KERNEL])[KERNEL])
+    assert removed
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_kernel_that_is_removed_before_it_is_packed_is_built_again(
+    plant: Plant, folder: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    plant("none")
+    read, left = aot._read, [times]
+
+    def removing(kernel: Kernel) -> object:
+        if left[0]:
+            left[0] -= 1
+            shutil.rmtree(folder)
+        return read(kernel)
+
+    monkeypatch.setattr(aot, "_read", removing)
+    if times == 1:
+        assert set(aot._compiled([KERNEL])) == {KERNEL}
+    else:
+        with pytest.raises(BuildError, match=f"was removed from {folder} twice"):
+            aot._compiled([KERNEL])
+
+
+@pytest.mark.parametrize("removed", ["folder", "text"])
+def test_a_compiler_whose_files_are_removed_does_not_blame_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: str
+) -> None:
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    path = folder / "kernel.py"
+    path.touch()
+
+    def remove(*arguments: object) -> None:
+        shutil.rmtree(folder) if removed == "folder" else path.unlink()
+        raise RuntimeError("the compiler's own words")
+
+    monkeypatch.setattr(compiling, "_import_source", remove)
+    with pytest.raises(FileNotFoundError):
+        afresh(KERNEL, "", path)
