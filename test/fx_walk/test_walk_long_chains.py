@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from cute_backend import config
+from cute_backend.fx_walk import chain as chaining
 from cute_backend.fx_walk import collect as collecting
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.finishing import _MOST_OPS
 
-LENGTH, DEPTH = 240, 160
-"""The ops of a chain, and the calls that may nest within the walker: more than short chains need."""
+LENGTH, DEPTH = 320, 260
+"""The ops of a chain, and the calls that may nest within the walker: more than its 16 steps of work on
+operands take, with six calls each."""
 
 X, W, PLANE = (torch.ones(64, 64, dtype=torch.bfloat16) for _ in range(3))
 
@@ -149,3 +151,14 @@ def test_a_kernel_finishes_a_reduction_with_a_limited_number_of_ops() -> None:
     (region,) = graph.regions
     assert max(len(store.after) for store in region.spec.stores) <= _MOST_OPS
     assert any(f"finishes one with {_MOST_OPS}" in rejection.message for rejection in graph.rejections)
+
+
+def test_a_kernel_has_a_limited_number_of_ops_and_inductor_computes_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chaining, "_MOST_OPS", 40)
+    (graph,) = collect(affine, (X, W), arch="sm_90a")
+    (region,) = graph.regions
+    assert len(region.spec.ops) == 40
+    (rejection,) = graph.rejections
+    assert "follows 40 ops of its kernel, which would take too long to compile with more" in rejection.message
