@@ -45,7 +45,7 @@ class _Formula:
     def __init__(self, spec: EpilogueSpec, names: Mapping[str, str]) -> None:
         self.spec, self.names = spec, names
         self.sources: dict[str, str] = {}
-        """What each cast that leaves its value as it is casts."""
+        """The value behind each cast that leaves it as it is."""
         for op in spec.ops:
             operand = op.operands[0] if op.operands else None
             if isinstance(operand, str) and self._is_transparent(op, operand):

@@ -225,8 +225,8 @@ _Made = TypeVar("_Made")
 
 
 def _attempted(builder: Callable[[KernelCache, Kernel], _Made], kernel: Kernel) -> _Made:
-    """What a builder makes of a kernel. If a folder can't be written, or is full, the next one is tried. One
-    that is removed meanwhile is made again, once. Raises BuildError, UnavailableError."""
+    """The result of a builder for a kernel. If a folder can't be written, or is full, the next one is tried.
+    One that is removed meanwhile is made again, once. Raises BuildError, UnavailableError."""
     made_again = set[KernelCache]()
     while True:
         try:

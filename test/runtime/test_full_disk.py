@@ -232,7 +232,7 @@ def test_a_process_that_can_not_be_started_is_no_full_disk(
 
     monkeypatch.setattr(building.subprocess, "run", run)
     outcomes = obtain(KERNELS)
-    assert all("no process can be started" in str(outcome) for outcome in outcomes.values())
+    assert all("none can be started" in str(outcome) for outcome in outcomes.values())
     assert caches()[0].writable and notices._warned == set()
 
 

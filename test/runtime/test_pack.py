@@ -35,6 +35,7 @@ from cute_backend.runtime.kernel import Kernel, UnavailableError, environment
 from cute_backend.runtime.pack import Content, Pack, load_pack, packed_kernels, write_pack
 from cute_backend.runtime.reach import MAX_KERNELS, Problem, buckets_of, reachable_kernels
 from cute_backend.spec import Axis, EpilogueSpec, LoadKind, Scaling
+from support.compile_once import build_here
 from support.epilogues import BLOCKWISE
 from support.epilogues import Problem as InputsOf
 from support.runtime import serve_pack
@@ -521,6 +522,7 @@ def test_a_pack_that_changes_while_another_is_made_is_told_of(
 
 
 def test_without_a_linker_there_is_no_pack(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_here(monkeypatch)
     monkeypatch.setattr(linking, "find_linker", lambda: None)
     monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, *how: source(spec))
     monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", compile_kernel)
