@@ -12,8 +12,9 @@
   `row_slices`, `packed`, `packed_heads`, `packed_copies`, `index_lists`, `repeats`.
 - Losses: `log_softmax`.
 - Growing a region: `regions`, `walk`, `visits`, `growth`, `joining`, `resolve`, `dependences`, `draft`,
-  `chain`, `lower`, `bits`, `quotient`, `reductions`, `finishing`, `block_reductions`, `block_parts`,
-  `rotations`, `tiled_scales`, `concatenation`, `pairs`, `shared_launch`, `region`.
+  `chain`, `lower`, `composites`, `numbers`, `bits`, `quotient`, `reductions`, `finishing`,
+  `block_reductions`, `block_parts`, `rotations`, `tiled_scales`, `concatenation`, `pairs`, `shared_launch`,
+  `region`.
 - Operands and shapes: `classify`, `frame`, `free_strides`, `views`, `static`, `labels`, `capability`,
   `rounded`.
 - Results in caches: `cache_writes`.

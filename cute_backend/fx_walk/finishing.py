@@ -17,7 +17,8 @@ from torch import fx
 
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.draft import Draft
-from cute_backend.fx_walk.lower import constant, is_pointwise, lower, lower_cast, number
+from cute_backend.fx_walk.lower import constant, is_pointwise, lower, lower_cast
+from cute_backend.fx_walk.numbers import number
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.rounded import as_in_memory, in_memory

@@ -18,7 +18,8 @@ from cute_backend.fx_walk.dependences import cycle, depends
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.finishing import is_finishing
 from cute_backend.fx_walk.joining import join
-from cute_backend.fx_walk.lower import is_pointwise, lower_cast, number
+from cute_backend.fx_walk.lower import is_pointwise, lower_cast
+from cute_backend.fx_walk.numbers import number
 from cute_backend.fx_walk.pairs import Concatenated, Slices, named, reach
 from cute_backend.fx_walk.questions import may_join
 from cute_backend.fx_walk.reasons import Refused

@@ -1,14 +1,14 @@
 """From aten calls to steps of the chain.
 
-An op with one row in the op table goes through `ops.by_aten`. Spellings with attributes (`alpha`, bounds that
-may be None, `rounding_mode`, a power that is a number) are decomposed here. Rounding follows the chain's
-Precision: casts to fp8 and to integers always round; casts to bf16 and fp16, and the results of bf16 and fp16
-ops that Inductor marks as values that eager would have stored, round only under EAGER.
+An op with one row in the op table goes through `ops.by_aten`, and one that takes several steps through
+`composites.py`. Rounding follows the chain's Precision: casts to fp8 and to integers always round; casts to
+bf16 and fp16, and the results of bf16 and fp16 ops that Inductor marks as values that eager would have
+stored, round only under EAGER. There the steps of an op are rounded to the dtype that the op computes in, not
+to that of the chain's value: a cast to fp32 leaves a value as it is, and so do the steps after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,8 @@ from torch import fx
 from cute_backend.fx_walk.bits import lower_bits, reads_bits
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import supported_dtype
-from cute_backend.fx_walk.quotient import quotient
+from cute_backend.fx_walk.composites import COMPOSITES, Call, Resolve
+from cute_backend.fx_walk.numbers import number, round_number, wrap_number
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.static import (
     DTYPES,
@@ -32,9 +33,6 @@ from cute_backend.fx_walk.static import (
 )
 from cute_backend.ops import OperandError, by_aten
 from cute_backend.spec import Const, DType, Operand, Overflow, Precision
-
-Resolve = Callable[[Any], Operand]
-"""A function that maps an argument of a call, a node or a number, to a value of the chain."""
 
 CASTS = ("prims.convert_element_type.default", "aten._to_copy.default")
 
@@ -71,7 +69,6 @@ _OF_BITS = tuple(f"aten.bitwise_{name}.Scalar" for name in ("and", "or", "xor"))
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _BYTES = (torch.int8, torch.uint8)
-_INT32 = torch.iinfo(torch.int32)
 
 
 def is_reshape(node: fx.Node) -> bool:
@@ -114,7 +111,7 @@ def _is_pointwise_op(op: torch._ops.OpOverload) -> bool:
     return (
         name in CASTS
         or name in _IDENTITIES
-        or name in _COMPOSITES
+        or name in COMPOSITES
         or by_aten(name) is not None
         or torch.Tag.pointwise in op.tags
     )
@@ -135,19 +132,10 @@ def constant(node: fx.Node) -> Const | None:
         return None
     supported_dtype(node, tensor.dtype)
     if tensor.dtype.is_floating_point:
-        return Const(_round_number(float(value), tensor.dtype))
+        return Const(round_number(float(value), tensor.dtype))
     if tensor.dtype in _BYTES:
-        return Const(_wrap_number(int(value), tensor.dtype))
+        return Const(wrap_number(int(value), tensor.dtype))
     return number(bool(value) if tensor.dtype is torch.bool else int(value))
-
-
-def number(value: Any) -> Const:
-    """A Python number as the chain holds it. Raises Refused if it is symbolic, or an integer beyond int32."""
-    if not isinstance(value, (bool, int, float)):
-        raise Refused(Reason.SYMBOLIC_SCALAR, value=value)
-    if isinstance(value, int) and not _INT32.min <= value <= _INT32.max:
-        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=value, dtype="beyond int32")
-    return Const(value)
 
 
 def _culprit(node: fx.Node, dtype: torch.dtype) -> fx.Node | str:
@@ -163,9 +151,7 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
     """Appends a pointwise call to the chain and returns its value. Raises Refused if the chain can't hold
     it."""
     name = target_name(node)
-    tensor = tensor_of(node)
-    if tensor is None:
-        raise Refused(Reason.UNSUPPORTED_OP, target=name, why="gives more than one tensor")
+    tensor = fake(node)
     if name in CASTS and tensor.dtype is torch.float8_e8m0fnu:
         return chain.cast(_float_of(chain, resolve(first_argument(node)), wanted=True), DType.E8M0)
     if reads_bits(node):
@@ -175,21 +161,21 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
         return resolve(first_argument(node))
     if name in CASTS:
         return lower_cast(chain, resolve(first_argument(node)), dtype)
-    eager = chain.precision is Precision.EAGER and node.meta.get("low_precision_pointwise_barrier", False)
-
+    eager = chain.precision is Precision.EAGER and _is_marked(node)
     common = _common_dtype(node)
 
     def operand(argument: Any) -> Operand:
         if name in _OF_BITS and common is torch.int32 and isinstance(argument, int):
-            argument = _wrap_number(argument, common)
+            argument = wrap_number(argument, common)
         value = resolve(argument)
         if name in _CLAMPS and not isinstance(argument, fx.Node):
             value = _bound(value, common)
         value = _wrapped(chain, value, common)
         return _as_eager_reads(chain, value, argument, node) if eager else value
 
+    rounded_to = _step_dtype(node) if eager else None
     try:
-        result = _compute(node, name, chain, operand)
+        result = _compute(node, name, chain, operand, rounded_to)
     except OperandError as error:
         raise Refused(Reason.UNSUPPORTED_OP, target=name, why=str(error)) from error
     if dtype.is_fp8:
@@ -197,7 +183,14 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
         return chain.cast(result, dtype, Overflow.NONFINITE if dtype is DType.E5M2 else Overflow.SATURATE)
     if chain.dtype(result).register is not dtype.register or not dtype.is_float:
         return chain.cast(result, dtype)
-    return _rounded(chain, result, dtype) if eager else result
+    stored = eager or (chain.precision is Precision.EAGER and any(map(_is_marked, node.users)))
+    return _rounded(chain, result, dtype) if stored else result
+
+
+def _is_marked(node: fx.Node) -> bool:
+    """Whether eager would have called the op of a node, which reads or gives 16-bit floats, itself. Ops that
+    torch decomposes a call into are not marked, but what a marked op reads is the result of a call."""
+    return bool(node.meta.get("low_precision_pointwise_barrier", False))
 
 
 def lower_cast(chain: Chain, value: Operand, dtype: DType) -> Operand:
@@ -234,7 +227,7 @@ def _wrapped(chain: Chain, value: Operand, common: torch.dtype) -> Operand:
     if common not in _BYTES:
         return value
     if isinstance(value, Const):
-        return value if isinstance(value.value, (bool, float)) else Const(_wrap_number(value.value, common))
+        return value if isinstance(value.value, (bool, float)) else Const(wrap_number(value.value, common))
     own = chain.dtype(value)
     return value if own.is_float or own is DType.BOOL else chain.cast(value, DTYPES[common])
 
@@ -267,7 +260,7 @@ def _as_eager_reads(chain: Chain, value: Operand, argument: Any, node: fx.Node) 
     common = _common_dtype(node)
     if not isinstance(argument, fx.Node):
         compared = common in _LOW_PRECISION and fake(node).dtype is torch.bool
-        return Const(_round_number(float(argument), common)) if compared else value
+        return Const(round_number(float(argument), common)) if compared else value
     own = fake(argument).dtype
     if own in _LOW_PRECISION:
         value = chain.cast(value, DTYPES[own])
@@ -306,28 +299,33 @@ def eager_overflow(dtype: DType) -> Overflow:
     return Overflow.SATURATE if saturates else Overflow.NONFINITE
 
 
-def _round_number(value: float, dtype: torch.dtype) -> float:
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    with unset_fake_temporarily():
-        exact = torch.full((), value, dtype=torch.float64, device="cpu")
-        return float(exact.to(torch.float32).to(dtype).to(torch.float32).item())
-
-
-def _wrap_number(value: int, dtype: torch.dtype) -> int:
-    low = torch.iinfo(dtype).min
-    return (value - low) % 2 ** torch.iinfo(dtype).bits + low
+def _step_dtype(node: fx.Node) -> DType | None:
+    """The 16-bit float that eager's kernel of a call rounds each of its steps to. None if it computes in
+    another dtype, or with a number that it reads in fp32."""
+    common = _common_dtype(node)
+    if common not in _LOW_PRECISION:
+        return None
+    other = arguments(node).get("other")
+    is_number = other is not None and (tensor_of(other) is None or _is_read_whole(other, node))
+    return None if is_number else DTYPES[common]
 
 
-def _compute(node: fx.Node, name: str, chain: Chain, operand: Resolve) -> Operand:
+def _compute(node: fx.Node, name: str, chain: Chain, operand: Resolve, rounded_to: DType | None) -> Operand:
     if name == _PUT:
         args = arguments(node)
         chosen = [args["indices"][0], args["values"], args["self"]]
         return chain.emit("where", *map(operand, chosen))
-    composite = _COMPOSITES.get(name)
+    composite = COMPOSITES.get(name)
     if composite is not None:
         floats = fake(node).dtype.is_floating_point
-        return composite(chain, lambda argument: _float_of(chain, operand(argument), floats), arguments(node))
+        return composite(
+            Call(
+                chain=chain,
+                operand=lambda argument: _float_of(chain, operand(argument), floats),
+                args=arguments(node),
+                rounded_to=rounded_to,
+            )
+        )
     row = by_aten(name)
     if row is None:
         raise Refused(Reason.UNSUPPORTED_OP, target=name, why="has no row in the op table")
@@ -344,101 +342,3 @@ def _float_of(chain: Chain, value: Operand, wanted: bool) -> Operand:
     steps do not wrap."""
     keep = not wanted or isinstance(value, Const) or chain.dtype(value).is_float
     return value if keep else chain.cast(value, DType.F32)
-
-
-Composite = Callable[[Chain, Resolve, dict[str, Any]], Operand]
-
-
-def _scaled_sum(op: str, first: str = "self", second: str = "other") -> Composite:
-    """The spelling of `first op alpha * second`."""
-
-    def lower_sum(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
-        left, right, alpha = operand(args[first]), operand(args[second]), args["alpha"]
-        if chain.dtype(left) is chain.dtype(right) is DType.BOOL and isinstance(alpha, int):
-            alpha = bool(alpha)  # bools have no other multiples
-        if alpha != 1:
-            right = chain.emit("mul", right, number(alpha))
-        return chain.emit(op, left, right)
-
-    return lower_sum
-
-
-def _clamp(low: str, high: str) -> Composite:
-    """A clamp with bounds that may be None. NaN stays NaN, and if bounds cross, the upper one wins."""
-
-    def lower_clamp(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
-        value = operand(args["self"])
-        if args[low] is not None:
-            value = chain.emit("maximum", value, operand(args[low]))
-        if args[high] is not None:
-            value = chain.emit("minimum", value, operand(args[high]))
-        return value
-
-    return lower_clamp
-
-
-def _div_mode(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
-    left, right = operand(args["self"]), operand(args["other"])
-    dtype = chain.dtype(left)
-    rounds = _low_precision(chain, left) is not None and chain.dtype(right) is dtype
-    return quotient(chain, left, right, args["rounding_mode"], dtype if rounds else None)
-
-
-def _low_precision(chain: Chain, value: Operand) -> torch.dtype | None:
-    """The 16-bit float that eager's kernel computes in. None if it computes in another dtype, or if the
-    precision is not eager's."""
-    if chain.precision is Precision.FUSED:
-        return None
-    return next((dtype for dtype in _LOW_PRECISION if DTYPES[dtype] is chain.dtype(value)), None)
-
-
-def _power(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
-    """A power whose exponent is a number. aten itself computes these few by products and roots.
-
-    In bf16 and fp16 its kernels round each product, and for other powers the exponent.
-    """
-    value, exponent = operand(args["self"]), args["exponent"]
-    low_precision = _low_precision(chain, value)
-    if exponent in (2, 3):
-        square = chain.emit("mul", value, value)
-        if exponent == 2:
-            return square
-        if low_precision is not None:
-            square = chain.cast(square, chain.dtype(value))
-        return chain.emit("mul", square, value)
-    if chain.dtype(value).is_float and exponent in (0.5, -0.5, -1):
-        return chain.emit({0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[exponent], value)
-    power = (
-        number(exponent) if low_precision is None else Const(_round_number(float(exponent), low_precision))
-    )
-    return chain.emit("pow", value, power)
-
-
-def _addc(op: str) -> Composite:
-    """`self + value * (tensor1 op tensor2)`, in the order in which aten's kernels round."""
-
-    def lower_addc(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
-        first, second = operand(args["tensor1"]), operand(args["tensor2"])
-        if args["value"] != 1:
-            first = chain.emit("mul", number(args["value"]), first)
-        return chain.emit("add", operand(args["self"]), chain.emit(op, first, second))
-
-    return lower_addc
-
-
-_COMPOSITES: dict[str, Composite] = {
-    "aten.add.Tensor": _scaled_sum("add"),
-    "aten.add.Scalar": _scaled_sum("add"),
-    "aten.sub.Tensor": _scaled_sum("sub"),
-    "aten.sub.Scalar": _scaled_sum("sub"),
-    "aten.rsub.Tensor": _scaled_sum("sub", "other", "self"),
-    "aten.rsub.Scalar": _scaled_sum("sub", "other", "self"),
-    "aten.clamp.default": _clamp("min", "max"),
-    "aten.clamp.Tensor": _clamp("min", "max"),
-    "aten.hardtanh.default": _clamp("min_val", "max_val"),
-    "aten.div.Tensor_mode": _div_mode,
-    "aten.div.Scalar_mode": _div_mode,
-    "aten.pow.Tensor_Scalar": _power,
-    "aten.addcmul.default": _addc("mul"),
-    "aten.addcdiv.default": _addc("div"),
-}

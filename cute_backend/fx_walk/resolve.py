@@ -18,7 +18,8 @@ from cute_backend.fx_walk.classify import LoadView, classify, supported_dtype
 from cute_backend.fx_walk.dependences import cycle, depends, reduction_before
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.group_rows import group_vectors
-from cute_backend.fx_walk.lower import constant, is_pointwise, lower, lower_cast, number
+from cute_backend.fx_walk.lower import constant, is_pointwise, lower, lower_cast
+from cute_backend.fx_walk.numbers import number
 from cute_backend.fx_walk.pairs import Concatenated, Slices
 from cute_backend.fx_walk.questions import is_cast_of_stored, is_free_cast, is_stored, is_work_on_stored
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
