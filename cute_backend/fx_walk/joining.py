@@ -118,9 +118,7 @@ def _join_pointwise(
     walk: Walk, draft: Draft, node: fx.Node, n: Size, sides: Sequence[int | None]
 ) -> list[Operand]:
     """The value of pointwise work on a plane of `n` columns, for each anchor's slice or for all columns."""
-    anchor, target, result = draft.first, target_name(node), tensor_of(node)
-    if result is None:
-        raise Refused(Reason.UNSUPPORTED_OP, target=target, why="gives more than one tensor")
+    anchor, target, result = draft.first, target_name(node), fake(node)
     if result.device != anchor.device:
         raise Refused(Reason.LOAD_DEVICE, operand=node, device=result.device, anchor=anchor.device)
     frame = _frame(draft, node, n)

@@ -86,7 +86,8 @@ def _selects_all(node: fx.Node) -> bool:
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """Whether a call is elementwise over its broadcast operands, in the op table or not."""
+    """Whether a call is elementwise over its broadcast operands, in the op table or not, and gives one
+    tensor."""
     if node.op != "call_function":
         return False
     by_name = isinstance(node.target, torch._ops.OpOverload) and _is_pointwise_op(node.target)
@@ -113,8 +114,19 @@ def _is_pointwise_op(op: torch._ops.OpOverload) -> bool:
         or name in _IDENTITIES
         or name in COMPOSITES
         or by_aten(name) is not None
-        or torch.Tag.pointwise in op.tags
+        or (torch.Tag.pointwise in op.tags and not _gives_several(op))
     )
+
+
+def is_pointwise_of_several(node: fx.Node) -> bool:
+    """Whether a call is elementwise but does not give one tensor."""
+    op = node.target
+    return isinstance(op, torch._ops.OpOverload) and torch.Tag.pointwise in op.tags and _gives_several(op)
+
+
+def _gives_several(op: torch._ops.OpOverload) -> bool:
+    """Whether the result of an op is not one tensor: several tensors, as of `frexp`, or a list."""
+    return [str(each.type) for each in op._schema.returns] != ["Tensor"]
 
 
 def filling(node: fx.Node) -> bool | int | float | None:

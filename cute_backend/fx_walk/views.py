@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from cute_backend.fx_walk.frame import Frame
+from cute_backend.fx_walk.lower import is_pointwise_of_several
 from cute_backend.fx_walk.mutation import is_view
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.row_slices import why_whole
@@ -28,7 +29,9 @@ def _how(node: fx.Node, frame: Frame | None) -> str:
 
 
 def not_pointwise(walk: Walk, node: fx.Node, frame: Frame | None) -> Refused:
-    """The refusal of a call on a value with `frame` that is neither pointwise nor a reshape."""
+    """The refusal of a call on a value with `frame` that is not pointwise with one result, and no reshape."""
+    if is_pointwise_of_several(node):
+        return Refused(Reason.UNSUPPORTED_OP, target=target_name(node), why="gives several tensors")
     axis = _axis_taken(node) if is_view(node) else None
     if axis is None:
         return Refused(Reason.NOT_POINTWISE, target=target_name(node))
