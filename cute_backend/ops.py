@@ -225,7 +225,10 @@ def _shift(direction: str) -> PointwiseOp:
     name = f"bitwise_{direction}_shift"
     return PointwiseOp(
         name=name,
-        aten=_aten(name, ("Tensor", "Tensor_Scalar", "Scalar_Tensor")),
+        aten=(
+            *_aten(name, ("Tensor", "Tensor_Scalar", "Scalar_Tensor")),
+            *_aten(f"__{direction[0]}shift__", _BINARY),
+        ),
         arity=2,
         operands=OperandRule.PROMOTE,
         result=ResultRule.SAME,

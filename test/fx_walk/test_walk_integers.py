@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx
+from torch._dynamo.utils import counters
 
 from support.fx_walk.synthetic import BF16, Graph, aten, called, prims, rewritten, run
 
@@ -23,16 +24,21 @@ Step = Callable[..., fx.Node]
 
 
 def assert_as_eager(
-    dtype: torch.dtype, step: Step, *numbers: Any, scalars: tuple[Tensor, ...] = (), fused: bool = True
+    dtype: torch.dtype,
+    step: Step,
+    *numbers: Any,
+    scalars: tuple[Tensor, ...] = (),
+    fused: bool = True,
+    plane: Tensor | None = None,
 ) -> None:
-    """`step` gives the same of every value of `dtype` after the pass, which takes it in if `fused`."""
+    """`step` gives the same of every byte, or of a `plane`, after the pass, which takes it in if `fused`."""
     made = Graph()
     zeros = made.call(prims.convert_element_type.default, made.mm(M, N, K), dtype)
     value = made.call(aten.add.Tensor, zeros, made.input("plane", (M, N), dtype))
     loads = [made.input(f"scalar{index}", (), scalar.dtype) for index, scalar in enumerate(scalars)]
     graph = made.output(step(made, value, *numbers, *loads))
     zero = torch.zeros(M, K, dtype=BF16)
-    inputs = [zero, zero.t(), EVERY_BYTE.view(dtype), *scalars]
+    inputs = [zero, zero.t(), EVERY_BYTE.view(dtype) if plane is None else plane, *scalars]
     (wanted,) = run(copy.deepcopy(graph), *inputs)
     after = rewritten(graph)
     assert (called(after) == [OP]) is fused
@@ -86,6 +92,38 @@ def test_a_number_that_is_computed_with_wraps(
 @pytest.mark.parametrize("name", ["bitwise_left_shift", "bitwise_right_shift"])
 def test_bytes_are_shifted_as_in_eager(name: str, dtype: torch.dtype, count: int) -> None:
     assert_as_eager(dtype, op(getattr(aten, name).Tensor_Scalar), count)
+
+
+@pytest.mark.parametrize("count", [0, 2, 8, 31, 32, -1])
+@pytest.mark.parametrize("dtype", [I8, U8, I32])
+@pytest.mark.parametrize("target", [aten.__lshift__, aten.__rshift__])
+def test_an_operator_shifts_as_in_eager(target: Any, dtype: torch.dtype, count: int) -> None:
+    """`x << 2` and `x >> 2` are not the ops `bitwise_left_shift` and `bitwise_right_shift`."""
+    bits = EVERY_BYTE.to(I32) * 77_000_011 - (1 << 31) if dtype is I32 else EVERY_BYTE.view(dtype)
+    for step, scalars in (
+        (lambda made, value: made.call(target.Scalar, value, count), ()),
+        (lambda made, value, by: made.call(target.Tensor, value, by), (torch.tensor(count, dtype=I32),)),
+    ):
+        assert_as_eager(dtype, step, scalars=scalars, plane=bits)
+
+
+@pytest.mark.parametrize("program", [lambda y: y << 2, lambda y: y >> 1, lambda y: shifted_in_place(y)])
+def test_operators_of_shifts_are_fused(
+    program: Callable[[Tensor], Tensor], fresh_compiler: None
+) -> None:
+    def shifting(x: Tensor, w: Tensor) -> Tensor:
+        return program((x @ w).to(I32))
+
+    arguments = [torch.arange(256.0).reshape(M, N).bfloat16() % 7 - 3 for _ in range(2)]
+    result = torch.compile(shifting, backend="cute")(*arguments)
+    assert dict(counters["cute_backend"]) == {"anchors": 1, "regions": 1}
+    assert torch.equal(result, shifting(*arguments))
+
+
+def shifted_in_place(y: Tensor) -> Tensor:
+    y <<= 3
+    y >>= 1
+    return y
 
 
 @pytest.mark.parametrize("target", [aten.remainder.Scalar, aten.fmod.Scalar])
