@@ -28,6 +28,8 @@ E4M3, E5M2, BF16, F16, F32 = (
     torch.float16,
     torch.float32,
 )
+OUTSIDE = torch.ones(N)
+"""A tensor that epilogues read, and that does not depend on a product."""
 
 
 @pytest.fixture(autouse=True)
@@ -386,15 +388,37 @@ def refused(message, a=None, b=None, **arguments):
             r"a result does not depend on the product",
             {"epilogue": lambda acc: (acc, torch.ones(M, N).sum(-1))},
         ),
-        (
-            r"asks for a value of the result \(aten\._local_scalar_dense\.default\).* torch\.where",
-            {"epilogue": lambda acc: acc if acc.sum() > 0 else -acc},
+        *(
+            (
+                r"makes a Python number of an element of a tensor \(aten\._local_scalar_dense\.default\), .* "
+                r"it may use the tensor itself, and torch\.where",
+                {"epilogue": epilogue},
+            )
+            for epilogue in (
+                lambda acc: acc if acc.sum() > 0 else -acc,
+                lambda acc: acc * float(OUTSIDE[0]),
+                lambda acc: acc + OUTSIDE[1].item(),
+            )
+        ),
+        *(
+            (r"kernel: aten\.frexp\.Tensor is pointwise but gives several tensors", {"epilogue": epilogue})
+            for epilogue in (torch.frexp, lambda acc: torch.frexp(acc)[0], lambda acc: acc.relu().frexp()[1])
         ),
         (r"aten\.sort\.default is neither a pointwise op", {"epilogue": lambda acc: acc.sort(-1).values}),
     ],
 )
 def test_what_no_kernel_takes_is_named_beside_what_is_taken(message, arguments):
     refused(message, **arguments)
+
+
+@pytest.mark.parametrize("bias_dtype", [BF16, F16, F32])
+def test_a_bias_of_another_float_dtype_is_added(bias_dtype):
+    """`addmm` takes the operands' dtype alone."""
+    a, b = operands(BF16)
+    bias = torch.arange(N).to(bias_dtype) / 4
+    assert torch.equal(gemm(a, b, bias=bias, out_dtype=F32), product(a, b) + bias.float())
+    clamped = gemm(a, b, bias=bias, epilogue=torch.relu, out_dtype=F32)
+    assert torch.equal(clamped, (product(a, b) + bias.float()).relu())
 
 
 def test_a_captured_tensor_is_not_written_to():

@@ -103,8 +103,8 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor, captured: Captured) -> fx
             traced = trace(plane)
     except DataDependentOutputException as error:
         raise UsageError(
-            f"gemm's epilogue asks for a value of the result ({error}), which is known only in the kernel; "
-            "it may choose by torch.where"
+            f"gemm's epilogue makes a Python number of an element of a tensor ({error}), but it is traced "
+            "without values, which differ from call to call; it may use the tensor itself, and torch.where"
         ) from error
     except (RuntimeError, IndexError) as error:  # IndexError is for a dimension that the result does not have
         given = " and ".join(f"{tuple(each.shape)} on {each.device}" for each in captured.tensors)
@@ -181,7 +181,7 @@ class _Builder:
             result = self._call(
                 plane, aten._scaled_mm.default, a, b, *scales, bias, None, torch.float32, fast_accum
             )
-        elif bias is not None and not scales:
+        elif bias is not None and not scales and bias.meta["val"].dtype is a.meta["val"].dtype:
             result = self._call(plane, aten.addmm.default, bias, a, b)
         else:
             result = self._call(plane, aten.mm.default, a, b)

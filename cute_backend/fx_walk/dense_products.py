@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx
 
 from cute_backend.fx_walk.activation import Activation
 from cute_backend.fx_walk.anchor import Addend, Anchor, Number
 from cute_backend.fx_walk.classify import classify
 from cute_backend.fx_walk.product_operands import accumulator_of, operand_dtypes, out_dtype, unmultiplied
-from cute_backend.fx_walk.reasons import Reason, Refused
-from cute_backend.fx_walk.static import arguments, fake
+from cute_backend.fx_walk.reasons import Reason, Refused, user_label
+from cute_backend.fx_walk.static import arguments, fake, target_name
 from cute_backend.spec import DType
 
 
@@ -37,6 +38,7 @@ def read_sum(name: str) -> Callable[[fx.Node], Anchor]:
         a, b = args[f"{name}1"], args[f"{name}2"]
         alpha, beta = number(args["alpha"]), number(args["beta"])
         anchor = dense(node, a, b, alpha)
+        _check_addend(node, args["self"], (fake(a).dtype, args.get("out_dtype")))
         if beta == 0:
             return anchor
         view = classify(args["self"], fake(node).shape, anchor.device)
@@ -51,6 +53,20 @@ def dense(node: fx.Node, a: fx.Node, b: fx.Node, alpha: Number = 1, addend: Adde
         raise unmultiplied(a, b)
     accumulator = accumulator_of(node, a, b, a_dtype, b_dtype, fast_accum=True)
     return Anchor(node, a, b, accumulator, out_dtype(fake(node).dtype), alpha=alpha, addend=addend)
+
+
+def _check_addend(node: fx.Node, addend: fx.Node, taken: Sequence[torch.dtype | None]) -> None:
+    """Refuses a product and an addend for which torch raises an error, which would be lost in a kernel."""
+    if (dtype := fake(addend).dtype) not in taken:
+        accepted = " or ".join(dict.fromkeys(str(each) for each in taken if each is not None))
+        raise Refused(
+            Reason.ADDEND_DTYPE,
+            target=target_name(node),
+            operand=user_label(addend),
+            dtype=dtype,
+            multiplied=taken[0],
+            taken=accepted,
+        )
 
 
 def number(value: Any) -> Number:

@@ -79,6 +79,11 @@ class Reason(Enum):
         "supported: mm, addmm, bmm, baddbmm, _scaled_mm, grouped_mm and _scaled_grouped_mm",
     )
     OPERAND_DTYPE = "operand_dtype", "{where} do not multiply {a} by {b}; supported: {taken}"
+    ADDEND_DTYPE = (
+        "addend_dtype",
+        "{target} adds {operand}, which is {dtype}, to a product of {multiplied}; torch takes {taken}, and "
+        "raises an error for other dtypes",
+    )
     OPERAND_LAYOUT = "operand_layout", "{operand} has strides {strides}; {accepted}"
     OPERAND_ALIGNMENT = (
         "operand_alignment",

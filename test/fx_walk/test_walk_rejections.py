@@ -307,6 +307,26 @@ for name in ("block_fp8_gemm", "comments"):
     LIBRARY.impl(name, lambda a, b: a.new_empty(a.shape[0], b.shape[1], dtype=BF16), "Meta")
 
 
+def relu_of_sum(dtype: torch.dtype, shape: tuple[int, ...], beta: int = 1) -> Callable[[Graph], fx.Node]:
+    """An addend for which torch raises an error, though not for fakes of it."""
+
+    def make(graph: Graph) -> fx.Node:
+        a, b = graph.input("a", (64, 32)), graph.input("b", (32, 48), strides=(1, 32))
+        node = graph.call(aten.addmm.default, graph.input("c", shape, dtype), a, b, beta=beta)
+        graph.call(aten.relu.default, node)
+        return node
+
+    return make
+
+
+def relu_of_batched_sum(graph: Graph) -> fx.Node:
+    a, b = graph.input("a", (2, 64, 32)), graph.input("b", (2, 32, 48))
+    node = graph.graph.call_function(aten.baddbmm.default, (graph.input("c", (2, 64, 48), F32), a, b))
+    node.meta["val"] = graph.input("like", (2, 64, 48), F32).meta["val"]
+    graph.call(aten.relu.default, node)
+    return node
+
+
 def scaled_batches(graph: Graph) -> fx.Node:
     """A grouped product of a batch in fp8, (G, M, K) by (G, K, N) without offsets."""
     a = graph.input("a", (4, 64, 32), torch.float8_e4m3fn, device="cuda:0")
@@ -389,6 +409,13 @@ CASES: dict[Reason, dict[str, Case]] = {
         "float64": Case(mm_of(torch.float64)),
         "e5m2_twice": Case(lambda graph: graph.scaled_mm(dtypes=(torch.float8_e5m2, torch.float8_e5m2))),
     },
+    Reason.ADDEND_DTYPE: {
+        "fp32_bias": Case(relu_of_sum(F32, (48,))),
+        "f16_plane": Case(relu_of_sum(torch.float16, (64, 48))),
+        "int32_bias": Case(relu_of_sum(torch.int32, (48,))),
+        "times_zero": Case(relu_of_sum(F32, (48,), beta=0)),
+        "batched": Case(relu_of_batched_sum),
+    },
     Reason.OPERAND_LAYOUT: {
         "no_contiguous_mode": Case(
             lambda graph: dense_mm(
@@ -432,6 +459,7 @@ CASES: dict[Reason, dict[str, Case]] = {
         "scan": Case(lambda graph: graph.call(aten.cumsum.default, relu(graph), 1), 1),
     },
     Reason.UNSUPPORTED_OP: {
+        "several_results": Case(lambda graph: graph.call(aten.frexp.Tensor, relu(graph)), 1),
         "no_row": Case(
             lambda graph: graph.call(aten.lgamma.default, graph.call(aten.relu.default, graph.mm())), 1
         )
