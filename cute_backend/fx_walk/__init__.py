@@ -10,7 +10,7 @@
 - Products: `anchors`, `anchor`, `dense_products`, `scaled_products`, `grouped_products`, `product_operands`,
   `activation`, `scaling_recipes`, `broadcast`, `group_rows`, `opaque_products`, `padding`,
   `row_slices`, `packed`, `packed_heads`, `packed_copies`, `index_lists`, `repeats`.
-- Losses: `log_softmax`.
+- Rewrites before the search: `gated_units`, `log_softmax`.
 - Growing a region: `regions`, `walk`, `visits`, `growth`, `joining`, `resolve`, `dependences`, `draft`,
   `chain`, `lower`, `composites`, `numbers`, `bits`, `quotient`, `reductions`, `finishing`,
   `block_reductions`, `block_parts`, `rotations`, `tiled_scales`, `concatenation`, `pairs`, `shared_launch`,

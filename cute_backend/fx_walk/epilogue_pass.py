@@ -26,6 +26,7 @@ from cute_backend.fx_walk.cache_writes import write_to_caches
 from cute_backend.fx_walk.capability import Capability, device_capability
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.free_strides import lay_in_rows
+from cute_backend.fx_walk.gated_units import divide_gated_units
 from cute_backend.fx_walk.log_softmax import separate_logsumexps
 from cute_backend.fx_walk.packed import divide_packed
 from cute_backend.fx_walk.padding import take_padding_back
@@ -165,6 +166,7 @@ def prepare(graph: fx.Graph, capability: Capability) -> None:
     """Rewrites what Inductor and programs write around products to forms in which regions are found, and
     divides products with packed columns."""
     if _unreachable() is None:
+        divide_gated_units(graph)
         take_padding_back(graph)
         slice_before_products(graph)
         lay_in_rows(graph)

@@ -248,6 +248,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "hardsigmoid": F.hardsigmoid,
     "hardtanh": F.hardtanh,
     "softplus": F.softplus,
+    "glu": F.glu,
     "softsign": F.softsign,
     "tanhshrink": F.tanhshrink,
     "softshrink": F.softshrink,
