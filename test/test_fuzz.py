@@ -29,13 +29,13 @@ from cute_backend.fuzz.bounds import Bounds, bounds_of_step, follow, unit
 from cute_backend.fuzz.drawn_program import Fill, Input, Program, Rule, Step
 from cute_backend.fuzz.judge import _wrong
 from cute_backend.fuzz.shrink import shrink
-from cute_backend.fuzz.vocabulary import GATHERS, table_ops
-from cute_backend.fx_walk import anchors, lower
+from cute_backend.fuzz.vocabulary import GATHERS, IN_STEPS, table_ops
+from cute_backend.fx_walk import anchors, composites, lower
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from cute_backend.fx_walk.reasons import Rejection
 from cute_backend.fx_walk.region import Region
 from cute_backend.ops import OPS
-from cute_backend.spec import ROTATE_HALF, Axis, Scaling
+from cute_backend.spec import ROTATE_HALF, Axis, DType, Operand, Scaling
 
 BF16 = torch.bfloat16
 
@@ -124,6 +124,23 @@ def test_every_row_of_the_op_table_is_drawn() -> None:
         assert not spellings or any(f"torch.ops.{target}(" in texts for target in spellings), row.name
 
 
+def test_casts_up_are_drawn_before_every_op_of_several_steps() -> None:
+    found: set[str] = set()
+    programs = [draw(1, index) for index in range(400)]
+    for program in programs:
+        cast = {step.name for step in program.steps if step.text == "{0}.float()"}
+        found.update(step.text for step in program.steps if program.eager and cast & set(step.operands))
+    assert found >= {op.text for op in IN_STEPS}
+    assert 0.4 < sum(program.eager for program in programs) / len(programs) < 0.6
+
+
+def test_roundings_can_be_asked_for_in_all_programs() -> None:
+    job = command.Job(seed=0, first=0, last=1, emulate=True)
+    assert all(job.program(index).eager for index in range(20))
+    failure = command.Failure(3, replace(reducing(), eager=True), "wrong")
+    assert "--first 3 --count 1 --emulate" in failure.text(job)
+
+
 def test_every_gather_is_drawn() -> None:
     drawn = {step.text for index in range(400) for step in draw(1, index).steps}
     assert drawn >= {gather.text for gather in GATHERS}
@@ -184,6 +201,15 @@ def test_a_rounding_that_may_happen_is_within_the_bounds() -> None:
     rounded = torch.tensor([1 / 3]).to(BF16)
     assert not third.wrong(rounded).any()
     assert third.wrong(rounded * 1.04).all()
+
+
+def test_under_eagers_roundings_a_step_is_rounded() -> None:
+    third = step("{0} / 3", Rule.EXACT, Bounds.exactly(torch.ones(1, dtype=BF16))).stored()
+    rounded = torch.tensor([1 / 3]).to(BF16)
+    assert third.low.item() == third.high.item() == rounded.item()
+    cube = step("{0} ** 3", Rule.COMPOSITE, replace(third, eager=third.eager.float()))
+    assert not cube.wrong(rounded.float() ** 3).any()
+    assert cube.wrong((rounded * rounded).float() * rounded.float()).all()
 
 
 def test_a_value_near_a_jump_may_fall_on_either_side() -> None:
@@ -351,12 +377,12 @@ def first_failure(last: int) -> command.Failure:
 def ignore_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum of multiples without its multiple."""
     for name in ("aten.add.Tensor", "aten.sub.Tensor"):
-        right = lower._COMPOSITES[name]
+        right = composites.COMPOSITES[name]
 
-        def wrong(chain: Any, operand: Any, args: dict[str, Any], right: Any = right) -> Any:
-            return right(chain, operand, {**args, "alpha": 1})
+        def wrong(call: composites.Call, right: composites.Composite = right) -> Operand:
+            return right(replace(call, args={**call.args, "alpha": 1}))
 
-        monkeypatch.setitem(lower._COMPOSITES, name, wrong)
+        monkeypatch.setitem(composites.COMPOSITES, name, wrong)
 
 
 def lose_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,6 +402,17 @@ def forget_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eager's roundings between bf16 ops left out, which changes the last bits alone."""
     monkeypatch.setattr(lower, "_rounded", lambda chain, value, dtype: value)
     monkeypatch.setattr(lower, "_as_eager_reads", lambda chain, value, argument, node: value)
+
+
+def round_by_the_values_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cubes rounded as those of the 16-bit value that was cast to fp32, which is the same value."""
+    right = composites.COMPOSITES["aten.pow.Tensor_Scalar"]
+
+    def wrong(call: composites.Call) -> Operand:
+        own = call.chain.dtype(call.operand(call.args["self"]))
+        return right(replace(call, rounded_to=own if own in (DType.BF16, DType.F16) else call.rounded_to))
+
+    monkeypatch.setitem(composites.COMPOSITES, "aten.pow.Tensor_Scalar", wrong)
 
 
 def scale_by_the_blocks_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,6 +447,7 @@ def scale_by_neighbouring_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         (ignore_alpha, "alpha="),
         (lose_a_column, "(-1"),
         (forget_roundings, ""),
+        (round_by_the_values_dtype, ".float()"),
     ],
 )
 def test_a_planted_fault_is_found_and_made_small(

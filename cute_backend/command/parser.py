@@ -241,6 +241,11 @@ def _add_fuzz_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the walker and the replay alone: Inductor generates no code, and eager takes its place",
     )
+    parser.add_argument(
+        "--emulate",
+        action="store_true",
+        help="emulate_precision_casts is on for all programs, instead of for half of them",
+    )
     kinds = parser.add_mutually_exclusive_group()
     kinds.set_defaults(kind="any")
     kinds.add_argument(

@@ -11,7 +11,7 @@ are `loose`: any value is right there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -54,6 +54,16 @@ class Bounds:
         none = torch.zeros_like(wide, dtype=torch.bool)
         return Bounds(value, wide.clone(), wide.clone(), wide.clone(), none)
 
+    def stored(self) -> Bounds:
+        """The bounds of a value that every implementation rounds to its dtype, if that is a 16-bit float."""
+        dtype = self.eager.dtype
+        if dtype not in (torch.bfloat16, torch.float16):
+            return self
+        low, high, reference = (
+            each.to(torch.float32).to(dtype).double() for each in (self.low, self.high, self.reference)
+        )
+        return replace(self, low=low, high=high, reference=reference)
+
     @property
     def certain(self) -> Tensor:
         """The elements for which only eager's value is right."""
@@ -94,11 +104,16 @@ def unit(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def follow(program: Program, inputs: Sequence[Tensor]) -> dict[str, Bounds]:
-    """The bounds of every value. The program's writes change `inputs`."""
+    """The bounds of every value. The program's writes change `inputs`.
+
+    Under eager's roundings the result of every step is rounded to its dtype.
+    """
     values = {each.name: Bounds.exactly(tensor) for each, tensor in zip(program.inputs, inputs, strict=True)}
     sizes = dict(program.sizes)
     for step in program.steps:
-        values[step.name] = bounds_of_step(step, [values[name] for name in step.operands], sizes)
+        found = bounds_of_step(step, [values[name] for name in step.operands], sizes)
+        shares_memory = step.rule is Rule.VIEW or is_write(step)
+        values[step.name] = found.stored() if program.eager and not shares_memory else found
     return values
 
 

@@ -41,7 +41,8 @@ DRAWN = {"any": draw, "forms": draw_form, "attention": draw_attention}
 
 @dataclass(frozen=True)
 class Job:
-    """The programs of a seed from `first` to `last`, and how they are judged."""
+    """The programs of a seed from `first` to `last`, and how they are judged. With `emulate`, all of them are
+    compiled with eager's roundings."""
 
     seed: int
     first: int
@@ -49,9 +50,11 @@ class Job:
     replay_only: bool = False
     device: str = "cpu"
     kind: str = "any"
+    emulate: bool = False
 
     def program(self, index: int) -> Program:
-        return DRAWN[self.kind](self.seed, index)
+        program = DRAWN[self.kind](self.seed, index)
+        return replace(program, eager=True) if self.emulate else program
 
     def single(self) -> Iterator[Job]:
         """A job for each of its programs."""
@@ -70,7 +73,7 @@ class Failure:
     def text(self, job: Job) -> str:
         """A file that judges the program when it is run."""
         compilers = " --replay" * job.replay_only + f" --device {job.device}" * (job.device != "cpu")
-        compilers += f" --{job.kind}" * (job.kind != "any")
+        compilers += f" --{job.kind}" * (job.kind != "any") + " --emulate" * job.emulate
         found = f"python -m cute_backend fuzz --seed {job.seed} --first {self.index} --count 1{compilers}"
         return (
             f'"""Program {self.index} of seed {job.seed}, made smaller: {self.message}.\n\n{found}\n"""\n\n'
@@ -143,7 +146,15 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.device == "cuda" and arguments.replay:
         raise UsageError("--replay runs on the CPU: a GPU has kernels in place of the replay")
     last = arguments.first + arguments.count
-    job = Job(arguments.seed, arguments.first, last, arguments.replay, arguments.device, arguments.kind)
+    job = Job(
+        seed=arguments.seed,
+        first=arguments.first,
+        last=last,
+        replay_only=arguments.replay,
+        device=arguments.device,
+        kind=arguments.kind,
+        emulate=arguments.emulate,
+    )
     tally = Tally()
     console = Console(stderr=True)
     columns = (

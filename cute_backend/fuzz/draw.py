@@ -20,6 +20,7 @@ from cute_backend.fuzz.vocabulary import (
     DYADIC,
     FLAT,
     GATHERS,
+    IN_STEPS,
     KEEPING,
     NUMBERS,
     PARTS,
@@ -33,8 +34,6 @@ from cute_backend.fuzz.vocabulary import (
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-
-DETERMINED = (Rule.EXACT, Rule.CHOICE)
 
 _ROWS = (1, 2, 3, 5, 7, 8, 16, 16, 17, 24, 33)
 _COLUMNS = (1, 2, 6, 8, 16, 16, 32, 40)
@@ -52,7 +51,7 @@ class Drawing:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.exact = random.random() < 0.3
-        self.eager = self.exact or random.random() < 0.2
+        self.eager = self.exact or random.random() < 2 / 7  # half of all programs
         self.deep = random.random() < 0.35
         self.scaled = random.random() < 0.35
         b, s = random.choice(_LEADING) if self.deep else (1, random.choice(_ROWS))
@@ -97,6 +96,7 @@ class Drawing:
             (self.unary, 5),
             (self.binary, 6),
             (self.ternary, 1),
+            (self.in_steps, 2 if self.eager else 0),
             (self.cast, 2),
             (self.keep, 1),
             (self.change, 1),
@@ -348,9 +348,12 @@ class Drawing:
     def ternary(self) -> None:
         self.pointwise(3)
 
+    def in_steps(self) -> None:
+        self.apply(self.random.choice(IN_STEPS))
+
     def pointwise(self, arity: int) -> None:
         table = [WRITTEN, WRITTEN, table_ops()][self.random.randrange(3)]
-        ops = [op for op in table if op.arity == arity and (not self.exact or op.rule in DETERMINED)]
+        ops = [op for op in table if op.arity == arity and (not self.exact or op.is_determined)]
         if ops:
             self.apply(self.random.choice(ops))
 
@@ -362,12 +365,24 @@ class Drawing:
         for _ in range(op.arity - 1):
             operands.append(self.load() if self.random.random() < 0.6 else self.any_plane())
         self.random.shuffle(operands)
+        if self.eager:
+            operands = self.cast_up(operands)
         if op.has_truth:
             operands[0] = self.truth(operands[0])
         name = self.step(text, operands, op.rule)
         if name is not None and not isinstance(self.values[name], Tensor):
             raise TypeError(f"{text} gives no tensor")
         self.new_plane(name)
+
+    def cast_up(self, operands: list[str]) -> list[str]:
+        """The operands, sometimes with all or some values of 16 bits cast to fp32."""
+        chance = self.random.choice((0.0, 0.0, 0.5, 1.0))
+        return [
+            self.step("{0}.float()", [name], Rule.CAST) or name
+            if self.values[name].dtype in (BF16, F16) and self.random.random() < chance
+            else name
+            for name in operands
+        ]
 
     def truth(self, name: str) -> str:
         if self.values[name].dtype is torch.bool:

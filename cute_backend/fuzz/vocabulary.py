@@ -96,12 +96,20 @@ GATHERS = (
 
 @dataclass(frozen=True)
 class Pointwise:
-    """A text over `arity` operands. `#` stands for a number. If `has_truth`, the first operand is a bool."""
+    """A text over `arity` operands. `#` stands for a number. If `has_truth`, the first operand is a bool. If
+    `in_steps`, eager's roundings of its steps decide the result to the bit."""
 
     text: str
     arity: int
     rule: Rule
     has_truth: bool = False
+    in_steps: bool = False
+
+    @property
+    def is_determined(self) -> bool:
+        """Whether a program of exact ops may have it: such a program gives eager's bits under eager's
+        roundings."""
+        return self.in_steps or self.rule in (Rule.EXACT, Rule.CHOICE)
 
 
 _EXACT_ROWS = (
@@ -176,11 +184,13 @@ WRITTEN = (
         for text in (
             "F.gelu({0})", "F.gelu({0}, approximate='tanh')", "F.silu({0})", "F.mish({0})", "F.elu({0})",
             "F.selu({0})", "F.celu({0}, 1.3)", "F.softplus({0})", "F.softsign({0})", "F.tanhshrink({0})",
-            "F.logsigmoid({0})", "F.hardswish({0})", "F.hardsigmoid({0})", "{0} ** 2", "{0} ** 3",
+            "F.logsigmoid({0})", "F.hardswish({0})", "F.hardsigmoid({0})",
             "({0}.abs() + 1) ** 0.5", "({0}.abs() + 1) ** -0.5", "({0}.abs() + 1) ** 0.7", "torch.atan({0})",
+            "{0}.abs() ** 2.3",
             "{0} * torch.sigmoid(1.702 * {0})", "torch.exp(-{0}.abs())", "torch.log({0}.abs() + 1)",
         )
     ),
+    *(Pointwise(f"{{0}} ** {power}", 1, Rule.COMPOSITE, in_steps=True) for power in (2, 3)),
     *(
         Pointwise(text, 2, Rule.COMPOSITE)
         for text in (
@@ -190,10 +200,12 @@ WRITTEN = (
     ),
     *(Pointwise(f"torch.addc{op}({{0}}, {{1}}, {{2}}, value=2)", 3, Rule.COMPOSITE) for op in ("mul", "div")),
     *(
-        Pointwise(f"torch.div({{0}}, {{1}}, rounding_mode='{mode}')", 2, Rule.STEPPED)
+        Pointwise(f"torch.div({{0}}, {{1}}, rounding_mode='{mode}')", 2, Rule.STEPPED, in_steps=True)
         for mode in ("trunc", "floor")
     ),
 )  # fmt: skip
+
+IN_STEPS = tuple(op for op in WRITTEN if op.in_steps)
 
 DYADIC = ("0", "1", "-1", "2", "3", "0.5", "-0.5", "7", "100", "True")
 """Numbers that every float dtype holds: eager on CPU rounds others in `add` and `sub`, and not in `mul`."""
