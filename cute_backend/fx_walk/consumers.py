@@ -13,6 +13,8 @@
   kernel that does the work before it as it writes. So is a copy whose axes are in another order. A reduction
   is written into its place in the larger tensor by the kernel that computes it, if that is Inductor's, and
   otherwise copied there by one more kernel.
+- A view, such as a slice, changes how its readers read. Any other op for which Inductor generates code, such
+  as an index, a flip or a pooling, reads as pointwise work does, in whatever dtype is in memory.
 - A reduction of fewer than eight elements is pointwise: Inductor writes it out.
 - Otherwise a kernel reads a buffer once, however many of its ops do, and nothing that it computes itself.
 
@@ -22,17 +24,21 @@ that are expensive to compute again.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from math import prod
+from operator import getitem
 
+import torch
 from torch import fx
 
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.mutation import is_view
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.reductions import reduced_axes
-from cute_backend.fx_walk.static import fake, first_argument, known, tensor_of
+from cute_backend.fx_walk.static import arguments, fake, first_argument, known, tensor_of
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,63 @@ def reduces(node: fx.Node) -> bool:
 
 _WRITTEN_OUT = 8
 """Elements from which on a reduction is a loop (`unroll_reductions_threshold` of Inductor's settings)."""
+
+
+def reads_in_place(node: fx.Node) -> bool:
+    """Whether Inductor computes what a call reads as the call's own kernel reads it, or as the readers of a
+    view do, so that no kernel has to write it before. `as_strided` is a view of memory."""
+    if node.target is getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload) or not _is_generated(node.target):
+        return False
+    if node.target._schema.is_mutable or (is_view(node) and _reads_memory(node.target)):
+        return False
+    return not _is_ordered_by_aten(node)
+
+
+_ORDERS = ("sort", "topk", "kthvalue", "median", "mode")
+_SORTED = 512
+"""The length of the longest rows that Inductor sorts itself. It leaves all else that orders elements to aten
+(`triton.decompose_sort_ops` of its settings)."""
+
+
+def _is_ordered_by_aten(node: fx.Node) -> bool:
+    name = node.target.overloadpacket.__name__  # type: ignore[union-attr]
+    if name != "sort":
+        return name in _ORDERS
+    args = arguments(node)
+    source = tensor_of(args["self"])
+    return source is None or not known(source.shape[args["dim"]] <= _SORTED)
+
+
+@cache
+def _is_generated(op: torch._ops.OpOverload) -> bool:
+    """Whether Inductor generates code for an op. Its lowerings to kernels of other kinds are in modules of
+    their own, and those to calls of aten are all made by one function."""
+    # An import of the pass must not import all of Inductor, which is imported wherever the pass runs.
+    from torch._inductor import lowering
+
+    if op not in lowering.lowerings:
+        return False
+    made = inspect.unwrap(lowering.lowerings[op])
+    is_fallback = made.__qualname__.startswith(lowering.fallback_handler.__qualname__)
+    return made.__module__ == lowering.__name__ and not is_fallback
+
+
+@cache
+def _reads_memory(op: torch._ops.OpOverload) -> bool:
+    from torch._inductor import lowering
+
+    return op in lowering.needs_realized_inputs
+
+
+def picks_elements(node: fx.Node, source: fx.Node) -> bool:
+    """Whether each element of a call's result is one of `source`: of a view, or at a place that an integer
+    tensor has, as for an index, a gather or an embedding."""
+    if is_view(node):
+        return True
+    places = [tensor for each in node.all_input_nodes[1:] if (tensor := tensor_of(each)) is not None]
+    return first_argument(node) is source and any(not each.is_floating_point() for each in places)
 
 
 def _ends_wave(node: fx.Node) -> bool:

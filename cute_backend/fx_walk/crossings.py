@@ -5,69 +5,24 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import fx
 
 from cute_backend import config
-from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.boundary import ROW_HELD, Choices, Room, Value
-from cute_backend.fx_walk.concatenation import is_concatenation
-from cute_backend.fx_walk.consumers import Kernel, Waves
+from cute_backend.fx_walk.consumers import Kernel
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.launches import is_finished_apart
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
-from cute_backend.fx_walk.mutation import is_view, root
+from cute_backend.fx_walk.mutation import root
+from cute_backend.fx_walk.outside import Need, Outside, needed
 from cute_backend.fx_walk.questions import is_only_read, is_reduction
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import parts_of
-from cute_backend.fx_walk.static import fake, known, target_name, tensor_of, usual
+from cute_backend.fx_walk.static import fake, usual
 from cute_backend.fx_walk.tiled_scales import Tiled
 from cute_backend.planning import PLANES, REDUCTIONS, plane_bits_held, planes_written
 from cute_backend.spec import Axis, LoadKind, Reduction
-
-
-@dataclass(frozen=True)
-class Outside:
-    """The surroundings of a region: for each other region its members, the values that it reads and the steps
-    that it repeats, and the order in which nodes outside of all regions run."""
-
-    owner: dict[fx.Node, Draft]
-    reads: set[fx.Node]
-    redone: set[fx.Node]
-    waves: Waves
-    of_one_a: dict[fx.Node, list[Anchor]]
-
-    def has(self, node: fx.Node) -> bool:
-        """Whether the graph no longer computes a node once the regions are made: it is a member of one, or
-        only regions that repeat it need it."""
-        stack, seen = [node], {node}
-        while stack:
-            current = stack.pop()
-            if current in self.owner:
-                continue
-            if current not in self.redone or current in self.reads:
-                return False
-            stack += (user for user in current.users if user not in seen)
-            seen.update(current.users)
-        return True
-
-    def beside(self, draft: Draft) -> set[fx.Node]:
-        """The work after other products of the draft's A that no region has yet: no kernel that reads the
-        results of the draft does it."""
-        found = set[fx.Node]()
-        stack = [
-            other.node
-            for other in self.of_one_a[draft.first.a]
-            if other.node not in self.owner and other.node not in draft.values
-        ]
-        while stack:
-            for user in stack.pop().users:
-                moves = is_pointwise(user) or is_reshape(user) or is_view(user) or is_concatenation(user)
-                if moves and user not in found and user not in self.owner and user not in draft.values:
-                    found.add(user)
-                    stack.append(user)
-        return found
 
 
 @dataclass(frozen=True)
@@ -88,7 +43,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
     """The values, loads and consumers that could cross the boundary of a draft."""
     groups = _groups(draft)
     places = {node: place for place, nodes in enumerate(groups) for node in nodes}
-    needs = [_need(draft, nodes, outside) for nodes in groups]
+    needs = [needed(draft, nodes, outside) for nodes in groups]
     kernels: dict[Kernel, int] = {}
     values, reads = list[Value](), dict[int, int]()
     sizes, loads = _Sizes(draft), _Loads(draft, outside)
@@ -125,6 +80,12 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
                 else 0,
             )
         )
+    for place, need in enumerate(needs):
+        if need.in_part:
+            # What reads a small part reads few bytes, and may compute it from an earlier value in memory.
+            place = _narrowest(values, place)
+            home = kernels.setdefault(outside.waves.kernel_of(groups[place][0]), len(kernels))
+            values[place] = replace(values[place], in_memory=True, home=home)
     consumers = tuple(reads.get(index, 0) for index in range(len(kernels)))
     loaded = tuple(loads.of_kernel(kernel) if reads.get(kernels[kernel]) else 0 for kernel in kernels)
     choices = Choices(tuple(values), loads.sizes(sizes), consumers, loaded, loads.bits)
@@ -146,7 +107,7 @@ class _Apart:
         return self.known[value.reduce]
 
 
-def _last_plane(draft: Draft, groups: list[list[fx.Node]], needs: list[_Need]) -> fx.Node | None:
+def _last_plane(draft: Draft, groups: list[list[fx.Node]], needs: list[Need]) -> fx.Node | None:
     """The last plane that is needed outside and that the kernel can write."""
     for (node, *_), need in zip(reversed(groups), reversed(needs), strict=True):
         is_plane = draft.values[node] is not None and not isinstance(draft.values[node], Reduced)
@@ -159,12 +120,20 @@ def _again(values: list[Value], source: int, rows: int) -> int:
     """The bytes that an outside kernel reads a second time if it first reduces the value `source` and then
     uses the reduction together with the value. It reads the narrowest value from which `source` can be
     computed without another operand. 0 if the kernel holds the rows."""
-    value = values[source]
-    least = value.size
-    while value.sources.bit_count() == 1 and not value.loads:
-        value = values[value.sources.bit_length() - 1]
-        least = min(least, value.size)
+    least = values[_narrowest(values, source)].size
     return least if least > rows * ROW_HELD else 0
+
+
+def _narrowest(values: list[Value], place: int) -> int:
+    """The place of the narrowest value from which a value can be computed without another operand: the last
+    one, if there are several."""
+    least, value = place, values[place]
+    while value.sources.bit_count() == 1 and not value.loads:
+        place = value.sources.bit_length() - 1
+        value = values[place]
+        if value.size < values[least].size:
+            least = place
+    return least
 
 
 def _room(draft: Draft, loads: _Loads) -> Room:
@@ -203,73 +172,12 @@ def _groups(draft: Draft) -> list[list[fx.Node]]:
     return groups
 
 
-_MOVES = ("aten.constant_pad_nd.default", "aten.slice_scatter.default")
-"""Ops that Inductor computes as pointwise work, with what they read and what reads them."""
-
-
-@dataclass
-class _Need:
-    """The uses of a value outside of the region: in memory, by the steps that compute it, and by kernels that
-    read it as they run. `Value` describes `followed`."""
-
-    in_memory: bool = False
-    followed: bool = False
-    kernels: set[Kernel] = field(default_factory=set)
-
-
-def _need(draft: Draft, nodes: list[fx.Node], outside: Outside) -> _Need:
-    need, stack = _Need(), list[tuple[fx.Node, bool]]()
-    for node in nodes:
-        if not _is_copied(draft, node):
-            stack.append((node, False))
-        elif node in outside.reads or any(user not in draft.values for user in node.users):
-            need.kernels.add(outside.waves.kernel_of(node))
-    while stack:
-        node, works = stack.pop()
-        if node in outside.reads:
-            need.in_memory = True
-        for user in node.users:
-            if user in draft.values or outside.has(user):
-                continue
-            if is_reshape(user):
-                stack.append((user, works))
-            elif is_concatenation(user) or target_name(user) in _MOVES:
-                if isinstance(draft.values[nodes[0]], Reduced):
-                    # Inductor's kernel would write the reduction into its place; ours leaves a copy to it.
-                    need.in_memory = need.followed = True
-                else:
-                    need.kernels.add(outside.waves.kernel_of(user))
-            elif not (is_pointwise(user) or is_reduction(user)) or _writes(user):
-                need.in_memory = True
-                need.followed |= works
-            elif isinstance(draft.values[nodes[0]], Reduced) and _is_as_small(user, node):
-                stack.append((user, True))
-            else:
-                need.kernels.add(outside.waves.kernel_of(user))
-    return need
-
-
-def _is_copied(draft: Draft, node: fx.Node) -> bool:
-    """Whether a member is a copy in an order that our kernels do not write. Another kernel then makes it."""
-    return target_name(node) == "aten.clone.default" and draft.layout(node) is None
-
-
-def _is_as_small(user: fx.Node, node: fx.Node) -> bool:
-    """Whether a reader of a reduction's result has a result of that size itself, and no plane."""
-    result = tensor_of(user) if is_pointwise(user) else None
-    return result is not None and known(result.numel() == fake(node).numel())
-
-
 def _reducing(draft: Draft, member: fx.Node) -> fx.Node:
     """The node that reduces, if a member is the result of a reduction after a cast, a getitem, a step of the
     reduction itself or work on its result."""
     while isinstance(draft.values[member], Reduced) and not is_reduction(member):
         member = next(source for source in member.all_input_nodes if source in draft.values)
     return member
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 _ANY_M = 4096

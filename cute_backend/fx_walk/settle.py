@@ -8,10 +8,11 @@ from torch import fx
 
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.boundary import Boundary, Room, choose, computed_for, members
-from cute_backend.fx_walk.crossings import Crossings, Outside, crossings
+from cute_backend.fx_walk.crossings import Crossings, crossings
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.mutation import is_view
+from cute_backend.fx_walk.outside import Outside
 from cute_backend.fx_walk.pairs import Slices
 from cute_backend.fx_walk.questions import base
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection, program_name

@@ -14,10 +14,10 @@ from cute_backend.fx_walk.block_parts import find_block_parts
 from cute_backend.fx_walk.capability import Capability
 from cute_backend.fx_walk.concatenation import find_scattered
 from cute_backend.fx_walk.consumers import Waves
-from cute_backend.fx_walk.crossings import Outside
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.equal import first_equals
 from cute_backend.fx_walk.mutation import Mutations
+from cute_backend.fx_walk.outside import Outside
 from cute_backend.fx_walk.questions import after_products
 from cute_backend.fx_walk.reasons import Refused, Rejection
 from cute_backend.fx_walk.reductions import find_reductions
