@@ -11,15 +11,23 @@ to each of which a gradient is assigned.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
+from cute_backend.fx_walk.classify import supported_dtype
 from cute_backend.fx_walk.draft import Draft
-from cute_backend.fx_walk.lower import filling
+from cute_backend.fx_walk.lower import CASTS, filling, is_reshape, lower_cast
 from cute_backend.fx_walk.pairs import Concatenated
 from cute_backend.fx_walk.reasons import Reason, Refused
-from cute_backend.fx_walk.static import arguments, fake, known, target_name
+from cute_backend.fx_walk.static import (
+    arguments,
+    collapsed_stride,
+    fake,
+    first_argument,
+    known,
+    target_name,
+)
 from cute_backend.spec import Const
 
 _CONCATENATIONS = ("aten.cat.default",)
@@ -44,6 +52,31 @@ def concatenated(draft: Draft, node: fx.Node) -> Concatenated:
         if apart and len(planes) == 2 and known(tensor.shape[axis] == 2):
             return Concatenated(tuple(planes), alternate=True)
     raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
+
+
+def keeps_concatenated(node: fx.Node) -> bool:
+    """Whether a call gives concatenated planes another shape, in the same memory, or another dtype."""
+    if is_reshape(node):
+        source = first_argument(node)
+        return known(fake(source).numel() == fake(node).numel()) and all(map(_is_dense, (source, node)))
+    return node.op == "call_function" and target_name(node) in CASTS
+
+
+def _is_dense(node: fx.Node) -> bool:
+    tensor = fake(node)
+    return known(collapsed_stride(tensor.shape, tensor.stride()) == 1)
+
+
+def kept(draft: Draft, node: fx.Node) -> Concatenated:
+    """The value of a member that keeps the concatenated planes which it reads."""
+    before = draft.values[first_argument(node)]
+    assert isinstance(before, Concatenated)
+    if is_reshape(node):
+        return before
+    dtype = supported_dtype(node.name, fake(node).dtype)
+    return replace(
+        before, values=tuple(str(lower_cast(draft.chain, value, dtype)) for value in before.values)
+    )
 
 
 def _plane(draft: Draft, member: fx.Node, node: fx.Node) -> str:

@@ -14,6 +14,7 @@ from cute_backend.fx_walk.block_parts import Taken
 from cute_backend.fx_walk.block_reductions import frame_of_blocks
 from cute_backend.fx_walk.capability import target_of
 from cute_backend.fx_walk.chain import Chain
+from cute_backend.fx_walk.concatenation import keeps_concatenated
 from cute_backend.fx_walk.dependences import cycle, depends
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.finishing import is_finishing
@@ -103,10 +104,13 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
     seen: set[fx.Node] = set()
 
     def push_users(node: fx.Node) -> None:
-        if isinstance(draft.values[node], (Concatenated, Tiled)):
-            return  # an op on several planes together is not on the plane, nor is one on padded scales
+        if isinstance(draft.values[node], Tiled):
+            return  # an op on padded scales is not on the plane
+        joins = isinstance(draft.values[node], Concatenated)
         reduces = isinstance(draft.values[node], Reduced)
         for reader in node.users:
+            if joins and not keeps_concatenated(reader):
+                continue  # an op on several planes together is not on the plane
             if reduces and not (keeps_reduced(reader) or _may_finish(walk, reader)):
                 continue
             for user in _heads(walk, draft, reader):

@@ -17,7 +17,13 @@ from cute_backend.fx_walk.block_parts import joins_parts, lower_joined, part_fra
 from cute_backend.fx_walk.block_reductions import check_blocks, frame_of_blocks, lower_blocks
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import ColumnSlice
-from cute_backend.fx_walk.concatenation import concatenated, is_concatenation, scattered
+from cute_backend.fx_walk.concatenation import (
+    concatenated,
+    is_concatenation,
+    keeps_concatenated,
+    kept,
+    scattered,
+)
 from cute_backend.fx_walk.dependences import check_mutations
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.finishing import finished, is_finishing
@@ -86,9 +92,13 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concaten
         alternating = scattered(draft, walk.scattered[node])
         check_mutations(walk, draft, node)
         return alternating
-    reduced_before = draft.values.get(first_argument(node))
-    if isinstance(reduced_before, Reduced) and keeps_reduced(node):
-        return reduced_before
+    before = draft.values.get(first_argument(node))
+    if isinstance(before, Reduced) and keeps_reduced(node):
+        return before
+    if isinstance(before, Concatenated) and keeps_concatenated(node):
+        joined_before = kept(draft, node)
+        check_mutations(walk, draft, node)
+        return joined_before
     if is_finishing(draft, node):
         work = finished(draft, node)
         check_mutations(walk, draft, node)
@@ -122,7 +132,7 @@ def _join_pointwise(
     if result.device != anchor.device:
         raise Refused(Reason.LOAD_DEVICE, operand=node, device=result.device, anchor=anchor.device)
     frame = _frame(draft, node, n)
-    if not (frame.is_plain or None in sides):
+    if not (frame.is_plain or None in sides or len(node.all_input_nodes) == 1):
         raise Refused(Reason.UNPAIRED, target=target)
     if result.dtype is E8M0 and frame.block == 1:
         raise Refused(Reason.UNSUPPORTED_DTYPE, operand=node, dtype=result.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -51,26 +52,41 @@ class Concatenated:
 
 
 def column_slice(node: fx.Node, m: Size) -> ColumnSlice | None:
-    """The columns that a view, (..., count), takes from all rows of a dense row-major plane.
+    """The columns that a view takes from all rows of a dense row-major plane. Those of either are its last
+    axis, or several axes that are one mode, like the even columns of heads.
 
     None if it views anything else.
     """
     tensor, plane = tensor_of(node), fake(root(node))
-    if tensor is None or tensor.dim() == 0 or tensor.dtype is not plane.dtype or tensor.is_neg():
+    if tensor is None or tensor.dtype is not plane.dtype or tensor.is_neg():
         return None
-    if not (known(plane.stride(-1) == 1) and _has_rows(tensor, m, plane) and _has_rows(plane, m, plane)):
+    taken, whole = _modes(tensor, m), _modes(plane, m)
+    if taken is None or whole is None or not known(whole.step == 1):
         return None
-    start = tensor.storage_offset() - plane.storage_offset()
-    return ColumnSlice(start, tensor.stride(-1), tensor.shape[-1])
+    if not known(m == 1) and not (known(whole.rows == whole.count) and known(taken.rows == whole.count)):
+        return None
+    return ColumnSlice(tensor.storage_offset() - plane.storage_offset(), taken.step, taken.count)
 
 
-def _has_rows(tensor: torch.Tensor, m: Size, plane: torch.Tensor) -> bool:
-    """Whether (..., count) has `m` rows that are as far apart as those of a dense plane. One row always
-    is."""
-    sizes, strides = tensor.shape[:-1], tensor.stride()[:-1]
-    if not known(product(sizes) == m):
-        return False
-    return known(m == 1) or known(collapsed_stride(sizes, strides) == plane.shape[-1])
+class _Modes(NamedTuple):
+    """The stride of a tensor's rows, and the stride and the number of its columns."""
+
+    rows: Size
+    step: Size
+    count: Size
+
+
+def _modes(tensor: torch.Tensor, m: Size) -> _Modes | None:
+    """A tensor as `m` rows of columns. None if no axis divides the two, or if either is not one mode. One
+    column has the stride of its axis, which says nothing."""
+    for start in reversed(range(tensor.dim())):
+        if known(product(tensor.shape[:start]) == m):
+            rows, step = (
+                collapsed_stride(tensor.shape[part], tensor.stride()[part])
+                for part in (slice(start), slice(start, None))
+            )
+            return None if rows is None or step is None else _Modes(rows, step, product(tensor.shape[start:]))
+    return None
 
 
 def slices_of(anchor: Anchor, owned: Container[fx.Node]) -> tuple[ColumnSlice, ColumnSlice] | None:

@@ -60,6 +60,8 @@ def resolve(walk: Walk, draft: Draft, argument: Any, reader: Reader) -> Operand:
         return number(argument)
     if argument in draft.values:
         return _of_member(draft, argument, reader)
+    if is_stored(argument):
+        argument = walk.firsts.get(argument, argument)  # a program may take a part of a table several times
     frame = draft.frames.get(reader.member)
     if (argument, side, frame) in draft.work:
         return draft.work[argument, side, frame]

@@ -50,8 +50,9 @@ class Walk:
         """The reductions, rotations, parts of blocks, scales in tiles and alternating columns that a node is
         an inner part of."""
         self.mutations = Mutations(self.order)
-        firsts = first_equals(self.order, self.mutations)
-        self.anchors = {node: _read(node, firsts) for node in self.order if is_anchor(node)}
+        self.firsts = first_equals(self.order, self.mutations)
+        """The first node that has the value of a node, for nodes after it."""
+        self.anchors = {node: _read(node, self.firsts) for node in self.order if is_anchor(node)}
         self.of_one_a = self._of_one_a()
         """The anchors that multiply one A, in graph order, by that A."""
         self.after_products = after_products(self.order)

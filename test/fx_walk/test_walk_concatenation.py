@@ -14,7 +14,8 @@ from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.spec import DType, Part
-from support.fx_walk.synthetic import BF16, Graph, aten, walk
+from support.fx_walk.compared import assert_same_after_the_pass
+from support.fx_walk.synthetic import BF16, F32, Graph, aten, prims, walk
 from support.traffic import Traffic, alone, fused
 
 M, N, K = 128, 80, 40
@@ -243,6 +244,30 @@ def test_each_part_counts_as_a_store() -> None:
         ours = fused(fn, args)
     assert not any(part for each in parts(ours) for part in each)
     assert parts(fused(fn, args)) == [[Part(index, 3) for index in range(3)]]
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("turned", [False, True])
+def test_joined_values_are_cast_where_they_are_computed(dim: int, turned: bool) -> None:
+    """Also behind a view of the same memory, but not behind one in another order."""
+    made = Graph()
+    wide = made.call(prims.convert_element_type.default, made.mm(), F32)
+    planes = [made.call(op, wide) for op in (aten.relu.default, aten.neg.default)]
+    m, n = wide.meta["val"].shape
+    columns = [made.call(aten.unsqueeze.default, plane, dim) for plane in planes]
+    joined = made.call(aten.cat.default, columns, dim)
+    if turned:
+        joined = made.call(aten.permute.default, joined, [0, 2, 1])
+        joined = made.call(aten.clone.default, joined, memory_format=torch.contiguous_format)
+    flat = made.call(aten.reshape.default, joined, [m, 2 * n])
+    graph = made.output(made.call(prims.convert_element_type.default, flat, BF16))
+    found, _ = walk(graph)
+    written = [store.dtype for region in found for store in region.spec.stores]
+    if turned:
+        assert not written
+    else:
+        assert written == ([DType.BF16] * 2 if dim == 1 else [DType.BF16X2])
+        assert_same_after_the_pass(graph, 1)
 
 
 def test_what_reads_a_joined_value_and_the_region_is_outside() -> None:

@@ -269,6 +269,60 @@ def test_work_before_the_cut_is_done_for_each_part_with_its_part_of_the_operands
     assert_same_after_the_pass(graph, 1)
 
 
+def of_heads(made: Graph, heads: fx.Node) -> list[fx.Node]:
+    """The even and the odd columns of each head, as programs of rotary embeddings take them."""
+    *outer, columns = heads.meta["val"].shape
+    neighbours = made.call(aten.reshape.default, heads, [*outer, columns // 2, 2])
+    return [made.call(aten.select.int, neighbours, len(outer) + 1, place) for place in (0, 1)]
+
+
+def rotated_heads(made: Graph, y: fx.Node, batches: int, heads: int, dtype: torch.dtype) -> fx.Node:
+    """The product's heads in neighbouring columns, rotated by a table of cosines and sines for each row, in
+    `dtype`. The program takes each of them twice."""
+    m, n = y.meta["val"].shape
+    shape, half = [batches, m // batches, heads, n // heads], n // heads // 2
+    table = made.input("table", (shape[1], 1, half, 2), dtype)
+    x = made.call(prims.convert_element_type.default, made.call(aten.reshape.default, y, shape), dtype)
+    (even, odd), taken = of_heads(made, x), [made.call(aten.select.int, table, 3, i) for i in (0, 1, 0, 1)]
+    products = [
+        made.call(aten.mul.Tensor, *each) for each in zip((even, odd, odd, even), taken, strict=True)
+    ]
+    parts = (made.call(aten.sub.Tensor, *products[:2]), made.call(aten.add.Tensor, *products[2:]))
+    columns = [made.call(aten.unsqueeze.default, part, 4) for part in parts]
+    joined = made.call(aten.reshape.default, made.call(aten.cat.default, columns, -1), shape)
+    return made.call(prims.convert_element_type.default, joined, BF16)
+
+
+@pytest.mark.parametrize(
+    ("m", "batches", "heads", "dtype"),
+    [(64, 4, 3, F32), (64, 1, 4, BF16), (24, 3, 8, F32), (3, 3, 1, F32), (1, 1, 6, F32)],
+)
+def test_neighbouring_columns_of_heads_are_rotated_as_those_of_rows_are(
+    m: int, batches: int, heads: int, dtype: torch.dtype
+) -> None:
+    """The table's parts are read once each, and the wide result is cast with its columns side by side."""
+    made = Graph()
+    graph = made.output(rotated_heads(made, made.mm(m, N, K), batches, heads, dtype))
+    region = the_region(graph)
+    assert [acc.columns for acc in region.spec.accumulators] == [Columns.EVEN, Columns.ODD]
+    first, second = (load.name for load in region.spec.loads)
+    assert kernel_formula(region.spec) == (
+        f"out0 = pair(acc0 * {first} - acc1 * {second}, acc1 * {first} + acc0 * {second})"
+    )
+    assert_same_after_the_pass(graph, 1)
+
+
+def test_work_on_an_operand_before_columns_of_heads_are_cut_is_left() -> None:
+    """An operand of all columns of heads would be cut like the plane, which has several axes of columns."""
+    made = Graph()
+    heads = made.call(aten.reshape.default, made.mm(M, N, K), [M, 3, N // 3])
+    scaled = made.call(aten.mul.Tensor, heads, made.input("row", (N // 3,)))
+    graph = made.output(made.call(aten.sub.Tensor, *of_heads(made, scaled)))
+    (region,), _ = walk(graph)
+    assert kernel_formula(region.spec) == "out0 = bf16(acc * rowvec0)"
+    assert_same_after_the_pass(graph, 1, ["aten.sub.Tensor"])
+
+
 def test_what_reads_a_part_reads_it_by_strides_of_the_part() -> None:
     """An operand of the half plane is no part of anything: (N/2,) and (M, N/2) stay as they are."""
     made = Graph()
@@ -383,9 +437,16 @@ def test_halves_that_tma_cannot_read_are_no_pair() -> None:
     assert_same_after_the_pass(made.output(made.call(aten.mul.Tensor, *halves(made, y, n))), 1)
 
 
+def by_heads(made: Graph, y: fx.Node, start: int, end: int, step: int) -> fx.Node:
+    """Columns of each of two heads."""
+    heads = made.call(aten.reshape.default, y, [M, 2, N // 2])
+    return made.call(aten.slice.Tensor, heads, 2, start, end, step)
+
+
 def test_a_part_is_told_by_strides_and_offset() -> None:
     made = Graph()
     y = made.mm(M, N, K)
+    heads = made.call(aten.reshape.default, y, [M, 2, N // 2])
     views = {
         "all": (made.call(aten.reshape.default, y, [4, 16, N]), (0, 1, N)),
         "odd": (made.call(aten.slice.Tensor, y, 1, 1, N, 2), (1, 2, N // 2)),
@@ -393,7 +454,11 @@ def test_a_part_is_told_by_strides_and_offset() -> None:
         "narrow rows": (made.call(aten.as_strided.default, y, [M, 24], [24, 1], 0), None),
         "rows": (made.call(aten.slice.Tensor, y, 0, 0, M // 2), None),
         "turned": (made.call(aten.permute.default, y, [1, 0]), None),
-        "stretched": (made.call(aten.reshape.default, y, [M, N // 2, 2]), None),
+        "heads": (made.call(aten.reshape.default, y, [4, 16, 2, N // 2]), (0, 1, N)),
+        "odd of heads": (by_heads(made, y, 1, N // 2, 2), (1, 2, N // 2)),
+        "odd of a cast": (by_heads(made, made.call(aten.clone.default, heads), 1, N // 2, 2), (1, 2, N // 2)),
+        "halves of heads": (by_heads(made, y, 0, N // 4, 1), None),
+        "one head": (made.call(aten.select.int, heads, 1, 1), (N // 2, 1, N // 2)),
         "as bytes": (made.call(aten.view.dtype, y, torch.int16), None),
     }
     for name, (node, wanted) in views.items():
