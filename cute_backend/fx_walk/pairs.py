@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -68,7 +67,8 @@ def column_slice(node: fx.Node, m: Size) -> ColumnSlice | None:
     return ColumnSlice(tensor.storage_offset() - plane.storage_offset(), taken.step, taken.count)
 
 
-class _Modes(NamedTuple):
+@dataclass(frozen=True)
+class _Modes:
     """The stride of a tensor's rows, and the stride and the number of its columns."""
 
     rows: Size
