@@ -82,7 +82,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
         )
     for place, need in enumerate(needs):
         if need.in_part:
-            # What reads a small part reads few bytes, and may compute it from an earlier value in memory.
+            # A reader of a small part reads few bytes, and may compute the part from an earlier value.
             place = _narrowest(values, place)
             home = kernels.setdefault(outside.waves.kernel_of(groups[place][0]), len(kernels))
             values[place] = replace(values[place], in_memory=True, home=home)

@@ -1,5 +1,5 @@
-"""What lies outside a region, and how it uses the region's values: kernels read them as they run, or
-something needs them in memory."""
+"""The surroundings of a region, and their uses of its values: kernels read these as they run, or something
+needs them in memory."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ class Concatenated:
 
 
 def column_slice(node: fx.Node, m: Size) -> ColumnSlice | None:
-    """The columns that a view takes from all rows of a dense row-major plane. Those of either are its last
-    axis, or several axes that are one mode, like the even columns of heads.
+    """The columns that a view takes from all rows of a dense row-major plane. The columns of either are its
+    last axis, or several axes that are one mode, like the even columns of heads.
 
     None if it views anything else.
     """
