@@ -34,6 +34,8 @@ def place_in_cache(position: Int32, row: Int32, rows: int, length: int) -> tuple
 def follow_in_cache(first: Int32, row: Int32, rows: int, length: int) -> tuple[Int32, Boolean]:
     """The same for the position of `row` if the first row of each batch has the position `first`, and the
     others follow it."""
-    within = row % rows
+    # Through i64, as the row of a plane may be a coordinate: the compiler takes the sum of a bounded number
+    # and a constant coordinate, such as `row % 1`, for one that is not negative.
+    within = Int32(Int64(row % rows))
     # No sum exceeds int32: a position from `length` on is beyond the cache, however far.
     return place_in_cache(cutlass.min(first, Int32(length)) + within, row, rows, length)

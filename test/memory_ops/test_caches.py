@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,10 +18,14 @@ from cute_backend.planning import Alignment, Arch, TileConfig, choose
 from cute_backend.planning.transposing import can_transpose
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
+from cute_backend.runtime.compile import SYMBOL, compile_kernel
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.op import gemm_epilogue_into
 from cute_backend.runtime.operands import check_operands
+from cute_backend.simulator import simulate
+from cute_backend.simulator.host import HostProgram
 from cute_backend.simulator.simulate import Machine, run_region
+from cute_backend.simulator.simulation_errors import IllegalAccess
 from cute_backend.spec import (
     ROTATE_HALF,
     Accumulator,
@@ -149,6 +155,50 @@ def test_positions_beyond_a_cache_are_not_written(config: TileConfig) -> None:
         (BY_ROW, torch.tensor([2**32, 128, -129, -1, 0, 127])),
     ]:
         check(attention(3, 128, load), 6, at, config)
+
+
+EVERYWHERE = [*CONFIGS, *(TileConfig(arch, 64, 64) for arch in (Arch.SM80, Arch.SM89, Arch.SM120A))]
+"""Tiles of every template."""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", [DType.I64, DType.I32])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("config", EVERYWHERE, ids=lambda each: f"{each.arch.value}-{each.name}")
+def test_one_position_counts_from_the_end_of_a_cache(config: TileConfig, rows: int, dtype: DType) -> None:
+    """A position below 0 stands for one that is as many rows before the end. The simulated machine has no
+    memory before the cache, nor between its batches that is not compared."""
+    spec = single(Cache(136, rows, 32, "scalar0"), replace(FIRST, dtype=dtype))
+    held = torch.int64 if dtype is DType.I64 else torch.int32
+    for at in (-3, -1, -136, -137, -(2**31), 135, 136):
+        check(spec, 2 * rows, torch.tensor(at, dtype=held), config, n=128)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("config", EVERYWHERE, ids=lambda each: f"{each.arch.value}-{each.name}")
+def test_a_position_of_each_single_row_counts_from_the_end(config: TileConfig) -> None:
+    spec = single(Cache(136, 1, 32, "colvec0"), BY_ROW)
+    check(spec, 6, torch.tensor([-3, -136, -137, 135, 136, 0]), config, n=128)
+
+
+@pytest.mark.parametrize("config", CONFIGS[:2], ids=lambda each: each.arch.value)
+def test_the_compiler_drops_signs_of_sums_with_constant_coordinates(
+    config: TileConfig, tmp_path: Path
+) -> None:
+    """A planted fault: `follow_in_cache` without its detour through i64. If nothing is caught, the compiler
+    no longer needs that."""
+    spec, call = single(Cache(136, 1, 32, "scalar0"), FIRST), "follow_in_cache(held.scalar0[0], row, 1, 136)"
+    text, path = emit(spec, config, Alignment.TMA), tmp_path / "faulty.py"
+    assert text.count(call) == 1 and text.count("import follow_in_cache") == 1
+    direct = "place_in_cache(cutlass.min(held.scalar0[0], Int32(136)) + row % 1, row, 1, 136)"
+    text = text.replace(call, direct).replace("import follow_in_cache", "import place_in_cache")
+    path.write_text(text)
+    built = compile_kernel(Kernel(spec, config, Alignment.TMA), text, path)
+    program = HostProgram(built.ptx, built.host_object, SYMBOL)
+    with patch.object(simulate, "_program", lambda kernel: program):
+        check(spec, 2, torch.tensor(5), config, n=128)
+        with pytest.raises(IllegalAccess, match="before the start of argument 3"):
+            check(spec, 2, torch.tensor(-3), config, n=128)
 
 
 @pytest.mark.sweep(2)
