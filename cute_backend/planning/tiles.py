@@ -8,7 +8,7 @@ from typing import Any
 
 from cute_backend.planning.targets import Arch, Cut, Target
 from cute_backend.planning.targets.target import WARPGROUP
-from cute_backend.spec import BColumns, DType
+from cute_backend.spec import BColumns, DType, ProductKind
 
 SMEM_RESERVE = 1024 + 512
 """Bytes of shared memory kept for aligning the first swizzled buffer, and for barriers."""
@@ -44,10 +44,18 @@ SPLITS = (*CLUSTER_PARTS, 6, 8, 12, 16)
 MAX_WORKING_THREADS = 256
 """The most threads that can have 255 registers each, of the 65536 of a multiprocessor."""
 
-HALF_REGISTERS, ROLE_REGISTERS = 224, 56
-"""Registers of a thread if two warpgroups each have half of a tile's columns: of an epilogue thread, and of a
-thread that loads or multiplies and gives registers up. Threads of all three warpgroups begin with 168
-each."""
+STARTING_REGISTERS = 168
+"""Registers that each thread begins with if two warpgroups each have half of a tile's columns, and a third
+one loads and multiplies. The third then gives registers up to the other two."""
+
+HALF_REGISTERS = 224
+"""Registers of an epilogue thread with half of a tile's columns."""
+
+HALF_REGISTERS_IN_GROUPS = 216
+"""`HALF_REGISTERS` if the rows of a product are in groups. Warps that load and multiply then find the group
+of each tile, and keep its number, its first row and its end. With the 56 registers that `HALF_REGISTERS` left
+them, they spilled 8 to 32 bytes beside nearly every epilogue of more than one load; with 72 registers, none
+beside any."""
 
 TILE_K_BYTES = 128
 """Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
@@ -361,10 +369,11 @@ class TileConfig:
         """How many of the warps that share a tile have different rows of it."""
         return 4 * self.row_groups
 
-    @property
-    def epilogue_registers(self) -> int:
+    def epilogue_registers(self, kind: ProductKind) -> int:
         """Registers that a thread of the epilogue may use."""
-        return self.target.epilogue_registers if self.column_groups == 1 else HALF_REGISTERS
+        if self.column_groups == 1:
+            return self.target.epilogue_registers
+        return HALF_REGISTERS_IN_GROUPS if kind is ProductKind.GROUPED else HALF_REGISTERS
 
     @property
     def thread_accumulators(self) -> int:

@@ -60,7 +60,7 @@ from cutlass.tensor_utils import LayoutEnum
 from cute_backend.planning import TILE_K_BYTES, TileConfig
 from cute_backend.planning.mma_scales import MmaScales, acc_stages, tmem_columns
 from cute_backend.planning.shared_memory import SumScales
-from cute_backend.planning.tiles import ROLE_REGISTERS
+from cute_backend.planning.tiles import STARTING_REGISTERS
 from cute_backend.spec import SCALE_TILE, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import bring_tile
@@ -222,7 +222,10 @@ class Sm100Gemm(Gemm):
         if groups > 1:
             self.last_meeting = Meeting("the end", 2 + groups, ((self.visitors, warps),))
             meetings += (self.last_meeting,)
-        dealt = (*[config.epilogue_registers] * groups, ROLE_REGISTERS) if groups > 1 else ()
+        dealt: tuple[int, ...] = ()
+        if groups > 1:
+            dealt = (config.epilogue_registers(self.kind),) * groups
+            dealt += (STARTING_REGISTERS * (groups + 1) - sum(dealt),)
         return Crew(tuple(roles), tuple(rings), meetings, dealt)
 
     @cute.jit
@@ -466,7 +469,7 @@ class Sm100Gemm(Gemm):
 
         if cutlass.const_expr(config.warpgroups > 1):
             if warp >= self.visitors.numbers.stop:
-                cute.arch.setmaxregister_decrease(ROLE_REGISTERS)
+                cute.arch.setmaxregister_decrease(self.crew.registers[-1])
         if warp == self.load.first:
             # A stage has a piece of every B, or where columns are in segments the tile of one B.
             pieces = [0] * len(b_tmas) if self.segments else range(config.pieces)
@@ -497,7 +500,7 @@ class Sm100Gemm(Gemm):
                 self._load_exact(shared, load_tmas)
         if warp < self.visitors.numbers.stop:
             if cutlass.const_expr(config.warpgroups > 1):
-                cute.arch.setmaxregister_increase(config.epilogue_registers)
+                cute.arch.setmaxregister_increase(self.crew.registers[0])
             tmem.allocate(tmem_columns(config, self.mainloop.scaling))
             tmem.wait_for_alloc()
             tmem_ptr = tmem.retrieve_ptr(Float32)

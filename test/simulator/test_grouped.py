@@ -100,6 +100,7 @@ CONFIGS = [
     sm100(128, 64),
     sm100(256, 64, 2, 1, ctas=2),
     sm100(128, 64, 2, 2),
+    sm100(256, 128, 2, 1, ctas=2, column_groups=2),
 ]
 
 
@@ -250,7 +251,7 @@ MX_ENDS = {
     "tiles": (1, 130, 130, 387),  # 1, 2, 0 and 3 tiles of scales
     "many": (*range(1, 34), 170),  # more groups than a warp looks at in one step
 }
-MX_CONFIGS = [sm100(128, 64), sm100(256, 128, 2, ctas=2), sm100(128, 128, 2, 2)]
+MX_CONFIGS = [sm100(128, 64), sm100(256, 128, 2, ctas=2), sm100(128, 128, 2, 2, column_groups=2)]
 
 
 @pytest.mark.sweep(3)

@@ -899,7 +899,7 @@ MUTANTS = [
     Mutant(
         "more registers taken than were given up",
         HALVES,
-        instead("setmaxregister_increase(config.epilogue_registers)", "setmaxregister_increase(240)"),
+        instead("setmaxregister_increase(self.crew.registers[0])", "setmaxregister_increase(240)"),
         Deadlock,
         r"epilogue warp (.|\n)*240 registers per thread, .* more for the warp; the pool of CTA",
     ),
