@@ -6,6 +6,7 @@ import cutlass
 import pytest
 
 from cute_backend.planning import Arch, TileConfig
+from cute_backend.spec import ProductKind
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm100 import Sm100Gemm
 from support.bare_epilogue import Bare
@@ -40,6 +41,13 @@ def test_the_epilogue_leaves_room_for_the_operands() -> None:
     assert Sm100Gemm(Bare(), config).stages.ab >= 3
     with pytest.raises(ValueError, match="leaves shared memory for 1 stages of A and B"):
         Sm100Gemm(Wide(), config)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ProductKind if kind is not ProductKind.GROUPED])
+def test_two_warpgroups_leave_more_registers_to_warps_that_find_groups(kind: ProductKind) -> None:
+    config = TileConfig(Arch.SM100A, 128, 128, column_groups=2)
+    assert Sm100Gemm(Bare(), config, kind=kind).crew.registers == (224, 224, 56)
+    assert Sm100Gemm(Bare(), config, kind=ProductKind.GROUPED).crew.registers == (216, 216, 72)
 
 
 def test_no_warp_without_a_job() -> None:

@@ -230,6 +230,7 @@ ROWS_IN_GROUPS = {
     "block maxima": in_groups(LoadKind.COLVEC, LoadKind.ROWVEC, largest=8),
     "row maxima": in_groups(LoadKind.COLVEC, LoadKind.ROWVEC, largest=0),
     "nvfp4": in_groups(LoadKind.GROUPVEC, LoadKind.ROWVEC, nvfp4=True),
+    "nvfp4 plane": in_groups(LoadKind.ROWVEC, LoadKind.ROWVEC, LoadKind.EXACT, nvfp4=True),
     "nvfp4 pair": in_groups(LoadKind.GROUPVEC, LoadKind.ROWVEC, pair=True, nvfp4=True),
     "plane": in_groups(LoadKind.EXACT),
 }
@@ -238,10 +239,10 @@ ROWS_IN_GROUPS = {
 @pytest.mark.parametrize("name", ROWS_IN_GROUPS)
 def test_two_warpgroups_leave_warps_that_find_groups_registers(name: str) -> None:
     """In a tile that is chosen. With 56 registers in each thread that loads or multiplies, all spilled 8 to
-    32 bytes. A pair in NVFP4 spilled with more, too, and has no such tile."""
+    32 bytes. A pair or a plane in NVFP4 spilled with more, too, and has no such tile."""
     spec = ROWS_IN_GROUPS[name]
     config = choose(Arch.SM100A, spec, 300, 136, 200, Arch.SM100A.target.sm_count, groups=6)
-    assert config.column_groups == (1 if name == "nvfp4 pair" else 2)
+    assert config.column_groups == (1 if name in ("nvfp4 pair", "nvfp4 plane") else 2)
     assert_none_spills([Kernel(spec, config, list(Alignment)[[*ROWS_IN_GROUPS].index(name) % 2])])
 
 
