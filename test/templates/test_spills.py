@@ -202,7 +202,7 @@ def in_groups(
     *loads: LoadKind, pair: bool = False, nvfp4: bool = False, largest: int | None = None
 ) -> EpilogueSpec:
     """The silu of a product with rows in groups, times the second product of a pair, plus or times each load.
-    With `largest`, there is also the largest element of each block of so many columns, or of each row if it
+    With `largest`, there is also the largest element of each block of `largest` columns, or of each row if it
     is 0."""
     dtype, scaling = (DType.E2M1X2, Scaling.NV) if nvfp4 else (DType.BF16, Scaling.NONE)
     acc = Accumulator("acc", dtype, dtype, kind=ProductKind.GROUPED, a_scaling=scaling, b_scaling=scaling)
