@@ -19,7 +19,7 @@ from cute_backend.planning import counters_needed, may_finish_rows
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.counters import counters_for
-from cute_backend.runtime.device import device_at, max_active_clusters
+from cute_backend.runtime.device import Grid, device_at, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import KernelFunction
 from cute_backend.signature import WORKSPACE_ALIGN, Argument, Extent
@@ -108,8 +108,9 @@ class Implementation:
         if may_finish_rows(self.kernel.spec, self.kernel.config):
             count = counters_needed(self.kernel.spec, self.kernel.config, m, n)
             memory.append(counters_for(count, a))
-        clusters = max_active_clusters(gpu.index, self.kernel.config.cluster_size)
-        function(*bound.tensors, *memory, clusters)
+        size = self.kernel.config.cluster_size
+        grid = Grid(max_active_clusters(gpu.index, size), size, gpu.sm_count)
+        function(*bound.tensors, *memory, grid.clusters())
         for store, result, whole in finished:
             assert store.reduce is not None
             _COMBINE.get(store.reduce.kind, _write)(result, whole.view(result.shape))

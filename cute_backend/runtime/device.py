@@ -44,6 +44,23 @@ def device_at(index: int) -> Device:
     return Device(index, arch, properties.multi_processor_count, properties.name)
 
 
+@dataclass(frozen=True)
+class Grid:
+    """The clusters of a persistent kernel on a GPU, which runs `most` of them at once."""
+
+    most: int
+    cluster_size: int
+    sm_count: int
+
+    def clusters(self) -> int:
+        """The number of clusters that a launch starts now: those that fit beside the SMs that a program
+        leaves to other kernels, with torch's `_set_sm_carveout_experimental`, and one at least."""
+        left: int | None = torch._C._get_sm_carveout_experimental()
+        if left is None:
+            return self.most
+        return max(1, min(self.most, (self.sm_count - left) // self.cluster_size))
+
+
 @cache
 def max_active_clusters(index: int, cluster_size: int) -> int:
     """The number of clusters of `cluster_size` CTAs, one CTA to an SM, that the GPU runs at once.

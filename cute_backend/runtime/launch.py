@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,7 @@ from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, fastest,
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.build import Outcome, load_known, obtain
 from cute_backend.runtime.counters import set_aside
-from cute_backend.runtime.device import Device, device_at, max_active_clusters
+from cute_backend.runtime.device import Device, Grid, device_at, max_active_clusters
 from cute_backend.runtime.forks import free_in_children
 from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
 from cute_backend.runtime.link import KernelFunction
@@ -206,11 +206,11 @@ def _launcher(
 
 @dataclass(frozen=True)
 class Ready:
-    """A loaded kernel, the memory that it writes and the number of clusters that may run at once."""
+    """A loaded kernel, the memory that it writes and the number of clusters that a launch starts now."""
 
     function: KernelFunction
     outputs: Outputs
-    clusters: int
+    clusters: Callable[[], int]
 
     def run(
         self, operands: list[Tensor], m: int, n: int, given: Sequence[Tensor] | None = None
@@ -218,7 +218,7 @@ class Ready:
         """Launches the kernel on operands that `Binding` returned. Returns the results for a plane of (m, n),
         which may be `given`."""
         results, memory = self.outputs.of_size(m, n).allocate(operands[0], given)
-        self.function(*operands, *memory, self.clusters)
+        self.function(*operands, *memory, self.clusters())
         return results
 
 
@@ -248,9 +248,9 @@ class Settled:
     ) -> list[Tensor]:
         results, memory = self._memory.allocate(a[0], given)
         if self._as_given:
-            self._function(*a, *b, *loads, *memory, self._clusters)
+            self._function(*a, *b, *loads, *memory, self._clusters())
         else:
-            self._function(*self._operands(a, b, loads), *memory, self._clusters)
+            self._function(*self._operands(a, b, loads), *memory, self._clusters())
         return results
 
 
@@ -316,8 +316,9 @@ class Launcher:
         else:
             if may_finish_rows(kernel.spec, kernel.config):
                 set_aside(self._gpu.index)
-            clusters = max_active_clusters(self._gpu.index, kernel.config.cluster_size)
-            self._kernels[key] = Ready(outcome, Outputs(kernel.spec, kernel.config), clusters)
+            size = kernel.config.cluster_size
+            grid = Grid(max_active_clusters(self._gpu.index, size), size, self._gpu.sm_count)
+            self._kernels[key] = Ready(outcome, Outputs(kernel.spec, kernel.config), grid.clusters)
         self._choices.clear()
         self.chosen = object()
 

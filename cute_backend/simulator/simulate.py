@@ -312,7 +312,7 @@ def run_region(
                 f"counters of tiles are not 0 after {kernel.entry}; a later launch would count on from there"
             )
 
-    outputs = Ready(function, Outputs(spec, config), machine.clusters).run(bound.tensors, m, n)
+    outputs = Ready(function, Outputs(spec, config), lambda: machine.clusters).run(bound.tensors, m, n)
     return outputs, Launch(kernel, (m, n, k), reports[0], reports[1] if config.sums_in_memory else None)
 
 

@@ -22,7 +22,7 @@ from cute_backend.runtime import bind, notices, outputs
 from cute_backend.runtime import launch as launching
 from cute_backend.runtime.call_site import CallSite
 from cute_backend.runtime.compile import BuildError
-from cute_backend.runtime.device import Device, UnsupportedDeviceError
+from cute_backend.runtime.device import Device, Grid, UnsupportedDeviceError
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import launch, prepare
 from cute_backend.runtime.operands import check_operands, parse_spec
@@ -899,3 +899,39 @@ def test_while_kernels_are_built_others_are_launched(
     builder.join()
     launcher.join()
     assert not blocked
+
+
+# SMs that are left to other kernels
+
+
+@pytest.fixture
+def carveout() -> Iterator[Callable[[int | None], None]]:
+    yield torch._C._set_sm_carveout_experimental
+    torch._C._set_sm_carveout_experimental(None)
+
+
+def test_a_grid_leaves_sms_to_other_kernels(carveout: Callable[[int | None], None]) -> None:
+    grid = Grid(30, 4, 132)  # three SMs of some GPCs are in no cluster of four
+    started = {}
+    for left in (None, 0, 12, 13, 100, 131, 132, 500):
+        carveout(left)
+        started[left] = grid.clusters()
+    assert started == {None: 30, 0: 30, 12: 30, 13: 29, 100: 8, 131: 1, 132: 1, 500: 1}
+
+
+def test_a_kernel_that_was_launched_leaves_sms_from_then_on(
+    compiler: Compiler, carveout: Callable[[int | None], None]
+) -> None:
+    site, text = CallSite(), SPEC.to_json()
+    given = operands()
+    unaligned = [*given[:2], [*given[2][:3], shifted(given[2][3])]]
+    for left in (None, 20, 60, None):
+        carveout(left)
+        for _ in range(3):
+            compiler.launches.clear()
+            site(*given, text)
+            launch(*given, text)
+            launch(*unaligned, text)
+            for kernel, arguments in compiler.launches:
+                assert arguments[-1] == (132 - (left or 0)) // kernel.config.cluster_size
+            assert len(compiler.launches) == 3
