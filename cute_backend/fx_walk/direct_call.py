@@ -24,7 +24,6 @@ from cute_backend.runtime.op import gemm_epilogue, gemm_epilogue_into
 THROUGH_THE_DISPATCHER = "the kernel is called through torch's dispatcher, which is slower"
 
 _ON_CPU = "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu"
-_ON_CPU_INTO = "from cute_backend.runtime.op import on_cpu_into as gemm_epilogue_into_on_cpu"
 _ON_CUDA = "from cute_backend.runtime.call_site import CallSite as GemmEpilogueOnCuda"
 _ON_LOADING = "from cute_backend.runtime.generated import loaded as report_regions"
 
@@ -44,8 +43,7 @@ class _DirectCall(ir.FallbackKernel):
     def _name_implementation(self, wrapper: Any) -> None:
         try:
             device = self.get_device_or_error().type
-            into = self.op_overload is gemm_epilogue_into
-            self.set_python_kernel_name(_implementation(wrapper, device, self.get_name(), into))
+            self.set_python_kernel_name(_implementation(wrapper, device, self.get_name()))
             if V.graph not in _reporting:
                 _reporting.add(V.graph)
                 _report_on_loading(wrapper)
@@ -70,15 +68,15 @@ def _report_on_loading(wrapper: Any) -> None:
     wrapper.add_import_once(f"report_regions({graph!r}, {len(specs)})")
 
 
-def _implementation(wrapper: Any, device: str, buffer: str, into: bool) -> str:
+def _implementation(wrapper: Any, device: str, buffer: str) -> str:
     """The name of the function that the code of `wrapper` calls for the result `buffer`, or for results that
     it is given. The function is defined in that code."""
     if device != "cuda":
-        wrapper.add_import_once(_ON_CPU_INTO if into else _ON_CPU)
-        return "gemm_epilogue_into_on_cpu" if into else "gemm_epilogue_on_cpu"
+        wrapper.add_import_once(_ON_CPU)
+        return "gemm_epilogue_on_cpu"
     wrapper.add_import_once(_ON_CUDA)
     name = f"gemm_epilogue_of_{buffer}"
-    wrapper.add_import_once(f"{name} = GemmEpilogueOnCuda(){'.into' if into else ''}")
+    wrapper.add_import_once(f"{name} = GemmEpilogueOnCuda()")
     return name
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cute_backend.runtime.launch import REFUSED, Settled, launch, launch_into, settled_for
+from cute_backend.runtime.launch import REFUSED, Settled, launch, settled_for
 
 _MAX_SIZES = 64
 """The number of sizes that a call site remembers."""
@@ -29,35 +29,21 @@ class CallSite:
         self,
         a: Sequence[Tensor],
         b: Sequence[Tensor],
-        loads: Sequence[Tensor],
+        loads: Sequence[Tensor] | None,
         spec: str,
         batch_invariant: bool = False,
         tile: str | None = None,
         rowvecs: str = "auto",
+        results: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         last_spec, known = self._last
         sizes = a[0].shape, b[0].shape
         if spec is last_spec and (settled := known.get(sizes)) is not None and settled.is_current:
             try:
-                return settled.run(a, b, loads)
+                return settled.run(a, b, loads or (), results)
             except REFUSED:  # as in a launch: strides or alignments differ from those before
                 pass
-        results = launch(a, b, loads, spec, batch_invariant, tile, rowvecs)
-        self._remember(a, b, spec, batch_invariant, tile, rowvecs)
-        return results
-
-    def _remember(
-        self,
-        a: Sequence[Tensor],
-        b: Sequence[Tensor],
-        spec: str,
-        batch_invariant: bool,
-        tile: str | None,
-        rowvecs: str,
-    ) -> None:
-        """Keeps the kernel that a launch has used, for later calls of these sizes."""
-        last_spec, known = self._last
-        sizes = a[0].shape, b[0].shape
+        returned = launch(a, b, loads, spec, batch_invariant, tile, rowvecs, results)
         if spec is not last_spec or len(known) >= _MAX_SIZES:
             known = {}
         settled = settled_for(a, b, spec, batch_invariant, tile, rowvecs)
@@ -66,26 +52,4 @@ class CallSite:
         else:
             known[sizes] = settled
         self._last = spec, known
-
-    def into(
-        self,
-        a: Sequence[Tensor],
-        b: Sequence[Tensor],
-        loads: Sequence[Tensor],
-        results: Sequence[Tensor],
-        spec: str,
-        batch_invariant: bool = False,
-        tile: str | None = None,
-        rowvecs: str = "auto",
-    ) -> None:
-        """Has the arguments of `launch_into`."""
-        last_spec, known = self._last
-        sizes = a[0].shape, b[0].shape
-        if spec is last_spec and (settled := known.get(sizes)) is not None and settled.is_current:
-            try:
-                settled.run(a, b, loads, results)
-                return
-            except REFUSED:  # as above
-                pass
-        launch_into(a, b, loads, results, spec, batch_invariant, tile, rowvecs)
-        self._remember(a, b, spec, batch_invariant, tile, rowvecs)
+        return returned

@@ -34,7 +34,7 @@ from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
 from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.notices import count, warn_once
 from cute_backend.runtime.operands import Size, check_operands, groups_of, outputs_like, parse_spec, plane_of
-from cute_backend.runtime.outputs import Outputs
+from cute_backend.runtime.outputs import Outputs, check_results
 from cute_backend.runtime.pack import packed_kernels, packs
 from cute_backend.runtime.reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
 from cute_backend.runtime.tuning_results import remembered
@@ -64,45 +64,39 @@ _MAX_CHOICES = 4096
 def launch(
     a: Sequence[Tensor],
     b: Sequence[Tensor],
-    loads: Sequence[Tensor],
+    loads: Sequence[Tensor] | None,
     spec: str,
     batch_invariant: bool = False,
     tile: str | None = None,
     rowvecs: str = "auto",
+    results: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
-    """The op on CUDA: see `cute_backend.runtime.op` for its arguments.
+    """Both ops on CUDA: see `cute_backend.runtime.op` for their arguments. Returns the results, which are
+    those given, if there are any.
 
     Raises UnsupportedDeviceError on a GPU for which no kernels exist, ValueError if operands contradict
     `spec`, and UsageError if none of the tiles that `tile` names can serve the spec.
     """
+    loads = loads or ()
     try:
         launcher = _launchers[spec, a[0].get_device(), batch_invariant, tile, rowvecs]
     except (KeyError, IndexError):
         parsed = parse_spec(spec)
-        check_operands(parsed, a, b, loads)
+        _check(parsed, a, b, loads, results)
         launcher = _launcher(parsed, a[0].get_device(), batch_invariant, tile, rowvecs)
-    return launcher(a, b, loads)
+    return launcher(a, b, loads, results)
 
 
-def launch_into(
+def _check(
+    spec: EpilogueSpec,
     a: Sequence[Tensor],
     b: Sequence[Tensor],
     loads: Sequence[Tensor],
-    results: Sequence[Tensor],
-    spec: str,
-    batch_invariant: bool = False,
-    tile: str | None = None,
-    rowvecs: str = "auto",
+    given: Sequence[Tensor] | None,
 ) -> None:
-    """The op that writes to given results, on CUDA: see `cute_backend.runtime.op` for its arguments, and
-    `launch` for its errors."""
-    try:
-        launcher = _launchers[spec, a[0].get_device(), batch_invariant, tile, rowvecs]
-    except (KeyError, IndexError):
-        parsed = parse_spec(spec)
-        check_operands(parsed, a, b, loads)
-        launcher = _launcher(parsed, a[0].get_device(), batch_invariant, tile, rowvecs)
-    launcher(a, b, loads, results)
+    check_operands(spec, a, b, loads)
+    if given is not None:
+        check_results(spec, a, b, given)
 
 
 def settled_for(
@@ -342,7 +336,7 @@ class Launcher:
                 choice.settled, choice.looks = None, _LOOKS
                 return self._consider(a, b, loads, m, n, k, given)
         except Exception:
-            check_operands(self._spec, a, b, loads)  # raises a better message if the operands are at fault
+            _check(self._spec, a, b, loads, given)  # raises a better message if the operands are at fault
             raise
 
     def settled(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Settled | None:

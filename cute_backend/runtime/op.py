@@ -18,14 +18,15 @@ everything that varies is in its arguments, so that a graph from Inductor's cach
 process. `batch_invariant` asks for rows whose bits do not depend on M, `tile` names tiles, as `config.tile`
 does, and `rowvecs` is as `config.rowvec_placement`.
 
-Results in caches of keys and values are written to the caches themselves, by another op, which takes all of
-its results:
+Results that the caller has, such as caches of keys and values, are written by another op. It has the same
+arguments, and takes all results:
 
-    gemm_epilogue_into(
-        Tensor[] a, Tensor[] b, Tensor[] loads, Tensor(a!)[] results, str spec, ...
-    ) -> ()
+    gemm_epilogue_into(..., *, Tensor(a!)[] results) -> ()
 
-A cache of the `results` is contiguous, (B, H, L, D) or any other shape with the same elements.
+A cache of the `results` is contiguous, (B, H, L, D) or any other shape with the same elements; any other
+result has the shape and strides of the one that the first op returns.
+
+An absent list (None) stands for an empty one: AOTInductor's packages pass it.
 
 The ops raise ValueError if operands contradict `spec`.
 
@@ -35,35 +36,39 @@ so it has no derivative: it falls through the autograd key, and its results requ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cute_backend.caches import caches_of, deliver
-from cute_backend.runtime.launch import launch, launch_into
+from cute_backend.caches import deliver
+from cute_backend.runtime.launch import launch
 from cute_backend.runtime.operands import check_operands, outputs_like, parse_spec, plane_of
-from cute_backend.spec import EpilogueSpec
+from cute_backend.runtime.outputs import check_results
 
-_LIBRARY = torch.library.Library("cute_backend", "DEF")
-_LIBRARY.define(
-    "gemm_epilogue(Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False, "
-    'str? tile=None, str rowvecs="auto") -> Tensor[]',
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+_ARGUMENTS = (
+    "Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False, str? tile=None, "
+    'str rowvecs="auto"'
 )
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 
 def _fake(
     a: Sequence[Tensor],
     b: Sequence[Tensor],
-    loads: Sequence[Tensor],
+    loads: Sequence[Tensor] | None,
     spec: str,
     batch_invariant: bool = False,
     tile: str | None = None,
     rowvecs: str = "auto",
+    results: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
     parsed = parse_spec(spec)
-    check_operands(parsed, a, b, loads)
+    check_operands(parsed, a, b, loads or ())
+    if results is not None:
+        check_results(parsed, a, b, results)
+        return list(results)
     m, n = plane_of(parsed, a, b)
     return outputs_like(parsed, a[0], m, n)
 
@@ -72,80 +77,43 @@ def _fake(
 def on_cpu(
     a: Sequence[Tensor],
     b: Sequence[Tensor],
-    loads: Sequence[Tensor],
+    loads: Sequence[Tensor] | None,
     spec: str,
     batch_invariant: bool = False,
     tile: str | None = None,
     rowvecs: str = "auto",
+    results: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
-    """The replay of `spec`."""
+    """The replay of `spec`, into `results` if they are given."""
     from cute_backend.replay import replay  # imported here, since a serving process only launches kernels
 
-    parsed = parse_spec(spec)
+    parsed, loads = parse_spec(spec), loads or ()
     check_operands(parsed, a, b, loads)
-    return replay(parsed, a, b, loads)
+    if results is not None:
+        check_results(parsed, a, b, results)
+    return deliver(parsed, replay(parsed, a, b, loads), loads, results)
 
 
-_LIBRARY.define(
-    "gemm_epilogue_into(Tensor[] a, Tensor[] b, Tensor[] loads, Tensor(a!)[] results, str spec, "
-    'bool batch_invariant=False, str? tile=None, str rowvecs="auto") -> ()',
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
-)
+def _returning_nothing(implementation: Callable[..., list[Tensor]]) -> Callable[..., None]:
+    """An implementation of the op that is given its results."""
+
+    def into(*args: Any, results: Sequence[Tensor]) -> None:
+        implementation(*args, results=results)
+
+    return into
 
 
-def _fake_into(
-    a: Sequence[Tensor],
-    b: Sequence[Tensor],
-    loads: Sequence[Tensor],
-    results: Sequence[Tensor],
-    spec: str,
-    batch_invariant: bool = False,
-    tile: str | None = None,
-    rowvecs: str = "auto",
-) -> None:
-    _check_results(parse_spec(spec), results, _fake(a, b, loads, spec))
-
-
-def _check_results(spec: EpilogueSpec, results: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Raises ValueError if results that the caller gives are not like those that the op would return."""
-    if len(results) != len(expected):
-        raise ValueError(f"gemm_epilogue_into got {len(results)} results; the spec has {len(expected)}")
-    for cache, given, like in zip(caches_of(spec), results, expected, strict=True):
-        fits = given.numel() == like.numel() and given.is_contiguous() if cache else given.shape == like.shape
-        if given.dtype is not like.dtype or not fits:
-            wanted = f"contiguous, with {like.numel()} elements" if cache else f"of shape {tuple(like.shape)}"
-            raise ValueError(
-                f"gemm_epilogue_into got a result of {given.dtype} and shape {tuple(given.shape)}; expected "
-                f"{like.dtype}, {wanted}"
-            )
-
-
-@torch.no_grad()
-def on_cpu_into(
-    a: Sequence[Tensor],
-    b: Sequence[Tensor],
-    loads: Sequence[Tensor],
-    results: Sequence[Tensor],
-    spec: str,
-    batch_invariant: bool = False,
-    tile: str | None = None,
-    rowvecs: str = "auto",
-) -> None:
-    """The replay of `spec`, into `results`."""
-    parsed, replayed = parse_spec(spec), on_cpu(a, b, loads, spec)
-    _check_results(parsed, results, replayed)
-    deliver(parsed, replayed, loads, results)
-
-
-torch.library.register_fake("cute_backend::gemm_epilogue_into", _fake_into, lib=_LIBRARY)
-_LIBRARY.impl("gemm_epilogue_into", on_cpu_into, "CPU")
-_LIBRARY.impl("gemm_epilogue_into", launch_into, "CUDA")
-_LIBRARY.impl("gemm_epilogue_into", torch.library.fallthrough_kernel, "Autograd")
+_LIBRARY = torch.library.Library("cute_backend", "DEF")
+_LIBRARY.define(f"gemm_epilogue({_ARGUMENTS}) -> Tensor[]", tags=_TAGS)
+_LIBRARY.define(f"gemm_epilogue_into({_ARGUMENTS}, *, Tensor(a!)[] results) -> ()", tags=_TAGS)
 
 torch.library.register_fake("cute_backend::gemm_epilogue", _fake, lib=_LIBRARY)
-_LIBRARY.impl("gemm_epilogue", on_cpu, "CPU")
-_LIBRARY.impl("gemm_epilogue", launch, "CUDA")
-_LIBRARY.impl("gemm_epilogue", torch.library.fallthrough_kernel, "Autograd")
+torch.library.register_fake("cute_backend::gemm_epilogue_into", _returning_nothing(_fake), lib=_LIBRARY)
+for _key, _implementation in (("CPU", on_cpu), ("CUDA", launch)):
+    _LIBRARY.impl("gemm_epilogue", _implementation, _key)
+    _LIBRARY.impl("gemm_epilogue_into", _returning_nothing(_implementation), _key)
+for _name in ("gemm_epilogue", "gemm_epilogue_into"):
+    _LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 gemm_epilogue = torch.ops.cute_backend.gemm_epilogue.default
 gemm_epilogue_into = torch.ops.cute_backend.gemm_epilogue_into.default

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import guards
 
+from cute_backend.caches import caches_of
 from cute_backend.memory_ops.partials import workspace_bytes
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.planning import TileConfig, counters_needed, may_finish_rows
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.counters import counters_for
+from cute_backend.runtime.operands import outputs_like, plane_of
 from cute_backend.signature import Argument, Extent, Role, of_role, signature
 from cute_backend.spec import EpilogueSpec
 
@@ -39,7 +41,7 @@ class Outputs:
             (Argument.of_store(stores[0], spec.width_of(stores[0].value)), len(stores))
             for stores in spec.results
         ]
-        counts = may_finish_rows(spec, config)
+        counts, caches = may_finish_rows(spec, config), any(caches_of(spec))
         given = signature(spec, config.sums_in_memory, counts)
         arguments = [*results, *((each, 1) for each in of_role(given, Role.WORKSPACE))]
 
@@ -51,10 +53,46 @@ class Outputs:
                 shape = argument.shape({**sizes, Extent.N: n * parts * argument.dtype.values})
                 layouts.append((shape, argument.packed(shape), TORCH_DTYPES[argument.dtype.part]))
             counters = counters_needed(spec, config, m, n) if counts else None
-            return Memory(tuple(layouts), len(results), written, counters)
+            return Memory(tuple(layouts), len(results), caches, written, counters)
 
         self.of_size = of_size
         """The memory for a plane of (m, n)."""
+
+
+def check_results(
+    spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], results: Sequence[Tensor]
+) -> None:
+    """Raises ValueError if results that the caller gives are not like those that the op would return."""
+    expected = outputs_like(spec, torch.empty(0, device="meta"), *plane_of(spec, a, b))
+    if len(results) != len(expected):
+        raise ValueError(f"gemm_epilogue_into got {len(results)} results; the spec has {len(expected)}")
+    for cache, given, like in zip(caches_of(spec), results, expected, strict=True):
+        if cache:
+            fits = given.numel() == like.numel() and given.is_contiguous()
+            wanted = f"contiguous, with {like.numel()} elements"
+        else:
+            fits = given.shape == like.shape and _same_strides(given, like)
+            wanted = f"of shape {tuple(like.shape)} and strides {like.stride()}"
+        if given.dtype is not like.dtype or not fits:
+            raise ValueError(
+                f"gemm_epilogue_into got a result of {given.dtype}, shape {tuple(given.shape)} and strides "
+                f"{given.stride()}; expected {like.dtype}, {wanted}"
+            )
+
+
+def _same_strides(given: Tensor, like: Tensor) -> bool:
+    """Whether two tensors of one shape have the same strides, but for those that are never used."""
+    pairs = zip(given.shape, given.stride(), like.stride(), strict=True)
+    return given.stride() == like.stride() or all(size <= 1 or one == other for size, one, other in pairs)
+
+
+def _allocated(layouts: Sequence[Layout], like: Tensor) -> list[Tensor]:
+    """Uninitialised tensors on the device of `like`."""
+    if like.is_cuda and like.get_device() == torch._C._cuda_getDevice():
+        return [_empty_on_current_gpu(*layout) for layout in layouts]
+    return [
+        torch.empty_strided(size, stride, dtype=dtype, device=like.device) for size, stride, dtype in layouts
+    ]
 
 
 def _as(layout: Layout, given: Tensor) -> Tensor:
@@ -64,12 +102,13 @@ def _as(layout: Layout, given: Tensor) -> Tensor:
 
 
 class Memory(NamedTuple):
-    """The layouts of all tensors that a kernel writes for a plane of some size. The first are `results`.
-    `Binding.written` is kept if it changes anything. `counters` is the number of counters that a launch
-    needs, None if the kernel takes none."""
+    """The layouts of all tensors that a kernel writes for a plane of some size. The first are `results`, some
+    of which are in `caches`. `Binding.written` is kept if it changes anything. `counters` is the number of
+    counters that a launch needs, None if the kernel takes none."""
 
     layouts: tuple[Layout, ...]
     results: int
+    caches: bool
     written: Callable[[list[Tensor]], list[Tensor]] | None
     counters: int | None = None
 
@@ -81,19 +120,12 @@ class Memory(NamedTuple):
 
         If the results are `given`, they are written, and not allocated.
         """
-        if given is not None:
-            memory = [_as(layout, each) for layout, each in zip(self.layouts, given)]  # noqa: B905
-            memory += [
-                torch.empty_strided(size, stride, dtype=dtype, device=like.device)
-                for size, stride, dtype in self.layouts[len(given) :]
-            ]
-        elif like.is_cuda and like.get_device() == torch._C._cuda_getDevice():
-            memory = [_empty_on_current_gpu(*layout) for layout in self.layouts]
+        if given is None:
+            memory = _allocated(self.layouts, like)
         else:
-            memory = [
-                torch.empty_strided(size, stride, dtype=dtype, device=like.device)
-                for size, stride, dtype in self.layouts
-            ]
+            memory = [*map(_as, self.layouts, given)] if self.caches else [*given]
+            if len(self.layouts) > self.results:
+                memory += _allocated(self.layouts[self.results :], like)
         results = memory[: self.results]
         memory = memory if self.written is None else self.written(memory)
         return results, memory if self.counters is None else [*memory, counters_for(self.counters, like)]

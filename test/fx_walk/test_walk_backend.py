@@ -488,14 +488,15 @@ def test_generated_code_calls_the_implementation_itself(fresh_compiler: None) ->
     _, code = run_and_get_code(torch.compile(linear_gelu, backend=cute), *args)
     assert "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu" in code[0]
     assert "= gemm_epilogue_on_cpu([" in code[0]
-    assert "torch.ops.cute_backend.gemm_epilogue.default(" not in code[0]
+    assert "torch.ops.cute_backend.gemm_epilogue" not in code[0]
     # One call for each input up to torch 2.14, one for all of them from 2.15 on.
     asserted = re.findall(r"assert_size_stride\w*\(+(\w+)", code[0])
     assert asserted and all(name.startswith("arg") for name in asserted)
 
 
 def test_what_generated_code_calls_takes_the_ops_arguments() -> None:
-    names = [argument.name for argument in torch.ops.cute_backend.gemm_epilogue.default._schema.arguments]
+    schema = torch.ops.cute_backend.gemm_epilogue_into.default._schema
+    names = [argument.name for argument in schema.arguments]
     for call in (on_cpu, CallSite()):
         assert list(inspect.signature(call).parameters) == names
 
@@ -511,7 +512,7 @@ def test_each_call_in_generated_code_for_a_gpu_has_a_site_of_its_own() -> None:
             self.lines.append(line)
 
     wrapper = Wrapper()
-    names = [_implementation(wrapper, "cuda", buffer, False) for buffer in ("buf0", "buf3")]
+    names = [_implementation(wrapper, "cuda", buffer) for buffer in ("buf0", "buf3")]
     imported: dict[str, Any] = {}
     exec("\n".join(wrapper.lines), imported)
     sites = [imported[name] for name in names]

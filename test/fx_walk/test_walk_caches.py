@@ -88,7 +88,7 @@ def test_a_kernel_writes_rows_of_a_cache(program: Callable[..., Any], rows: int)
     (cache,) = caches(program, *args)
     assert (cache.length, cache.rows, cache.columns) == (LENGTH, rows, COLUMNS)
     (code,) = agrees(program, *args)
-    (call,) = re.findall(r"gemm_epilogue_into_on_cpu\(\[.*?\], \[.*?\], \[.*?\], \[(\w+)\]", code)
+    (call,) = re.findall(r"gemm_epilogue_on_cpu\(.*results=\[(\w+)\]", code)
     assert call.startswith("arg"), "the kernel writes to the input, not to a copy of it"
     assert "index_put_" not in code
 

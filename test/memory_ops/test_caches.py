@@ -275,11 +275,11 @@ def test_a_spec_with_a_cache_survives_json_and_is_not_transposed() -> None:
 def test_results_that_are_given_are_checked() -> None:
     spec, a, b = single(CACHE, FIRST), torch.randn(6, 16).bfloat16(), torch.randn(16, 128).bfloat16()
     given = torch.zeros(2, 2, 128, 64, dtype=torch.bfloat16)
-    gemm_epilogue_into([a], [b], [torch.tensor(-1)], [given], spec.to_json())
+    gemm_epilogue_into([a], [b], [torch.tensor(-1)], spec.to_json(), results=[given])
     assert given.any(-1).nonzero()[:, 2].unique().tolist() == [0, 1, 127]
     for wrong in (given.float(), given[:1], given.transpose(2, 3)):
         with pytest.raises(ValueError, match=r"expected torch\.bfloat16, contiguous, with 32768 elements"):
-            gemm_epilogue_into([a], [b], [torch.tensor(-1)], [wrong], spec.to_json())
+            gemm_epilogue_into([a], [b], [torch.tensor(-1)], spec.to_json(), results=[wrong])
 
 
 def test_rows_and_columns_that_are_not_those_of_a_cache_are_refused() -> None:

@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 
 from cute_backend.planning import Alignment, Arch, TileConfig, choose, fastest, table
 from cute_backend.replay import replay
-from cute_backend.runtime import bind, notices, outputs
+from cute_backend.runtime import bind, notices, op, outputs
 from cute_backend.runtime import launch as launching
 from cute_backend.runtime.call_site import CallSite
 from cute_backend.runtime.compile import BuildError
@@ -901,6 +901,46 @@ def test_while_kernels_are_built_others_are_launched(
     assert not blocked
 
 
+# What a caller gives
+
+
+def test_an_absent_list_of_operands_is_an_empty_one(compiler: Compiler) -> None:
+    store = replace(SPEC.stores[0], value="t0")
+    spec = replace(SPEC, loads=(), ops=(Op("t0", "relu", ("acc",), DType.F32),), stores=(store,))
+    a, b, _ = operands()
+    (expected,) = replay(spec, a, b, [])
+    site = CallSite()
+    for call in (launch, site, site, op.on_cpu):
+        (result,) = call(a, b, None, spec.to_json())
+        assert torch.equal(result, expected)
+        given = torch.empty_like(expected)
+        (returned,) = call(a, b, None, spec.to_json(), results=[given])
+        assert returned is given and torch.equal(given, expected)
+    op._fake(a, b, None, spec.to_json())
+
+
+def test_results_that_are_given_are_written_and_checked(compiler: Compiler) -> None:
+    a, b, loads = given = operands()
+    site, text = CallSite(), SPEC.to_json()
+    expected = replay(SPEC, *given)
+    for call in (launch, site, site, op.on_cpu):
+        results = [torch.empty_like(each) for each in expected]
+        call(a, b, loads, text, results=results)
+        assert all(map(torch.equal, results, expected))
+    first, second = expected
+    wrong = [
+        ([first], "got 1 results; the spec has 2"),
+        ([first.double(), second], "got a result of torch.float64"),
+        ([first[:3], second], r"got a result of .* shape \(3, 16\)"),
+        ([torch.empty(16, 6, dtype=first.dtype).t(), second], r"and strides \(1, 6\); expected"),
+    ]
+    for results, message in wrong:
+        for call in (launch, op.on_cpu):
+            launching._launchers.clear()
+            with pytest.raises(ValueError, match=message):
+                call(a, b, loads, text, results=results)
+
+
 # SMs that are left to other kernels
 
 
@@ -924,14 +964,16 @@ def test_a_kernel_that_was_launched_leaves_sms_from_then_on(
 ) -> None:
     site, text = CallSite(), SPEC.to_json()
     given = operands()
+    results = [torch.empty_like(each) for each in replay(SPEC, *given)]
     unaligned = [*given[:2], [*given[2][:3], shifted(given[2][3])]]
     for left in (None, 20, 60, None):
         carveout(left)
         for _ in range(3):
             compiler.launches.clear()
             site(*given, text)
+            site(*given, text, results=results)
             launch(*given, text)
             launch(*unaligned, text)
             for kernel, arguments in compiler.launches:
                 assert arguments[-1] == (132 - (left or 0)) // kernel.config.cluster_size
-            assert len(compiler.launches) == 3
+            assert len(compiler.launches) == 4

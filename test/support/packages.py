@@ -1,4 +1,4 @@
-"""Packages of AOTInductor for tests: a linear with an epilogue, for any number of rows, with exact sums."""
+"""Packages of AOTInductor for tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,15 +42,24 @@ class Model(torch.nn.Module):
         return F.relu(self.up(x)) + 1
 
 
+ROWS = torch.export.Dim("rows", min=2, max=512)
+
+
 def make_package(folder: Path, *, k: int, n: int, rows: tuple[int, ...], device: str) -> tuple[Path, Path]:
-    """A package for 2 to 512 rows, made with the pass, and a file of inputs and eager's results for each of
-    `rows`, the first of which is exported."""
-    model, package, saved = Model(k, n).to(device).eval(), folder / "model.pt2", folder / "expected.pt"
+    """A package of a linear with an epilogue and exact sums, for 2 to 512 rows, and a file of inputs and
+    eager's results for each of `rows`, the first of which is exported."""
+    model, saved = Model(k, n).to(device).eval(), folder / "expected.pt"
     x = (torch.arange(rows[0] * k, device=device).view(rows[0], k) % 5 - 2).to(BF16)
     with torch.no_grad():
         torch.save([(x[:m].cpu(), model(x[:m]).cpu()) for m in rows], saved)
-        dynamic = {"x": {0: torch.export.Dim("rows", min=2, max=512)}}
-        exported = torch.export.export(model, (x,), dynamic_shapes=dynamic)
+    return package_of(folder, model, (x,), {"x": {0: ROWS}}), saved
+
+
+def package_of(folder: Path, model: torch.nn.Module, args: Sequence[Tensor], dynamic: Any) -> Path:
+    """A package of a model, made with the pass."""
+    package = folder / "model.pt2"
+    with torch.no_grad():
+        exported = torch.export.export(model, tuple(args), dynamic_shapes=dynamic)
     known = inductor_config.get_config_copy()
     torch._inductor.aoti_compile_and_package(
         exported,
@@ -58,7 +69,7 @@ def make_package(folder: Path, *, k: int, n: int, rows: tuple[int, ...], device:
             **{name: value for name, value in CHEAPLY.items() if name in known},
         },
     )
-    return package, saved
+    return package
 
 
 CHEAP = """
