@@ -21,6 +21,7 @@ from torch._inductor.virtualized import V
 import cute_backend
 from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
+from cute_backend.fx_walk.async_tp import is_on as async_tp_is_on, multiply_while_moving
 from cute_backend.fx_walk.broadcast import join_batches
 from cute_backend.fx_walk.cache_writes import write_to_caches
 from cute_backend.fx_walk.capability import Capability, device_capability
@@ -100,15 +101,18 @@ class EpiloguePass(CustomGraphPass):
             self.observe(regions, rejections)
 
     def fuse(self, graph: fx.Graph) -> None:
-        """Fuses a graph, or raises and leaves the graph, its nodes and their metas unchanged."""
-        copy = WorkingCopy(graph)
+        """Fuses a graph, or raises and leaves the graph, its nodes and their metas unchanged, apart from what
+        async tensor parallelism replaces."""
         with self.in_force():
-            regions = self._fuse(copy.graph)
+            left_out = multiply_while_moving(graph)
+            copy = WorkingCopy(graph)
+            regions = self._fuse(copy.graph, left_out)
         if regions:
             copy.commit()
 
-    def _fuse(self, graph: fx.Graph) -> list[Region]:
-        """Fuses all regions of a graph, which the caller discards if something fails."""
+    def _fuse(self, graph: fx.Graph, left_out: Sequence[Rejection]) -> list[Region]:
+        """Fuses all regions of a graph, which the caller discards if something fails. `left_out` are
+        rejections of earlier steps."""
         prepare(graph, device_capability)
         regions, rejections = self.analyse(graph)
         if tuning_is_on():
@@ -117,7 +121,7 @@ class EpiloguePass(CustomGraphPass):
 
             regions, slower = tune(regions)
             rejections += slower
-        self.show(regions, rejections)
+        self.show(regions, [*left_out, *rejections])
         anchors = sum(is_anchor(node) for node in graph.nodes)
         if regions:
             # It is here for the same reason as tuning. Inductor is imported by now.
@@ -158,6 +162,7 @@ class EpiloguePass(CustomGraphPass):
             _dsl_version(),
             _source_hash(),
             current_precision().value,
+            async_tp_is_on(),
             tuple(sorted(settings.items())),
         )
 
