@@ -39,6 +39,7 @@ if _is_command():
     _search_here_last()
 else:
     # A graph from Inductor's cache calls the ops, although the pass has not run in this process.
+    from cute_backend.runtime import flops as _flops  # noqa: F401
     from cute_backend.runtime import op as _op  # noqa: F401
     from cute_backend.runtime import sample_op as _sample  # noqa: F401
 

@@ -20,6 +20,7 @@ from cute_backend.fx_walk.containment import contain, first_raised, is_contained
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from cute_backend.fx_walk.labels import input_names, label_inputs
 from cute_backend.fx_walk.pass_sequence import Pass, chain_passes, passes_of
+from cute_backend.fx_walk.product_times import times_wanted
 from cute_backend.options import PREFIX, split_options
 from cute_backend.presentation import artifacts
 
@@ -76,7 +77,7 @@ def cute(
         if isinstance(each, EpiloguePass):
             settings = {**each.settings, **settings}
     fuse = _RaisingPass(settings, artifacts.record)
-    patches = {**patches, "post_grad_custom_pre_pass": chain_passes([*own, fuse])}
+    patches = {**patches, **times_wanted(patches), "post_grad_custom_pre_pass": chain_passes([*own, fuse])}
     inner: Any = _Compiler(chain_passes(own), fuse, _names(gm, example_inputs))
     return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)  # type: ignore[return-value]
 

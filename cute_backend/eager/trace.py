@@ -16,7 +16,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from cute_backend.errors import UsageError
@@ -53,6 +53,7 @@ class Program:
         return self.graph(*operands.values(), *constants)
 
 
+@_disable_current_modes()  # FlopCounterMode, for one, would count what is traced
 def trace(
     operands: dict[str, Tensor],
     epilogue: Epilogue | None,

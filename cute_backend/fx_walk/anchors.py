@@ -37,7 +37,9 @@ def read_anchor(node: fx.Node) -> Anchor:
     """The anchor behind a node for which `is_anchor` holds. Raises Refused if no kernel computes it."""
     reader = _READERS.get(target_name(node))
     if reader is None:
-        raise Refused(Reason.OPAQUE_PRODUCT, target=opaque_product(node))
+        name = opaque_product(node)
+        is_async = name is not None and name.startswith("symm_mem.")
+        raise Refused(Reason.LEFT_TO_ASYNC_TP if is_async else Reason.OPAQUE_PRODUCT, target=name)
     return with_blocks(reader(node))
 
 

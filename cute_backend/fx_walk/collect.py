@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_backend.errors import check_function
+from cute_backend.fx_walk.async_tp import multiply_while_moving
 from cute_backend.fx_walk.capability import Capability, Named, device_capability
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.epilogue_pass import find as regions_of
@@ -218,6 +219,7 @@ class _Collector:
             return regions_of(graph, self.capability)
 
         try:
+            left_out = multiply_while_moving(graph)
             prepare(graph, self.capability)
             regions, rejections = find(graph)
             if regions:
@@ -225,7 +227,7 @@ class _Collector:
                 rewrite(copy, find(copy)[0])
         except Exception as error:
             return [], [contain(error)]
-        return regions, rejections
+        return regions, [*left_out, *rejections]
 
 
 def as_the_pass_meets_it(

@@ -31,6 +31,7 @@ from cute_backend.fx_walk.gated_units import divide_gated_units
 from cute_backend.fx_walk.log_softmax import separate_logsumexps
 from cute_backend.fx_walk.packed import divide_packed
 from cute_backend.fx_walk.padding import take_padding_back
+from cute_backend.fx_walk.product_times import give_times
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
@@ -129,6 +130,7 @@ class EpiloguePass(CustomGraphPass):
 
             register()
             rewrite(graph, regions)
+            give_times()
             announce_regions(regions)
         for region in regions:
             what = words(region.spec)

@@ -78,6 +78,11 @@ class Reason(Enum):
         "{target} multiplies matrices by code of its own, and the graph does not show what it computes; "
         "supported: mm, addmm, bmm, baddbmm, _scaled_mm, grouped_mm and _scaled_grouped_mm",
     )
+    LEFT_TO_ASYNC_TP = (
+        "left_to_async_tp",
+        "the product is left to async tensor parallelism: {target} multiplies while data moves between GPUs, "
+        "which no kernel here does",
+    )
     OPERAND_DTYPE = "operand_dtype", "{where} do not multiply {a} by {b}; supported: {taken}"
     ADDEND_DTYPE = (
         "addend_dtype",

@@ -22,6 +22,7 @@ from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.block_reductions import unfit_blocks
 from cute_backend.fx_walk.capability import Capability, check_operands, target_of
 from cute_backend.fx_walk.draft import Draft
+from cute_backend.fx_walk.exposed_gathers import exposed_gather
 from cute_backend.fx_walk.growth import grown, seed
 from cute_backend.fx_walk.joining import join
 from cute_backend.fx_walk.lower import is_pointwise
@@ -124,6 +125,7 @@ def _pairs(walk: Walk, anchor: Anchor) -> Iterator[tuple[Anchor, ...]]:
             and other.node not in walk.owner
             and unlike(other, anchor) is None
             and meet(other.node, anchor.node, walk.owner)
+            and exposed_gather(walk, (other, anchor)) is None
         ):
             yield other, anchor
 
@@ -136,7 +138,8 @@ def _left_out(walk: Walk, anchor: Anchor) -> Refused:
         if region is None or user in walk.anchors:
             continue
         other = region.anchors[-1]
-        if (why := unlike(anchor, other)) is not None:
+        why = unlike(anchor, other) or exposed_gather(walk, (anchor, other))
+        if why is not None:
             return Refused(Reason.APART, reader=user, other=other.node, why=why)
     near = [anchor.node, *reach(anchor.node, walk.owner)]
     refused = {user for node in near for user in node.users if user in walk.rejections}

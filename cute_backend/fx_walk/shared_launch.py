@@ -22,6 +22,7 @@ from cute_backend import config
 from cute_backend.fx_walk.boundary import LAUNCH_BYTES
 from cute_backend.fx_walk.capability import target_of
 from cute_backend.fx_walk.classify import LoadView
+from cute_backend.fx_walk.exposed_gathers import exposed_gather
 from cute_backend.fx_walk.reasons import Reason, Refused, program_name
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.walk import Walk
@@ -135,7 +136,7 @@ class _Sharing:
             return f"{program_name(mutation.node)} writes in place between them"
         if any(self._depends(each, other) or self._depends(other, each) for each in group):
             return "one depends on the other"
-        return None
+        return exposed_gather(walk, [anchor for region in every for anchor in region.anchors])
 
     def _depends(self, region: Region, on: Region) -> bool:
         """Whether an operand of a region depends on another one. Every kernel counts as one node."""

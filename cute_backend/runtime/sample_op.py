@@ -44,6 +44,13 @@ SAMPLES_PER_PASS = 8
 of a thread's rows. A logsumexp keeps as much, and takes the place of one draw. More draws need more
 passes."""
 
+
+
+def passes_of(num_samples: int, normaliser: bool) -> int:
+    """The passes over the weights that draws take, with a logsumexp or without."""
+    return -(-(num_samples + normaliser) // SAMPLES_PER_PASS)
+
+
 _DTYPES = {
     torch.float32: DType.F32,
     torch.bfloat16: DType.BF16,
