@@ -1,9 +1,9 @@
 """torch's async tensor parallelism: its pass runs before regions are searched.
 
 With `torch._inductor.config._micro_pipeline_tp`, a pass of Inductor replaces an all-gather and the products
-that read it, or a product and the reduce-scatter that reads it, by one op that moves data while it multiplies.
-It recognises products of aten alone, and it runs after this package's pass. So it is called here first, and
-products that it leaves are fused. Inductor calls it again later, and finds what was left then.
+that read it, or a product and the reduce-scatter that reads it, by one op that moves data while it
+multiplies. It recognises products of aten alone, and it runs after this package's pass. So it is called here
+first, and products that it leaves are fused. Inductor calls it again later, and finds what was left then.
 """
 
 from __future__ import annotations

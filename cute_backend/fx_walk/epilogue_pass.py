@@ -21,7 +21,8 @@ from torch._inductor.virtualized import V
 import cute_backend
 from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
-from cute_backend.fx_walk.async_tp import is_on as async_tp_is_on, multiply_while_moving
+from cute_backend.fx_walk.async_tp import is_on as async_tp_is_on
+from cute_backend.fx_walk.async_tp import multiply_while_moving
 from cute_backend.fx_walk.broadcast import join_batches
 from cute_backend.fx_walk.cache_writes import write_to_caches
 from cute_backend.fx_walk.capability import Capability, device_capability

@@ -1,8 +1,8 @@
 """Weights that arrive from other GPUs before the first product of a graph, as in fully sharded training.
 
-torch's overlap scheduling hides the gather of a weight behind the products before it. Nothing hides the gathers
-that the first product waits for. So if two products have a weight each, and one of them is the graph's first,
-they are left apart: the first one hides the gather for the second one.
+torch's overlap scheduling hides the gather of a weight behind the products before it. Nothing hides the
+gathers that the first product waits for. So if two products have a weight each, and one of them is the
+graph's first, they are left apart: the first one hides the gather for the second one.
 """
 
 from __future__ import annotations

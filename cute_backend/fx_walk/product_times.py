@@ -1,8 +1,8 @@
 """Times of this package's products for torch's overlap scheduling, which hides collectives behind them.
 
-The scheduler asks a hook for the time of a node, and benchmarks products for which the hook has none: it would
-call the op on drawn operands, build its kernels, and read drawn offsets of groups. So the hook gives the time
-that the cost model predicts.
+The scheduler asks a hook for the time of a node, and benchmarks products for which the hook has none: it
+would call the op on drawn operands, build its kernels, and read drawn offsets of groups. So the hook gives
+the time that the cost model predicts.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from cute_backend.runtime.reach import Problem
 Estimate = Callable[[fx.Node, "int | None"], "float | None"]
 """torch's hook: the milliseconds of a node, or None if it has no estimate of its own. The number replaces the
 size of a collective."""
+
+_ROOFLINE = "estimate_roofline_runtime_ms"
+"""torch's estimate from operations and bytes, which 2.11 does not have."""
 
 OPTION = "aten_distributed_optimizations.custom_runtime_estimation"
 
@@ -73,6 +76,27 @@ def give_times() -> None:
     `backend="cute"` has set it for its own compilation; a pass of `backend="inductor"` can't."""
     for hook in times_wanted({}).values():
         inductor_config.aten_distributed_optimizations.custom_runtime_estimation = hook
+
+
+def can_be_rated(dtype: torch.dtype) -> bool:
+    """Whether torch's overlap scheduling can estimate a product whose first result has a dtype.
+
+    If it is on, it asks for the peak of the GPU for that dtype, also where there is a hook, and fails for fp8
+    and integers on a GPU that is not in its table. Such a product is called in a way in which torch does not
+    recognise it: as an op that writes to given tensors.
+    """
+    if not _option({}, "enable_overlap_scheduling", False):
+        return True
+    from torch._inductor.fx_passes import overlap_scheduling
+    from torch.utils import _runtime_estimation
+
+    if not hasattr(overlap_scheduling, _ROOFLINE):
+        return True
+    try:
+        _runtime_estimation.get_device_tflops(dtype)
+    except AssertionError:
+        return False
+    return True
 
 
 def _option(options: Mapping[str, Any], name: str, default: Any) -> Any:
@@ -125,7 +149,7 @@ def _by_torch(node: fx.Node) -> float:
     operations."""
     from torch._inductor.fx_passes import overlap_scheduling
 
-    names = ("estimate_roofline_runtime_ms", "estimate_mem_bound_runtime_ms")
+    names = (_ROOFLINE, "estimate_mem_bound_runtime_ms")
     found: Any = next(filter(None, (getattr(overlap_scheduling, name, None) for name in names)))
     return float(found(node))
 

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch._inductor.pattern_matcher import stable_topological_sort
+from torch._inductor.virtualized import V
 from torch.fx.node import map_arg
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -27,6 +28,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from cute_backend import config
 from cute_backend.fx_walk.classify import ColumnSlice, LoadView
 from cute_backend.fx_walk.lower import is_reshape
+from cute_backend.fx_walk.product_times import can_be_rated
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.scaling_recipes import BlockScale
 from cute_backend.fx_walk.static import Size, fake, known, product, same_sizes, tensor_of
@@ -143,15 +145,18 @@ def _insert(graph: fx.Graph, region: Region, sizes: Sizes, replaced: dict[fx.Nod
 def _planes(call: Callable[..., fx.Node], region: Region, operands: list[Any]) -> list[fx.Node]:
     """The results of a region's op. `operands` are A, B and the loads."""
     spec = region.spec
-    if not region.caches:
-        results = call(gemm_epilogue, *operands, spec.to_json(), *_choice())
-        return [call(getitem, results, index) for index in range(len(spec.results))]
-    return _planes_into(call, region, operands)
+    if region.caches:
+        return _planes_into(call, region, operands)
+    results = call(gemm_epilogue, *operands, spec.to_json(), *_choice())
+    if not V.aot_compilation and not can_be_rated(results.meta["val"][0].dtype):
+        results.graph.erase_node(results)
+        return _planes_into(call, region, operands)
+    return [call(getitem, results, index) for index in range(len(spec.results))]
 
 
 def _planes_into(call: Callable[..., fx.Node], region: Region, operands: list[Any]) -> list[fx.Node]:
-    """The results of a region's op that writes to caches. Of the graph's inputs they are new values, from a
-    call that is functional (`cache_writes.py`)."""
+    """The results of a region's op that writes to given tensors, such as caches. Of the graph's inputs they
+    are new values, from a call that is functional (`cache_writes.py`)."""
     a, b, loads = operands
     caches = {region.outputs[node]: write.cache for node, write in region.caches.items()}
     values = map_arg([*operands, region.spec.to_json()], lambda source: source.meta["val"])

@@ -1,4 +1,4 @@
-"""torch's overlap scheduling, low-contention collectives and flop counters see the products of this package."""
+"""torch's overlap scheduling, low-contention collectives and flop counters see this package's products."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
@@ -104,7 +105,11 @@ def benchmarked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(overlap_scheduling, "get_collective_do_bench", lambda: bench)
         return real(node, *rest)
 
+    def empty(shape: Any, stride: Any, device: Any, dtype: Any) -> Tensor:
+        return torch.empty_strided(shape, stride, device=device, dtype=dtype)
+
     monkeypatch.setattr(overlap_scheduling, "benchmark_node_with_cache_key", named)
+    monkeypatch.setattr(torch._dynamo.testing, "rand_strided", empty)
     monkeypatch.setattr(overlap_scheduling, "get_cached_node_time", lambda key: None)
     monkeypatch.setattr(overlap_scheduling, "set_cached_node_time", lambda key, value: None)
     return nodes
@@ -139,7 +144,9 @@ def schedule(
         **options,
     }
     patches = {
-        f"aten_distributed_optimizations.{name}": value for name, value in known.items() if hasattr(OPTIONS, name)
+        f"aten_distributed_optimizations.{name}": value
+        for name, value in known.items()
+        if hasattr(OPTIONS, name)
     }
     with monkeypatch.context() as patched, inductor_config.patch(patches), torch.no_grad():
         patched.setattr(overlap_scheduling.OverlapScheduler, "run", run)
@@ -201,7 +208,7 @@ def test_gathers_of_low_contention_replace_as_many_as_with_inductor(
 def test_the_graphs_first_product_waits_for_one_gather(
     h100: None, benchmarked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gate and up of the first layer are apart, and a pair in all others, or everywhere without the setting."""
+    """Gate and up of the first layer are apart, and a pair in the others or without the setting."""
 
     def products(graph: fx.Graph) -> list[int]:
         return [len(node.args[1]) for node in graph.nodes if node.target is gemm_epilogue]
@@ -261,6 +268,35 @@ def test_a_pass_of_inductor_sets_the_hook_itself(
     assert all(name.startswith("aten.") for name in benchmarked)
 
 
+@pytest.mark.parametrize("rated", [True, False])
+def test_products_that_torch_can_not_rate_are_fused(
+    rated: bool, h100: None, benchmarked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch fails to estimate a product with a result in fp8 on a GPU that is not in its table."""
+
+    def tflops(dtype: torch.dtype, device: Any = None) -> float:
+        if not rated and dtype not in (BF16, torch.float16, torch.float32):
+            raise AssertionError(dtype)
+        return TENSOR_CORES / 1e12
+
+    def program(x: Tensor, shard: Tensor, scale: Tensor) -> Tensor:
+        c10d = torch.ops._c10d_functional
+        gathered = c10d.all_gather_into_tensor(shard, RANKS, dist.group.WORLD.group_name)
+        y = (x @ c10d.wait_tensor(gathered).t()).relu().float() * scale
+        return y.clamp(-448, 448).to(torch.float8_e4m3fn)
+
+    monkeypatch.setattr(_runtime_estimation, "get_device_tflops", tflops)
+    monkeypatch.setattr(dist, "all_gather_object", gather_same)
+    args = (torch.zeros(64, 128, dtype=BF16), torch.zeros(32, 128, dtype=BF16), torch.ones(()))
+    enabled = {"aten_distributed_optimizations.enable_overlap_scheduling": True}
+    with fake_group(RANKS), inductor_config.patch(enabled), torch.no_grad():
+        (graph,) = post_grad_graphs(program, args, "cute")
+    is_rated = rated or not hasattr(overlap_scheduling, "estimate_roofline_runtime_ms")
+    targets = [node.target for node in graph.nodes]
+    assert (gemm_epilogue if is_rated else gemm_epilogue_into) in targets
+    assert counters["cute_backend"] == {"anchors": 1, "regions": 1}
+
+
 # Operations
 
 
@@ -269,7 +305,11 @@ def test_a_pass_of_inductor_sets_the_hook_itself(
     [
         (lambda a, b: F.relu(a @ b), [(64, 32), (32, 48)], 2 * 64 * 32 * 48),
         (lambda a, b, c: F.silu(a @ b) * (a @ c), [(64, 32), (32, 48), (32, 48)], 4 * 64 * 32 * 48),
-        (lambda a, b: (lambda y: F.silu(y[:, :24]) * y[:, 24:])(a @ b), [(64, 32), (32, 48)], 2 * 64 * 32 * 48),
+        (
+            lambda a, b: (lambda y: F.silu(y[:, :24]) * y[:, 24:])(a @ b),
+            [(64, 32), (32, 48)],
+            2 * 64 * 32 * 48,
+        ),
         (
             lambda a, b: (lambda y: F.silu(y[:, ::2]) * y[:, 1::2])(a @ b),
             [(64, 32), (32, 48)],
@@ -287,8 +327,9 @@ def test_a_pass_of_inductor_sets_the_hook_itself(
 def test_operations_are_those_of_the_products(
     program: Callable[..., Any], shapes: list[tuple[int, ...]], operations: int
 ) -> None:
+    inputs = tuple(torch.zeros(*shape, dtype=BF16) for shape in shapes)
     with config.patch(shared_launches=True), torch.no_grad():
-        (graph,) = post_grad_graphs(program, tuple(torch.zeros(*shape, dtype=BF16) for shape in shapes), "cute")
+        (graph,) = post_grad_graphs(program, inputs, "cute")
     nodes = [node for node in graph.nodes if node.target is gemm_epilogue]
     assert nodes and not [node for node in graph.nodes if str(node.target).startswith("aten.mm")]
     assert all(map(overlap_scheduling.is_compute_node, nodes))
@@ -300,7 +341,7 @@ def test_operations_are_those_of_the_products(
 
 def test_groups_and_packed_values_count_as_torch_counts_them() -> None:
     from cute_backend.runtime.flops import of_products
-    from cute_backend.spec import Accumulator, DType, EpilogueSpec, ProductKind, Scaling, Store
+    from cute_backend.spec import Accumulator, DType, EpilogueSpec, Major, ProductKind, Scaling, Store
 
     def spec(acc: Accumulator) -> str:
         return EpilogueSpec((acc,), (), (), (Store("out0", "acc", DType.BF16),)).to_json()
@@ -309,11 +350,9 @@ def test_groups_and_packed_values_count_as_torch_counts_them() -> None:
     rows = Accumulator("acc", DType.BF16, DType.BF16, kind=ProductKind.GROUPED)
     a, b = torch.zeros(64, 32, dtype=BF16), torch.zeros(2, 32, 48, dtype=BF16)
     assert of_products([a, offsets], [b], spec(rows)) == 2 * 64 * 32 * 48
-    of_k = Accumulator("acc", DType.BF16, DType.BF16, kind=ProductKind.K_GROUPED)
+    of_k = Accumulator("acc", DType.BF16, DType.BF16, Major.MN, Major.MN, kind=ProductKind.K_GROUPED)
     assert of_products([a, offsets], [b[0]], spec(of_k)) == 2 * 64 * 32 * 48
-    packed = Accumulator(
-        "acc", DType.E2M1X2, DType.E2M1X2, a_scaling=Scaling.NV, b_scaling=Scaling.NV
-    )
+    packed = Accumulator("acc", DType.E2M1X2, DType.E2M1X2, a_scaling=Scaling.NV, b_scaling=Scaling.NV)
     halves = [torch.zeros(64, 16, dtype=torch.uint8), torch.zeros(16, 48, dtype=torch.uint8)]
     scales = torch.zeros(512)
     assert of_products([halves[0], scales], [halves[1], scales], spec(packed)) == 2 * 64 * 32 * 48

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
 
@@ -82,12 +82,9 @@ def post_grad_graphs(fn: Callable[..., Any], args: tuple[Any, ...], backend: str
     with (
         mock.patch.object(compile_fx, "compile_fx_inner", inner),
         functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
-        inductor_config.patch(fx_graph_cache=False),
+        inductor_config.patch(fx_graph_cache=False),suppress(_Done)
     ):
-        try:
-            torch.compile(fn, backend=inductor if backend == "inductor" else backend, fullgraph=True)(*args)
-        except _Done:
-            pass
+        torch.compile(fn, backend=inductor if backend == "inductor" else backend, fullgraph=True)(*args)
     return graphs
 
 

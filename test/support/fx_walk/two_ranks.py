@@ -44,7 +44,8 @@ def main() -> int:
         left = counters["cute_backend"]["left_to_async_tp"]
         right = max(errors) < ERROR and left == 3 and counters["cute_backend"]["regions"] > 0
         wrong += not right
-        print(f"{max(errors):.2%}, {dict(counters['cute_backend'])}: {'right' if right else 'WRONG'}", flush=True)
+        verdict = "right" if right else "WRONG"
+        print(f"{max(errors):.2%}, {dict(counters['cute_backend'])}: {verdict}", flush=True)
     dist.destroy_process_group()
     return wrong
 
