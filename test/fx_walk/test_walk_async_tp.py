@@ -204,9 +204,9 @@ def test_without_torchs_pass_the_program_is_right_and_the_lack_is_counted(
 
 def test_a_failure_of_torchs_pass_is_raised_if_errors_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(micro_pipeline_tp, "micro_pipeline_tp_pass", failing)
-    with fake_group(RANKS), async_tp(), config.patch(raise_errors=True):
-        with pytest.raises(Exception, match="planted"):
-            block_graphs("cute", 2, False, False)
+    wanted = config.patch(raise_errors=True)
+    with fake_group(RANKS), async_tp(), wanted, pytest.raises(Exception, match="planted"):
+        block_graphs("cute", 2, False, False)
 
 
 # What the user sees, and what caches see
