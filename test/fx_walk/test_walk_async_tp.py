@@ -232,10 +232,15 @@ def test_the_setting_is_part_of_the_key_of_inductors_caches() -> None:
 # Numbers
 
 
-def test_two_processes_agree_with_eager() -> None:
-    """Forward and backward, over gloo, one and two sequences, with the ops of async tensor parallelism."""
+@pytest.mark.parametrize(
+    "script, verdicts", [("test/support/fx_walk/two_ranks.py", 4), ("examples/sequence_parallel.py", 2)]
+)
+def test_two_processes_agree_with_eager(script: str, verdicts: int) -> None:
+    """Forward and backward, over gloo: of one and two sequences with the ops of async tensor parallelism, and
+    of the guide's training step without them."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = Path(__file__).parents[1] / "support" / "fx_walk" / "two_ranks.py"
-    done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [*command, str(ROOT / script), "--cpu"], capture_output=True, text=True, timeout=900, cwd=ROOT
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("right") == 4, done.stdout
+    assert done.stdout.count("right") == verdicts, done.stdout
