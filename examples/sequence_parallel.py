@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 2 examples/sequence_parallel.py [--async-tp]
 
-Each rank has a part of the positions for the norm and the residual, and a part of the columns or rows of every
-weight. Compares the loss and the gradients of each step of `torch.compile(block, backend="cute")` with eager's
-on every rank, and prints what was fused. With `--async-tp`, torch overlaps products with the collectives
-around them. Without a GPU (`--cpu`) the regions are replayed, over gloo.
+Each rank has a part of the positions for the norm and the residual, and a part of the columns or rows of
+every weight. Compares the loss and the gradients of each step of `torch.compile(block, backend="cute")` with
+eager's on every rank, and prints what was fused. With `--async-tp`, torch overlaps products with the
+collectives around them. Without a GPU (`--cpu`) the regions are replayed, over gloo.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@
 - Operands and shapes: `classify`, `frame`, `free_strides`, `views`, `static`, `labels`, `capability`,
   `rounded`.
 - Results in caches: `cache_writes`.
+- Several GPUs: `async_tp`, `exposed_gathers`, `product_times`.
 - Where a region ends: `settle`, `boundary`, `crossings`, `outside`, `consumers`, `launches`, `redo`.
 - Facts about graphs: `equal`, `flow`, `mutation`, `new_calls`, `questions`, `spelled`.
 - Refusals: `reasons`, `graph_breaks`.
