@@ -118,9 +118,10 @@ def _from_profile(path: str | None) -> Estimate | None:
 def _milliseconds(node: fx.Node) -> float:
     """The predicted time of a call of the op."""
     try:
-        a, b, _, text, *choice = map_arg(node.args, lambda each: each.meta["val"])
+        values: Any = map_arg(node.args, lambda each: each.meta["val"])
+        a, b, _, text, *choice = values
         spec = parse_spec(text)
-        settings = dict(zip(("batch_invariant", "tile", "rowvecs"), choice, strict=False))
+        settings: dict[str, Any] = dict(zip(("batch_invariant", "tile", "rowvecs"), choice, strict=False))
         groups = groups_of(spec, a)
         m, n, k = (usual(size) for size in (*plane_of(spec, a, b), a[0].shape[-1]))
         of_groups = None if groups is None else usual(groups)
