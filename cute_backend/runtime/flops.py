@@ -18,32 +18,17 @@ from cute_backend.runtime.operands import Size, b_shape, parse_spec
 from cute_backend.runtime.sample_op import passes_of
 
 
-def of_products(a: Sequence[Tensor], b: Sequence[Tensor], spec: str) -> Size:
+@register_flop_formula(
+    [torch.ops.cute_backend.gemm_epilogue, torch.ops.cute_backend.gemm_epilogue_into], get_raw=True
+)
+def of_products(
+    a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spec: str, *_: Any, **__: Any
+) -> Size:
     """The operations of all products of a spec. Every row of A counts, and every value of K, since only the
     device knows where groups end."""
     parsed = parse_spec(spec)
     columns = sum(b_shape(parsed.product, each)[-1] for each in b[: parsed.b_count])
     return 2 * a[0].numel() * parsed.product.a_dtype.values * columns
-
-
-@register_flop_formula(torch.ops.cute_backend.gemm_epilogue, get_raw=True)
-def _of_gemm_epilogue(
-    a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spec: str, *_: Any, **__: Any
-) -> Size:
-    return of_products(a, b, spec)
-
-
-@register_flop_formula(torch.ops.cute_backend.gemm_epilogue_into, get_raw=True)
-def _of_gemm_epilogue_into(
-    a: Sequence[Tensor],
-    b: Sequence[Tensor],
-    loads: Sequence[Tensor],
-    results: Sequence[Tensor],
-    spec: str,
-    *_: Any,
-    **__: Any,
-) -> Size:
-    return of_products(a, b, spec)
 
 
 @register_flop_formula(torch.ops.cute_backend.sample, get_raw=True)
