@@ -10,6 +10,7 @@ from typing import Any
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.numbers import number, round_number
 from cute_backend.fx_walk.quotient import quotient
+from cute_backend.fx_walk.static import fake
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.spec import Const, DType, Operand
 
@@ -72,7 +73,7 @@ def _div_mode(call: Call) -> Operand:
 def _power(call: Call) -> Operand:
     """A power whose exponent is a number. aten itself computes these few by products and roots.
 
-    In bf16 and fp16 its kernels round each product, and for other powers the exponent.
+    In bf16 and fp16 its kernels round each product, but for fp16 on a CPU, and for other powers the exponent.
     """
     chain, exponent, rounded_to = call.chain, call.args["exponent"], call.rounded_to
     value = call.operand(call.args["self"])
@@ -80,7 +81,7 @@ def _power(call: Call) -> Operand:
         square = chain.emit("mul", value, value)
         if exponent == 2:
             return square
-        if rounded_to is not None:
+        if rounded_to is not None and not _is_by_pow(call):
             square = chain.cast(square, rounded_to)
         return chain.emit("mul", square, value)
     if chain.dtype(value).is_float and exponent in (0.5, -0.5, -1):
@@ -89,6 +90,12 @@ def _power(call: Call) -> Operand:
     if rounded_to is not None:
         power = Const(round_number(float(exponent), TORCH_DTYPES[rounded_to]))
     return chain.emit("pow", value, power)
+
+
+def _is_by_pow(call: Call) -> bool:
+    """Whether eager computes all powers by `pow` in fp32: those of fp16 on a CPU
+    (native/cpu/PowKernel.cpp)."""
+    return call.rounded_to is DType.F16 and fake(call.args["self"]).device.type == "cpu"
 
 
 def _addc(op: str) -> Composite:

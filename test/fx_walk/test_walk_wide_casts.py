@@ -48,6 +48,7 @@ PROGRAMS: dict[str, Op] = {
     "floor_in_16_bits_after_a_cast": lambda y, r, vector, bytes: torch.div(
         (y.float() * 1.1).to(y.dtype), r, rounding_mode="floor"
     ),
+    "cube_in_16_bits": lambda y, r, vector, bytes: (y / 64) ** 3,
     "trunc_by_bytes": lambda y, r, vector, bytes: torch.div(y, bytes, rounding_mode="trunc"),
     "floor_by_bytes": lambda y, r, vector, bytes: torch.div(y, bytes, rounding_mode="floor"),
 }
