@@ -38,7 +38,7 @@ def test_compiled_program_is_right(name: str, fresh_compiler: None) -> None:
     skip_elsewhere(name)
     epilogue = PROGRAMS[name]
     compiled = torch.compile(epilogue.fn, backend="cute", dynamic=False)
-    shapes = SHAPES[1:4]  # few rows, many k tiles, edges in both directions
+    shapes = SHAPES[2:4]  # many k tiles, edges in both directions
     for seed, (m, n, k) in enumerate(shapes):
         m = n if epilogue.square else m
         m = -(-m // 8) * 8 if name == "grouped_k" else m  # torch requires rows of gradients of 16 bytes

@@ -60,6 +60,7 @@ PRODUCTS = [
 ]
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "acc",
     PRODUCTS,
@@ -72,7 +73,7 @@ def test_products(acc: Accumulator) -> None:
 STORES = [DType.F32, DType.F16, DType.E4M3, DType.E5M2, DType.I8, DType.U8, DType.I32]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("order", [Order.ROW, Order.COLUMN])
 @pytest.mark.parametrize("dtype", STORES)
 def test_stores(dtype: DType, order: Order) -> None:
@@ -99,14 +100,14 @@ LAYOUTS = {"row": (OTHER, ONE), "column": (ONE, OTHER), "strided": (OTHER, OTHER
 LOADS = [DType.F32, DType.F16, DType.BF16, DType.E4M3, DType.E5M2, DType.I8, DType.U8, DType.I32]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", LOADS)
 def test_exact_loads(dtype: DType, layout: str) -> None:
     check(added(exact("exact0", dtype, *LAYOUTS[layout])))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.F16, DType.E4M3, DType.I8, DType.BOOL])
 @pytest.mark.parametrize("stride", [ONE, OTHER])
 def test_vectors_and_scalars(dtype: DType, stride: Stride) -> None:

@@ -181,6 +181,7 @@ def test_fp8_experts_of_torchao(fresh_compiler: None) -> None:
     assert relative_error(result, experts(x, ends, routing)) < 4e-2, "eager rounds gate and up to bf16"
 
 
+@pytest.mark.exhaustive  # candidates are compiled and timed, as in test_tune_gpu.py
 def test_rows_in_groups_are_tuned(fresh_compiler: None) -> None:
     """The candidates are timed with two splits, and the fastest serves any other."""
     x, weight = torch.randn(1000, 528, device="cuda").bfloat16(), torch.randn(7, 272, 528, device="cuda")

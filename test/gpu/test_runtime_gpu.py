@@ -294,6 +294,7 @@ def test_the_first_launch_of_a_process_may_be_captured() -> None:
     assert finish(start("graph", 2)) == {"ok": True, "built": 0, "dsl": False}
 
 
+@pytest.mark.exhaustive  # three processes that build all kernels of a spec
 def test_several_processes_at_once_from_an_empty_cache(tmp_path: Path) -> None:
     reports = [
         finish(process) for process in [start("plain", seed, tmp_path / "kernels") for seed in range(3)]

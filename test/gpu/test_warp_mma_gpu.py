@@ -84,7 +84,7 @@ def built_for_hopper(kernels: list[Kernel], folder: Path) -> Functions:
     return {kernel: load(built_for(Arch.SM90A, kernel, folder)) for kernel in kernels}
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("arch", FEEDS)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_every_shared_epilogue_is_right(name: str, arch: Arch, tmp_path: Path) -> None:
@@ -122,6 +122,7 @@ def check_bits(kernel: Kernel, folder: Path) -> None:
             assert torch.equal(actual, right), (m, n, k)
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_the_epilogue_gives_the_bits_that_it_gives_behind_wgmma(name: str, tmp_path: Path) -> None:
     """The products are exact, so nothing else tells the kernels of the two templates apart."""
