@@ -90,11 +90,11 @@ docs: $(INSTALLED)
 ALONE := test/gpu/test_memcheck_gpu.py test/gpu/test_tune_gpu.py
 
 test-gpu: $(INSTALLED)
-	$(BIN)/python -m pytest test/gpu -m "gpu and not exhaustive" -n $(JOBS) --dist worksteal \
+	$(BIN)/python -m pytest -m "gpu and not exhaustive" test/gpu -n $(JOBS) --dist worksteal \
 		$(addprefix --ignore=,$(ALONE))
 
 test-gpu-alone: $(INSTALLED)
-	$(BIN)/python -m pytest $(ALONE) -m "gpu and not exhaustive"
+	$(BIN)/python -m pytest -m "gpu and not exhaustive" $(ALONE)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m cute_backend bench --peers --json benchmarks/results --picture docs/speed.png

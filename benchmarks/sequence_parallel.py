@@ -1,22 +1,21 @@
 """Times a sequence-parallel block of Llama 8B on several GPUs, in bf16 and with an MLP in fp8.
 
-    torchrun --nproc-per-node 2 benchmarks/sequence_parallel.py benchmarks/results/sequence-parallel.csv
+    torchrun --standalone --nproc-per-node 2 benchmarks/sequence_parallel.py sequence-parallel.csv
 
 Each rank has a shard of the tokens, (tokens / ranks, 4096). `block` is a norm, attention, a norm and a gated
 MLP in bf16, parallel by DTensor. `fp8` is the MLP alone, quantised by rows as they come: every rank gathers
 the tokens, and the products' results are added and scattered. Each program is compiled by Inductor and by
 backend="cute", both with and without async TP (`torch._inductor.config._micro_pipeline_tp`), and compared
 with eager. Every round runs each of the four once, in a random order, from a cold L2, between two barriers; a
-time is that of the slowest rank. Figures are medians in milliseconds. The command takes some five minutes on
-two H100s.
+time is that of the slowest rank. Figures are medians in milliseconds. `--rounds 0` fills the caches alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
 import random
-import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -28,7 +27,6 @@ import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from torch._inductor import config as inductor_config
 from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
@@ -40,9 +38,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-TOKENS = (1024, 4096, 16384)
 WIDTH, INNER, HEADS, KEY_HEADS, COLUMNS = 4096, 14336, 32, 8, 128
-ROUNDS = 15
 TOLERANCE = {"block": 0.02, "fp8": 0.05}
 """Relative in norm to eager, which rounds to bf16 after each op."""
 FP8 = torch.float8_e4m3fn
@@ -59,9 +55,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(HEADS * COLUMNS, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            each(x).unflatten(-1, (-1, COLUMNS)).transpose(1, 2) for each in (self.q, self.k, self.v)
-        )
+        q, k, v = (each(x).unflatten(-1, (-1, COLUMNS)).transpose(1, 2) for each in (self.q, self.k, self.v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o(y.transpose(1, 2).flatten(2))
 
@@ -116,9 +110,7 @@ def fp8(mesh: DeviceMesh) -> Program:
     gate, up, down = (weight(*size) for size in [(INNER // ranks, WIDTH)] * 2 + [(WIDTH, INNER // ranks)])
 
     def linear(rows: tuple[Tensor, Tensor], by: tuple[Tensor, Tensor]) -> Tensor:
-        return torch._scaled_mm(
-            rows[0], by[0], rows[1], by[1], out_dtype=torch.bfloat16, use_fast_accum=True
-        )
+        return torch._scaled_mm(rows[0], by[0], rows[1], by[1], out_dtype=torch.bfloat16, use_fast_accum=True)
 
     def mlp(x: Tensor) -> Tensor:
         rows = quantised(collectives.all_gather_tensor(x, 0, group))
@@ -134,12 +126,10 @@ BACKENDS = list(product(("inductor", "cute"), (False, True)))
 
 def compiled(program: Program, x: Tensor, backend: str, async_tp: bool) -> Program:
     """The program as a backend compiles it, after its first calls."""
-    torch._dynamo.reset()
-    # An instance of its own: a function keeps what it was compiled to, which a reset forgets.
-    fn = torch.compile(lambda x: program(x), backend=backend, dynamic=False)
-    with inductor_config.patch(_micro_pipeline_tp=async_tp):
-        for _ in range(3):
-            fn(x)
+    options = {"_micro_pipeline_tp": True} if async_tp else None
+    fn = torch.compile(lambda x: program(x), backend=backend, options=options, dynamic=False)
+    for _ in range(3):
+        fn(x)
     torch.cuda.synchronize()
     return fn
 
@@ -159,10 +149,11 @@ def milliseconds(fn: Program, x: Tensor, swept: Tensor) -> float:
     return slowest.item()
 
 
-def time(name: str, program: Program, tokens: int, ranks: int) -> dict[str, object]:
+def time(name: str, program: Program, tokens: int, ranks: int, rounds: int) -> dict[str, object]:
     """One row of the table: a program's times for a number of tokens, and the largest error."""
     shape = (tokens // ranks, WIDTH) if name == "fp8" else (2, tokens // 2 // ranks, WIDTH)
     x = torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+    torch._dynamo.reset()
     expected = program(x).double()
     fns, error = {}, 0.0
     for backend, async_tp in BACKENDS:
@@ -177,30 +168,29 @@ def time(name: str, program: Program, tokens: int, ranks: int) -> dict[str, obje
     swept = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
     times: dict[str, list[float]] = {key: [] for key in fns}
     order = random.Random(tokens)  # the same on every rank
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for key in order.sample(list(fns), len(fns)):
             times[key].append(milliseconds(fns[key], x, swept))
-    row = {key: f"{median(each):.3f}" for key, each in times.items()}
+    row = {key: f"{median(each):.3f}" if each else "" for key, each in times.items()}
     return {"program": name, "tokens": tokens, "ranks": ranks, **row, "error": f"{error:.2e}"}
 
 
 @torch.no_grad()
-def main(path: Path) -> None:
+def main(given: argparse.Namespace) -> None:
     rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(rank)
     mesh = init_device_mesh("cuda", (ranks,))
     enable_symm_mem_for_group(mesh.get_group().group_name)
     torch.manual_seed(rank)
-    torch._dynamo.config.accumulated_recompile_limit = 10**6
     rows = []
-    for name, make in PROGRAMS.items():
-        program = make(mesh)
-        for tokens in TOKENS:
-            rows.append(time(name, program, tokens, ranks))
+    for name in given.programs:
+        program = PROGRAMS[name](mesh)
+        for tokens in given.tokens:
+            rows.append(time(name, program, tokens, ranks, given.rounds))
             if rank == 0:
                 print(rows[-1], flush=True)
     if rank == 0:
-        with path.open("w", newline="") as file:
+        with given.file.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
@@ -208,4 +198,9 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file", type=Path, help="the CSV file to write")
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument("--tokens", nargs="+", type=int, default=[1024, 4096, 16384])
+    parser.add_argument("--rounds", type=int, default=15)
+    main(parser.parse_args())

@@ -97,14 +97,16 @@ def raised_errors() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def settings_of_tests() -> Iterator[None]:
-    """Programs reduce and rotate blocks of columns wherever a tile holds them, whether or not it pays, and
-    each product has a launch."""
+@pytest.fixture(autouse=True)
+def settings_of_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The settings that marks of a test give (`@pytest.mark.settings(rotary_embeddings="always")`), the
+    nearest mark first. All others have their defaults."""
     from cute_backend import config
 
-    settings = {"block_reductions": "always", "rotary_embeddings": "always", "shared_launches": False}
-    with config.patch(**settings):  # type: ignore[attr-defined]
+    given: dict[str, object] = {}
+    for mark in request.node.iter_markers("settings"):
+        given = {**mark.kwargs, **given}
+    with config.patch(**given):  # type: ignore[attr-defined]
         yield
 
 

@@ -406,22 +406,28 @@ def test_an_unknown_architecture_is_named_beside_the_known(ask):
         ask(torch.mm, torch.randn(4, 4), torch.randn(4, 4), arch="sm_75")
 
 
-def test_without_the_dsl_only_build_fails_and_says_what_to_install():
+def test_without_the_dsl_only_build_fails_and_says_what_to_install(tmp_path):
+    """As the process says that compiles a kernel."""
     code = """
 import sys
+from pathlib import Path
 sys.path.insert(0, "test")
 sys.modules["cutlass"] = None
 import cute_backend
+from cute_backend.runtime.build import compiled
+from cute_backend.runtime.cache import KernelCache
 from cute_backend.runtime.kernel import UnavailableError
 from support.epilogues import EPILOGUES, Problem
 fn, inputs = EPILOGUES["rowwise"].fn, EPILOGUES["rowwise"].inputs(Problem(64, 64, 64))
 assert "class Epilogue" in cute_backend.generate(fn, *inputs)
+kernel = cute_backend.explain(fn, *inputs).first_region().kernel()
 try:
-    cute_backend.build(fn, *inputs)
+    compiled(KernelCache(Path(sys.argv[1])), kernel)
 except UnavailableError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "pip install 'nvidia-cutlass-dsl[cu13]" in done.stdout
 
 

@@ -104,7 +104,7 @@ def test_the_debug_folder_of_a_graph_has_both_as_files(debug_folder: Path, fresh
     (folder,) = debug_folder.glob("model__*_inference_*")
     explanation = (folder / f"{artifacts.EXPLANATION}.txt").read_text()
     graphs = re.findall(r"^graph model__\d+_inference_\d+: (.*)$", explanation, re.MULTILINE)
-    assert graphs == ["1 region fused", "1 region fused", "no regions fused, 1 refusal"]
+    assert graphs == ["1 region fused", "1 region fused", "no regions fused, 1 refusal (costs nothing)"]
     modules = {path.stem: path.read_text() for path in folder.glob("cute_mm_*.py")}
     names = [re.fullmatch(r"cute_mm_(\w+)_\d+x\d+_[0-9a-f]{8}", name) for name in sorted(modules)]
     assert [name[1] for name in names if name] == ["relu", "sigmoid"]

@@ -87,7 +87,8 @@ def source() -> str:
 def test_a_terminal_wraps_an_explanation_and_crops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def program(a: Tensor, b: Tensor, scale_of_the_first_operand: Tensor) -> Tensor:
         y = (a @ b) * scale_of_the_first_operand + torch.exp(a[:, :1]) * 3.14159 + torch.sigmoid(b[0])
-        return (y.relu() * y.sigmoid() * y.tanh() * y.exp() * y.cos() * y.sin() * y.sqrt()).cumsum(-1)
+        y = y.relu() * y.sigmoid() * y.tanh() * y.exp() * y.cos() * y.sin() * y.sqrt()
+        return y.bfloat16().cumsum(-1)
 
     a = torch.zeros(64, 64, dtype=torch.bfloat16)
     explained = cute_backend.explain(program, a, a.clone(), torch.ones(64, 1), arch="sm_90a")

@@ -13,6 +13,7 @@ from torch import fx
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.questions import is_epilogue_work, is_reduction
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
+from cute_backend.fx_walk.static import target_name
 from cute_backend.fx_walk.walk import Walk
 
 
@@ -48,7 +49,8 @@ def cycle(walk: Walk, draft: Draft, node: fx.Node) -> Refused:
             between = current
         sources = current.all_input_nodes if owner is None else owner.inputs
         current = next(source for source in sources if depends(walk, draft, source))
-    return Refused(Reason.CYCLE, operand=node, between=between)
+    own = between is node
+    return Refused(Reason.CYCLE, operand=node, between=target_name(node) if own else between)
 
 
 def reduction_before(walk: Walk, draft: Draft, node: fx.Node) -> fx.Node | None:

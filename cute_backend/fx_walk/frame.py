@@ -199,7 +199,8 @@ class Frame:
         if self.joins:
             return known(product(shape) * self.block == product((m, n)))
         return (
-            known(product(shape[axis] for axis in self.m_axes) == m)
+            all(0 <= axis < len(shape) for axis in self.axes)
+            and known(product(shape[axis] for axis in self.m_axes) == m)
             and known(product(shape[axis] for axis in self.n_axes) * self.block == n)
             and all(known(size == 1) for axis, size in enumerate(shape) if axis not in self.axes)
         )

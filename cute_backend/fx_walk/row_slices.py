@@ -130,10 +130,12 @@ def _moved(cut: fx.Node, order: dict[fx.Node, int], mutations: Mutations) -> Axe
 
 def _views_of(node: fx.Node) -> Iterator[fx.Node]:
     """The views of a value, and of those, in the order in which they are computed."""
-    for user in node.users:
+    stack = [*reversed(node.users)]
+    while stack:
+        user = stack.pop()
         if user.target is getitem or target_name(user) in _VIEWS:
             yield user
-            yield from _views_of(user)
+            stack += reversed(user.users)
 
 
 def _readers_of(node: fx.Node) -> Iterator[fx.Node]:

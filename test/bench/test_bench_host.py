@@ -59,9 +59,9 @@ def test_a_new_process_builds_a_kernel_and_another_loads_it_without_cutlass(tmp_
     bare = scaled_mm.problem(64, 64, 128).workloads[0]
     kernel = explain(bare.fn, *bare.inputs(), arch="sm_90a").first_region().kernel()
     cold = host_time._in_new_process(kernel, str(tmp_path))
-    assert cold["imports_cutlass"] and any(tmp_path.rglob("*.so"))
+    assert any(tmp_path.rglob("*.so"))
     warm = host_time._in_new_process(kernel, str(tmp_path))
-    assert not warm["imports_cutlass"]
+    assert not cold["imports_cutlass"] and not warm["imports_cutlass"], "a process of its own compiles"
     assert cold.keys() == warm.keys() == {"import_s", "load_s", "imports_cutlass"}
 
 

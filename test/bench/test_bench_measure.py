@@ -264,7 +264,7 @@ def test_the_command_times_a_file_and_writes_json(on_cpu, monkeypatch, tmp_path,
     [
         (["--rows", "17x*"], "no table or row is called '17x*'"),
         (["--rounds", "1"], "--rounds is 1; a median with its spread needs 2 or more"),
-        (["f.py", "--rows", "16x*"], "bench FILE can't be combined with --rows"),
+        ([__file__, "--rows", "16x*"], "bench FILE can't be combined with --rows"),
         (["--host", "--peers"], "bench --host can't be combined with --peers"),
         (["--draw", "r.json", "--host"], "bench --draw can't be combined with --host"),
         (["--json", "/nowhere/at/all.json"], "the folder of the results, /nowhere/at, does not exist"),

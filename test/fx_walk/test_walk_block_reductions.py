@@ -220,6 +220,7 @@ def test_work_on_the_results_of_blocks_reads_operands_by_blocks() -> None:
     torch.testing.assert_close(result.float(), wanted, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.settings(block_reductions="always")
 @pytest.mark.usefixtures("free_launches")
 def test_a_row_that_a_tile_holds_is_a_block_where_it_is_read_again() -> None:
     made = Graph()
@@ -247,6 +248,7 @@ def test_a_row_that_no_tile_holds_is_whole_when_the_kernel_is_done(n: int) -> No
     assert (node.name, Reason.FEEDBACK) in [(each.node, each.reason) for each in rejections]
 
 
+@pytest.mark.settings(block_reductions="always")
 @pytest.mark.parametrize(
     ("columns", "arch"), [(56, "sm_90a"), (24, "sm_80"), (12, "sm_90a"), (272, "sm_90a"), (112, "sm_100a")]
 )
@@ -263,6 +265,7 @@ def test_blocks_that_no_tile_holds_are_refused_with_those_that_one_does(columns:
     )
 
 
+@pytest.mark.settings(block_reductions="always")
 @pytest.mark.parametrize("columns", [24, 40, 80, 96])
 def test_heads_of_a_whole_tile_are_normalised_on_hopper(columns: int, fresh_compiler: None) -> None:
     def program(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -281,6 +284,7 @@ def test_heads_of_a_whole_tile_are_normalised_on_hopper(columns: int, fresh_comp
     assert (Reason.BLOCK_SIZE in [each.reason for each in elsewhere.rejections]) is (columns < 80)
 
 
+@pytest.mark.settings(block_reductions="always")
 @pytest.mark.parametrize(("columns", "most"), [(64, 4), (40, 2), (96, 4)])
 def test_a_whole_tile_leaves_registers_for_two_results(columns: int, most: int) -> None:
     def program(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
@@ -293,6 +297,7 @@ def test_a_whole_tile_leaves_registers_for_two_results(columns: int, most: int) 
         assert all(table(Arch.SM90A, region.spec) for region in report.regions)
 
 
+@pytest.mark.settings(block_reductions="always")
 def test_a_whole_tile_leaves_registers_for_one_plane() -> None:
     """A plane that is read before and after the norm is held by a visit, which leaves none for another."""
 
@@ -307,6 +312,7 @@ def test_a_whole_tile_leaves_registers_for_one_plane() -> None:
     assert Reason.BLOCK_SIZE in [each.reason for each in report.rejections]
 
 
+@pytest.mark.settings(block_reductions="always")
 def test_blocks_of_two_sizes_lie_in_one_visit() -> None:
     """A visit of 480 columns would hold both."""
 

@@ -71,7 +71,7 @@ def test_gate_and_up_with_lora_are_a_pair() -> None:
         "t0 = acc0 + exact0",
         "out0 = bf16(t0 / (exp(-t0) + 1) * (acc1 + exact1))",
     ]
-    assert (theirs.kernels, ours.kernels) == (9, 5)
+    assert (theirs.kernels, ours.kernels) == (9, 4)  # x times both small matrices is one launch
     assert of_an_element(theirs) - of_an_element(ours) > 16
 
 

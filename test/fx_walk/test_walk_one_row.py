@@ -154,8 +154,8 @@ def test_a_part_of_one_row_is_told_by_its_columns_alone() -> None:
         "all": (made.call(aten.squeeze.dim, y, 0), (0, 1, N)),
         "odd": (made.call(aten.slice.Tensor, y, 1, 1, N, 2), (1, 2, N // 2)),
         "rows far apart": (made.call(aten.as_strided.default, y, [1, 8], [999, 3], 5), (5, 3, 8)),
-        "turned": (made.call(aten.permute.default, y, [1, 0]), None),
-        "stretched": (made.call(aten.reshape.default, y, [1, N // 2, 2]), None),
+        "turned": (made.call(aten.permute.default, y, [1, 0]), (0, 1, N)),
+        "stretched": (made.call(aten.reshape.default, y, [1, N // 2, 2]), (0, 1, N)),
         "twice": (made.call(aten.expand.default, y, [2, N]), None),
     }
     for name, (node, wanted) in views.items():

@@ -351,13 +351,13 @@ def test_groups_and_packed_values_count_as_torch_counts_them() -> None:
     offsets = torch.tensor([10, 64], dtype=torch.int32)
     rows = Accumulator("acc", DType.BF16, DType.BF16, kind=ProductKind.GROUPED)
     a, b = torch.zeros(64, 32, dtype=BF16), torch.zeros(2, 32, 48, dtype=BF16)
-    assert of_products([a, offsets], [b], spec(rows)) == 2 * 64 * 32 * 48
+    assert of_products([a, offsets], [b], [], spec(rows)) == 2 * 64 * 32 * 48
     of_k = Accumulator("acc", DType.BF16, DType.BF16, Major.MN, Major.MN, kind=ProductKind.K_GROUPED)
-    assert of_products([a, offsets], [b[0]], spec(of_k)) == 2 * 64 * 32 * 48
+    assert of_products([a, offsets], [b[0]], [], spec(of_k)) == 2 * 64 * 32 * 48
     packed = Accumulator("acc", DType.E2M1X2, DType.E2M1X2, a_scaling=Scaling.NV, b_scaling=Scaling.NV)
     halves = [torch.zeros(64, 16, dtype=torch.uint8), torch.zeros(16, 48, dtype=torch.uint8)]
     scales = torch.zeros(512)
-    assert of_products([halves[0], scales], [halves[1], scales], spec(packed)) == 2 * 64 * 32 * 48
+    assert of_products([halves[0], scales], [halves[1], scales], [], spec(packed)) == 2 * 64 * 32 * 48
 
 
 def test_both_ops_have_a_formula() -> None:

@@ -171,6 +171,7 @@ def test_products_that_no_mma_computes_as_one_are_apart(
     assert re.search(message, rejection.message)
 
 
+@pytest.mark.settings(shared_launches=False)
 def test_products_that_meet_nowhere_are_regions_of_their_own() -> None:
     made = Graph()
     a = made.input("a", (M, K))

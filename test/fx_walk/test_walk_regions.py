@@ -116,6 +116,7 @@ def test_equal_results_share_no_memory() -> None:
     assert len(set(places)) == 3 and places[1] == places[3]
 
 
+@pytest.mark.settings(shared_launches=False)
 @pytest.mark.parametrize("written", [False, True], ids=["read", "given_away"])
 def test_equal_results_that_are_only_read_share_a_store(written: bool) -> None:
     """An activation that a program writes out anew for each linear that reads it, as diffusion models do."""

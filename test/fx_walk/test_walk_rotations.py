@@ -115,6 +115,7 @@ SPELLINGS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.settings(rotary_embeddings="always", shared_launches=False)
 @pytest.mark.parametrize(("spellings", "block"), [(SPELLINGS, WIDTH), (NEIGHBOURS, 2)])
 def test_every_spelling_through_torch_compile(
     spellings: dict[str, Callable[[Tensor], Tensor]], block: int, fresh_compiler: None
@@ -140,6 +141,7 @@ def test_every_spelling_through_torch_compile(
 SIZES = [(1, 5, 1, 64, True), (3, 1, 2, 32, False), (2, 3, 3, 128, True)]
 
 
+@pytest.mark.settings(rotary_embeddings="always")
 @pytest.mark.parametrize("rounds", [False, True])
 def test_the_result_is_eagers(rounds: bool, fresh_compiler: None) -> None:
     """Of several sizes, in both orders of heads and places; to eager's last digits where casts round."""
@@ -173,6 +175,7 @@ def test_the_result_is_eagers(rounds: bool, fresh_compiler: None) -> None:
             assert (result.float() - right.float()).norm() < 1e-2 * right.float().norm()
 
 
+@pytest.mark.settings(rotary_embeddings="always")
 def test_operands_lie_as_positions_do() -> None:
     (report,) = collect(lambda a, b: SPELLINGS["llama"](a @ b), product_inputs(M, N))
     (region,) = report.regions
@@ -224,6 +227,7 @@ def half_is_read_elsewhere(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat((half, x[..., :32]), -1) * 2, half.cumsum(0)
 
 
+@pytest.mark.settings(rotary_embeddings="always", shared_launches=False)
 @pytest.mark.parametrize(
     ("program", "arch", "reason", "said"),
     [

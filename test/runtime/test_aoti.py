@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -45,7 +46,7 @@ def test_a_package_runs_fused_in_another_process(fresh_compiler: None, tmp_path:
     package, saved = make_package(tmp_path, k=32, n=48, rows=(64, 17), device="cpu")
     assert dict(counters["cute_backend"]) == {"anchors": 1, "regions": 1}
     refused, fused = serve(LOADS, package, saved)
-    assert refused == "REFUSED Could not find schema for cute_backend::gemm_epilogue."
+    assert refused == "REFUSED Could not find schema for cute_backend::gemm_epilogue_into."
     assert fused == "FUSED 2"
 
 
@@ -83,6 +84,7 @@ for args, expected, written in torch.load(saved):
 """
 
 
+@pytest.mark.settings(shared_launches=False)
 def test_packages_run_regions_of_every_form(fresh_compiler: None, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
 

@@ -504,7 +504,7 @@ def test_what_can_not_be_packed_is_told(
     assert "arch is 'sm_75'" in refused(capsys, str(program), "-o", output, "--arch", "sm_75")
     nowhere = str(tmp_path / "missing" / "no.cutepack")
     said = f"the folder of the pack, {tmp_path / 'missing'}, does not exist"
-    assert said in refused(capsys, "a file that is not read.py", "-o", nowhere)
+    assert said in refused(capsys, str(program), "-o", nowhere)
     assert not Path(output).exists()
 
 

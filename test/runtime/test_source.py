@@ -164,6 +164,7 @@ def test_nothing_is_tuned_or_packed_with_edited_modules(folder, tmp_path, capsys
     assert SOURCES_VARIABLE in capsys.readouterr().err
 
 
+@pytest.mark.settings(shared_launches=False)
 def test_the_command_writes_a_region_where_it_is_found(tmp_path, monkeypatch, capsys):
     program, folder = tmp_path / "program.py", tmp_path / "edited"
     program.write_text(PROGRAM.format(factor=9.0))

@@ -42,7 +42,8 @@ def the_region(name: str, arch: str, problem: Problem = LARGE) -> Region:
     with FakeTensorMode():
         inputs = epilogue.inputs(problem)
     pays = mock.patch.object(shared_launch, "_loss", return_value=None)
-    with cute_backend.config.patch(shared_launches=True), pays:
+    always = {"block_reductions": "always", "rotary_embeddings": "always"} if name in BLOCKS else {}
+    with cute_backend.config.patch(**always), pays:
         explained = cute_backend.explain(epilogue.fn, *inputs, arch=arch)
     assert not explained.rejections
     (region,) = explained.regions

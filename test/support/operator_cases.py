@@ -64,7 +64,7 @@ def without_a_gpu(patch: pytest.MonkeyPatch, function_of: Callable[[Any], Callab
         return values[0] if values.dim() == 3 else values
 
     def launch(self: Any, *given: Any) -> None:
-        gpu = SimpleNamespace(arch=self.kernel.arch, index=0, name="a simulated GPU")
+        gpu = SimpleNamespace(arch=self.kernel.arch, index=0, name="a simulated GPU", sm_count=132)
         patch.setattr(implementation, "device_at", lambda index: gpu)
         real_launch(self, *given)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from enum import Enum
 from operator import attrgetter
 
-from cute_backend.errors import UsageError
 from cute_backend.planning.targets import sm80, sm86, sm89, sm90a, sm100a, sm103a, sm120a, sm121a
 from cute_backend.planning.targets.target import Accumulators, Cut, Shape, Target, Tiles, TileTime, Timing
 
@@ -49,6 +48,8 @@ class Arch(str, Enum):
         generated."""
         found = Arch.of_name(name)
         if found is None:
+            from cute_backend.errors import UsageError  # here, since few processes raise it
+
             raise UsageError(f"arch is {name!r}; kernels are generated for {Arch.listed('and')}")
         return found
 
