@@ -33,6 +33,7 @@ from operator import getitem
 
 import torch
 from torch import fx
+from torch._inductor import config as inductor_config
 
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.mutation import is_view
@@ -88,7 +89,12 @@ def reads_in_place(node: fx.Node) -> bool:
         return False
     if node.target._schema.is_mutable or (is_view(node) and _reads_memory(node.target)):
         return False
-    return not _is_ordered_by_aten(node)
+    return not (_is_ordered_by_aten(node) or _is_drawn_by_aten(node.target))
+
+
+def _is_drawn_by_aten(op: torch._ops.OpOverload) -> bool:
+    """Whether aten draws an op's random numbers, so that they are eager's."""
+    return inductor_config.fallback_random and torch.Tag.nondeterministic_seeded in op.tags
 
 
 _ORDERS = ("sort", "topk", "kthvalue", "median", "mode")
