@@ -650,7 +650,7 @@ def test_a_target_refuses_what_its_mma_does_not_multiply(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("make", "between"),
     [
-        (cycle, "cumsum_default"),
+        (cycle, "aten.cumsum.default"),
         (residual_of_a_block, "mm_default_1"),
         (sum_of_another_product, "mm_default_1"),
     ],
