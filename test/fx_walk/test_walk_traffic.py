@@ -89,7 +89,7 @@ ONLY_CAST: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "sorted rows": (lambda y: y.float().sort(-1)[0], ()),
     "fp64": (lambda y: torch.exp(y.double()[:, 1:]), ()),
 }
-"""What follows a product that is only cast to a wider dtype, with its other arguments."""
+"""Programs whose product is only cast to a wider dtype before other work, with their other arguments."""
 
 
 def compared(follow: Callable[..., Any], *given: Tensor, bias: bool = False) -> tuple[Traffic, Traffic]:
@@ -114,7 +114,7 @@ def test_a_product_that_is_only_cast_wider_stays_as_narrow_as_inductor_leaves_it
 
 @pytest.mark.parametrize("rotary", [gpt_fast, torchtune])
 def test_neighbouring_columns_of_heads_are_rotated_in_the_kernel(rotary: Callable[..., Tensor]) -> None:
-    """What was f32(acc) is the result, and nothing else is written."""
+    """The result is written in the dtype of the product, and nothing else is."""
     ours, theirs = compared(rotary, TABLE)
     assert [kernel_formula(region.spec) for region in ours.regions] == [
         "out0 = pair(acc0 * exact0 - acc1 * exact1, acc1 * exact0 + acc0 * exact1)"
@@ -148,7 +148,7 @@ WIDE: dict[str, Callable[[Tensor], Any]] = {
         *y.float().view(B, S, 4, 1, -1).transpose(1, 3).unbind(2)[:3]
     ),
 }
-"""What needs a wide result in memory, so that Inductor alone writes it with one more kernel."""
+"""Readers that need a wide result in memory, which Inductor alone writes by one more kernel."""
 
 
 @pytest.mark.parametrize("name", WIDE)
