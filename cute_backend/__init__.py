@@ -48,9 +48,8 @@ if TYPE_CHECKING:
     from cute_backend.api import Explanation, build, explain, generate
     from cute_backend.backend import epilogue_pass
     from cute_backend.eager.call import gemm
-    from cute_backend.errors import UsageError
+    from cute_backend.errors import BuildError, UnavailableError, UsageError
     from cute_backend.runtime.device import UnsupportedDeviceError
-    from cute_backend.runtime.kernel import BuildError, UnavailableError
     from cute_backend.runtime.pack import PackError, load_pack
     from cute_backend.sampling import sample
     from cute_backend.simulator.simulate import simulate
@@ -79,11 +78,11 @@ __all__ = [
 ]
 
 _HOME = {
-    "BuildError": "runtime.kernel",
+    "BuildError": "errors",
     "Explanation": "api",
     "PackError": "runtime.pack",
     "SimulationError": "simulator.simulation_errors",
-    "UnavailableError": "runtime.kernel",
+    "UnavailableError": "errors",
     "UnsupportedDeviceError": "runtime.device",
     "UsageError": "errors",
     "build": "api",

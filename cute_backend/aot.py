@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from cute_backend import config
-from cute_backend.errors import UsageError
+from cute_backend.errors import BuildError, UnavailableError, UsageError
 from cute_backend.fx_walk.collect import GraphReport, collect
 from cute_backend.fx_walk.static import fake, hint
 from cute_backend.planning import Arch
 from cute_backend.runtime.build import build_again, obtain, removed
 from cute_backend.runtime.cache import caches
-from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
+from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.op import gemm_epilogue
 from cute_backend.runtime.operands import Size, groups_of, parse_spec, plane_of
 from cute_backend.runtime.pack import Content, packs, write_pack

@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
+from cute_backend import artifacts
 from cute_backend.errors import UsageError, meant
 from cute_backend.fx_walk.containment import contain, first_raised, is_contained
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
@@ -22,7 +23,6 @@ from cute_backend.fx_walk.labels import input_names, label_inputs
 from cute_backend.fx_walk.pass_sequence import Pass, chain_passes, passes_of
 from cute_backend.fx_walk.product_times import times_wanted
 from cute_backend.options import PREFIX, split_options
-from cute_backend.presentation import artifacts
 
 epilogue_pass = EpiloguePass(observe=artifacts.record)
 """The pass, for `backend="inductor"` with `options={"post_grad_custom_pre_pass": epilogue_pass}`.

@@ -17,6 +17,18 @@ class UsageError(ValueError):
     """
 
 
+class SpecError(ValueError):
+    """A spec contradicts itself; the message names the facts that contradict."""
+
+
+class UnavailableError(RuntimeError):
+    """No kernel can be built or loaded on this machine; the message says what is missing."""
+
+
+class BuildError(RuntimeError):
+    """A kernel could not be built; the message names the kernel and the compiler's complaint."""
+
+
 def meant(name: str, known: Iterable[str]) -> str:
     """The known name that is most similar to `name`, as a question; empty if none is similar."""
     close = get_close_matches(name, [*known], n=1)

@@ -416,7 +416,7 @@ sys.modules["cutlass"] = None
 import cute_backend
 from cute_backend.runtime.build import compiled
 from cute_backend.runtime.cache import KernelCache
-from cute_backend.runtime.kernel import UnavailableError
+from cute_backend.errors import UnavailableError
 from support.epilogues import EPILOGUES, Problem
 fn, inputs = EPILOGUES["rowwise"].fn, EPILOGUES["rowwise"].inputs(Problem(64, 64, 64))
 assert "class Epilogue" in cute_backend.generate(fn, *inputs)

@@ -17,9 +17,8 @@ from torch._inductor import config as inductor_config
 from torch._logging._internal import trace_log
 
 import cute_backend
-from cute_backend import config
+from cute_backend import artifacts, config
 from cute_backend.fx_walk import epilogue_pass as pass_module
-from cute_backend.presentation import artifacts
 
 BF16 = torch.bfloat16
 

@@ -27,7 +27,7 @@ from cute_backend.spec import EpilogueSpec
 from cute_backend.spec import Store as SpecStore
 
 if TYPE_CHECKING:
-    from cute_backend.runtime.compile import Built
+    from cute_backend.runtime.built import Built
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from cute_backend.planning import Arch, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cute_backend.runtime.compile import Built
+    from cute_backend.runtime.built import Built
 
 
 @dataclass(frozen=True, repr=False)

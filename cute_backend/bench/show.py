@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from cute_backend.bench.model_results import KernelKind, ModelResult, ModelTiming
-from cute_backend.bench.results import Ceilings, HostResult, Measurement, ProblemResult, Results, TableResult
 from cute_backend.bench.table import Ratio, Runner
 from cute_backend.presentation.terminal import light_table
+
+if TYPE_CHECKING:
+    from cute_backend.bench.results import (
+        Ceilings,
+        HostResult,
+        Measurement,
+        ProblemResult,
+        Results,
+        TableResult,
+    )
 
 
 def results(found: Results) -> RenderableType:

@@ -14,8 +14,10 @@ from cute_backend.presentation import terminal
 from cute_backend.runtime import op as _op  # noqa: F401  programs may call the ops by themselves
 from cute_backend.runtime import progress
 from cute_backend.runtime import sample_op as _sample  # noqa: F401
+from cute_backend.runtime.edited import edited_folder, file_name
 from cute_backend.runtime.pack import PackError
-from cute_backend.runtime.source import SOURCES_VARIABLE, edited_folder, file_name, text_of
+from cute_backend.runtime.source import text_of
+from cute_backend.variables import SOURCES_VARIABLE
 
 if TYPE_CHECKING:
     from cute_backend.api import Explanation
@@ -152,5 +154,3 @@ def bench(arguments: argparse.Namespace) -> int:
     from cute_backend.bench import command
 
     return command.main(arguments, load)
-
-

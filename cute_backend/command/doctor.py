@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from cute_backend import __version__
+from cute_backend.errors import UnavailableError
 from cute_backend.planning import Arch
-from cute_backend.runtime.kernel import UnavailableError
 from cute_backend.runtime.toolkit import cuda_major
 from cute_backend.variables import PREFIX, variable_of
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 from cute_backend import __version__
 from cute_backend.errors import UsageError
 from cute_backend.planning import Arch
-from cute_backend.runtime.source import SOURCES_VARIABLE
+from cute_backend.variables import SOURCES_VARIABLE
 
 
 class _Parser(argparse.ArgumentParser):
@@ -134,9 +134,7 @@ def _add_aot_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", metavar="FILE.py[:name]", nargs="+", help="defines the function, and example_inputs()"
     )
-    parser.add_argument(
-        "-o", "--output", dest="pack", metavar="FILE.cutepack", type=Path, required=True
-    )
+    parser.add_argument("-o", "--output", dest="pack", metavar="FILE.cutepack", type=Path, required=True)
     parser.add_argument(
         "--arch",
         metavar="ARCH",

@@ -91,9 +91,7 @@ def _candidates(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 def _call_inputs(path: Path, inputs: Callable[[], Any]) -> Inputs:
-    with _without_logs(logging.WARNING), _in_one_sentence(
-        f"example_inputs() of {path} failed", path
-    ):
+    with _without_logs(logging.WARNING), _in_one_sentence(f"example_inputs() of {path} failed", path):
         made = inputs()
     match made:
         case [tuple() | list() as args, dict() as kwargs] if all(isinstance(name, str) for name in kwargs):

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 
-from cute_backend.errors import UsageError
+from cute_backend.errors import BuildError, UnavailableError, UsageError
 from cute_backend.runtime import progress
-from cute_backend.runtime.kernel import BuildError, UnavailableError
 from cute_backend.variables import of_settings
 
 _HOMES = {

@@ -14,9 +14,8 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 from cute_backend import config
-from cute_backend.errors import REPORT, UsageError
+from cute_backend.errors import REPORT, BuildError, UsageError
 from cute_backend.fx_walk.reasons import Reason, Rejection
-from cute_backend.runtime.kernel import BuildError
 from cute_backend.runtime.notices import count, warn_once
 
 _PACKAGE = Path(__file__).parent.parent

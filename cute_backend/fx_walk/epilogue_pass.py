@@ -41,8 +41,8 @@ from cute_backend.fx_walk.row_slices import slice_before_products
 from cute_backend.fx_walk.working_copy import WorkingCopy
 from cute_backend.options import check_settings
 from cute_backend.planning.naming import words
+from cute_backend.runtime.edited import edited_folder
 from cute_backend.runtime.launch import announce
-from cute_backend.runtime.source import edited_folder
 from cute_backend.spec import Precision
 
 if TYPE_CHECKING:

@@ -64,8 +64,6 @@ def _origin(node: fx.Node) -> str | None:
     return name if node.op == "call_function" and _DECOMPOSED.match(name) else None
 
 
-
-
 def _kernel_name(index: Any) -> str:
     """The name of the function behind a Triton kernel, its autotuner and its heuristics."""
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table

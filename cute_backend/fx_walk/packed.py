@@ -30,9 +30,8 @@ from cute_backend.fx_walk.pairs import meet
 from cute_backend.fx_walk.reasons import LABEL, user_label
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.repeats import repeat_after_work
-from cute_backend.fx_walk.rewrite import Sizes
 from cute_backend.fx_walk.row_slices import has_effects
-from cute_backend.fx_walk.shared_launch import MAX_SEGMENTS
+from cute_backend.fx_walk.sizes import Sizes
 from cute_backend.fx_walk.static import (
     Size,
     arguments,
@@ -46,6 +45,7 @@ from cute_backend.fx_walk.static import (
     tensor_of,
 )
 from cute_backend.fx_walk.working_copy import WorkingCopy
+from cute_backend.planning import MAX_SEGMENTS
 from cute_backend.signature import TMA_ALIGN
 
 aten = torch.ops.aten

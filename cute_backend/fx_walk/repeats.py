@@ -16,8 +16,8 @@ from torch import fx
 from cute_backend.fx_walk.lower import is_pointwise
 from cute_backend.fx_walk.mutation import is_view
 from cute_backend.fx_walk.new_calls import call
-from cute_backend.fx_walk.rewrite import Sizes
 from cute_backend.fx_walk.row_slices import has_effects
+from cute_backend.fx_walk.sizes import Sizes
 from cute_backend.fx_walk.static import arguments, fake, known, same_sizes, target_name, tensor_of
 
 aten = torch.ops.aten

@@ -26,7 +26,7 @@ from cute_backend.fx_walk.exposed_gathers import exposed_gather
 from cute_backend.fx_walk.reasons import Reason, Refused, program_name
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.walk import Walk
-from cute_backend.planning import Arch, Target, choose, named
+from cute_backend.planning import MAX_SEGMENTS, Arch, Target, choose, named
 from cute_backend.planning.cost import cost
 from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import (
@@ -49,9 +49,6 @@ _TORCH = 0.93
 """The time of a product in torch divided by the predicted time of our kernel. With this value, one launch of
 q, k and v of Llama 8B is predicted to gain nothing in bf16 at 2,048 tokens, as was measured: 137.1 us, and
 136.6 us in torch (H200, benchmarks/qkv.py)."""
-
-MAX_SEGMENTS = 4
-"""The most regions that share a launch: each has an epilogue, and a mainloop, in the text of the kernel."""
 
 
 def sharing(walk: Walk, regions: Sequence[Region], bare: Callable[[fx.Node], Region | None]) -> list[Region]:

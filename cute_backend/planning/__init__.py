@@ -40,6 +40,7 @@ from cute_backend.planning.search import (
     table,
     tunable,
 )
+from cute_backend.planning.segment_tiles import MAX_SEGMENTS
 from cute_backend.planning.served import unserved
 from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.targets import Arch, Target
@@ -59,6 +60,7 @@ __all__ = [
     "LAST_TILE_ARCHS",
     "LAST_TILE_RESULTS",
     "MAX_CANDIDATES",
+    "MAX_SEGMENTS",
     "NARROW_SUBTILE_N",
     "PLANES",
     "REDUCTIONS",

@@ -22,6 +22,9 @@ from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import ROTATE_FIRST, EpilogueSpec, LoadKind
 
+MAX_SEGMENTS = 4
+"""The most regions that share a launch: each has an epilogue, and a mainloop, in the text of the kernel."""
+
 
 def serving_all(
     spec: EpilogueSpec, of: Callable[[EpilogueSpec], Iterable[TileConfig]]

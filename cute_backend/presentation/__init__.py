@@ -1,1 +1,1 @@
-"""Shows explanations, builds and results to people and tools: in a terminal, as HTML, as artifacts."""
+"""Shows explanations, builds and results to people and tools: in a terminal and as HTML."""

@@ -17,9 +17,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, TypeVar, Union
+from typing import TypeVar, Union
 
 from cute_backend import config
+from cute_backend.errors import BuildError, UnavailableError
+from cute_backend.runtime.built import Built
 from cute_backend.runtime.cache import (
     CACHE_DIR_VARIABLE,
     KernelCache,
@@ -27,17 +29,15 @@ from cute_backend.runtime.cache import (
     scratch_folder,
     writable_cache,
 )
+from cute_backend.runtime.edited import file_name
 from cute_backend.runtime.forks import free_in_children
 from cute_backend.runtime.interpreter import command_of, environment_of
-from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
+from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.notices import count, warn_once
 from cute_backend.runtime.pack import packs
-from cute_backend.runtime.source import file_name, text_of, warn_if_edited
+from cute_backend.runtime.source import text_of, warn_if_edited
 from cute_backend.runtime.space import out_of_space
-
-if TYPE_CHECKING:
-    from cute_backend.runtime.compile import Built
 
 log = logging.getLogger(__name__)
 
@@ -203,9 +203,7 @@ def build_into(cache: KernelCache, kernel: Kernel) -> None:
 def compiled(cache: KernelCache, kernel: Kernel) -> Built:
     """Compiles a kernel in this process. Its text is kept in a cache. Raises BuildError, UnavailableError,
     OSError."""
-    from cute_backend.runtime.compile import (
-        compile_kernel,  # imported here, since a warm start needs no compiler
-    )
+    from cute_backend.runtime.compile import compile_kernel  # here, since a warm start needs no compiler
 
     try:
         source = text_of(kernel)
@@ -250,8 +248,6 @@ def _build_in_process(cache: KernelCache, kernel: Kernel) -> None:
 
 def _compile_in_process(cache: KernelCache, kernel: Kernel) -> Built:
     """`compiled` in a process of its own."""
-    from cute_backend.runtime.compile import Built
-
     with cache.watched(), scratch_folder(cache.root) as scratch:
         result = scratch / "built"
         _run_worker(cache, kernel, str(result))

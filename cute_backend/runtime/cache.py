@@ -43,7 +43,7 @@ from cute_backend.variables import CACHE_DIR_VARIABLE
 if TYPE_CHECKING:
     from filelock import FileLock
 
-    from cute_backend.runtime.compile import Built
+    from cute_backend.runtime.built import Built
 
 SCRATCH = "new-"
 """The prefix of the names of files that are being written."""

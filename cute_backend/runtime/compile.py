@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import json
 import re
 import sys
 import threading
-from base64 import b85decode, b85encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.memory_ops.emit import CUTE_TYPES
 from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, may_finish_rows, subtiled
 from cute_backend.planning.naming import FINISH
+from cute_backend.runtime.built import Built
 from cute_backend.runtime.cache import scratch_folder
 from cute_backend.runtime.cubin import resources
 from cute_backend.runtime.forks import free_in_children
 from cute_backend.runtime.host_code import dynamic_smem_bytes, target_baseline
-from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
+from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import SYMBOL
 from cute_backend.runtime.space import check_room, out_of_space
 from cute_backend.signature import Argument, Extent, signature
@@ -42,40 +41,6 @@ _DSL = free_in_children(threading.Lock())
 _MARGIN = 1 << 20
 """The bytes that must be free on the disk after a kernel was compiled: on a full disk the DSL leaves
 incomplete files without an error (4.8.1)."""
-
-
-@dataclass(frozen=True)
-class Built:
-    """A compiled kernel, with the kernel that finishes its reductions, if it has any.
-
-    `source` is the text of the module, `ptx` the PTX and `cubin` the machine code of all its kernels.
-    `registers` is the number of 32-bit registers of a thread, `spill_bytes` the bytes of local memory that a
-    thread spills to or indexes at run time, and `smem_bytes` the shared memory of a CTA, static and dynamic.
-    If there are two kernels, each figure is the larger of both.
-    """
-
-    source: str = field(repr=False)
-    ptx: str = field(repr=False)
-    cubin: bytes = field(repr=False)
-    registers: int
-    spill_bytes: int
-    smem_bytes: int
-    host_object: bytes = field(repr=False)
-    """An ELF relocatable: the host code and, as data, the cubin."""
-
-    def to_json(self) -> str:
-        """All fields as text, bytes in base 85."""
-
-        def plain(value: Any) -> Any:
-            return b85encode(value).decode() if isinstance(value, bytes) else value
-
-        return json.dumps({each.name: plain(getattr(self, each.name)) for each in fields(self)})
-
-    @staticmethod
-    def from_json(text: str) -> Built:
-        """The inverse of `to_json`."""
-        values = json.loads(text)
-        return Built(**values | {name: b85decode(values[name]) for name in ("cubin", "host_object")})
 
 
 _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)

@@ -12,9 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from cute_backend.errors import UnavailableError
 from cute_backend.planning import Alignment, Arch, TileConfig
 from cute_backend.planning.naming import entry_name
-from cute_backend.runtime.source import edited_text
+from cute_backend.runtime.edited import edited_text
 from cute_backend.spec import EpilogueSpec
 
 _PACKAGE = Path(__file__).parents[1]
@@ -40,14 +41,6 @@ _HOST_FEATURES = {
     "generic": ("fp-armv8", "neon"),
 }
 """The CPU features that LLVM may use: those of version 2 of the x86-64 psABI, or of ARMv8.0."""
-
-
-class UnavailableError(RuntimeError):
-    """No kernel can be built or loaded on this machine; the message says what is missing."""
-
-
-class BuildError(RuntimeError):
-    """A kernel could not be built; the message names the kernel and the compiler's complaint."""
 
 
 def host_cpu() -> str:

@@ -24,13 +24,14 @@ from torch import Tensor
 
 from cute_backend import config
 from cute_backend.caches import deliver
+from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, fastest, may_finish_rows
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.build import Outcome, load_known, obtain
 from cute_backend.runtime.counters import set_aside
 from cute_backend.runtime.device import Device, Grid, device_at, max_active_clusters
 from cute_backend.runtime.forks import free_in_children
-from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
+from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.notices import count, warn_once
 from cute_backend.runtime.operands import Size, check_operands, groups_of, outputs_like, parse_spec, plane_of

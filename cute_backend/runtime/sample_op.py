@@ -45,7 +45,6 @@ of a thread's rows. A logsumexp keeps as much, and takes the place of one draw. 
 passes."""
 
 
-
 def passes_of(num_samples: int, normaliser: bool) -> int:
     """The passes over the weights that draws take, with a logsumexp or without."""
     return -(-(num_samples + normaliser) // SAMPLES_PER_PASS)

@@ -16,7 +16,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from cute_backend.runtime.kernel import UnavailableError
+from cute_backend.errors import UnavailableError
 
 _RUNTIME = "libcute_dsl_runtime.so"
 

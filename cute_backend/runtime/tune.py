@@ -20,10 +20,11 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import candidates
 from cute_backend.runtime.build import Outcome, obtain, spills
 from cute_backend.runtime.device import Device
-from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
+from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.notices import count, warn_once
 from cute_backend.runtime.progress import line

@@ -10,9 +10,10 @@ import json
 import sys
 from pathlib import Path
 
+from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.runtime.build import UNBUILT, UNWRITABLE, build_into, compiled
 from cute_backend.runtime.cache import KernelCache
-from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
+from cute_backend.runtime.kernel import Kernel
 
 
 def main() -> int:

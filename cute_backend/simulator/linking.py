@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cute_backend.errors import UnavailableError
 from cute_backend.runtime.cache import cache_root
-from cute_backend.runtime.kernel import UnavailableError
 from cute_backend.runtime.trust import UntrustedError, check_folder
 from cute_backend.simulator.simulation_errors import SimulationError
 

@@ -19,6 +19,7 @@ The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a s
 checks a spec, and `canonical` converts it to JSON and back.
 """
 
+from cute_backend.errors import SpecError
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION
 from cute_backend.spec.chain_ops import (
@@ -32,7 +33,6 @@ from cute_backend.spec.chain_ops import (
     Overflow,
     Precision,
 )
-from cute_backend.spec.consistency import SpecError
 from cute_backend.spec.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES, DType
 from cute_backend.spec.epilogue_spec import EpilogueSpec
 from cute_backend.spec.loads import TABLE_COLUMNS, Blocks, Load, LoadKind, Order, Stride

@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Union
 
+from cute_backend.errors import SpecError
 from cute_backend.spec.chain_ops import Const, Op, Operand, Overflow, Precision
-from cute_backend.spec.consistency import SpecError
 from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling

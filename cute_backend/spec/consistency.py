@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import lcm
 from typing import TYPE_CHECKING
 
+from cute_backend.errors import SpecError
 from cute_backend.spec.chain_ops import Overflow
 from cute_backend.spec.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, DType
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
@@ -14,10 +15,6 @@ from cute_backend.spec.stores import BATCH_ROWS, HEAD_COLUMNS, Axis, Cache, Head
 
 if TYPE_CHECKING:
     from cute_backend.spec.epilogue_spec import EpilogueSpec
-
-
-class SpecError(ValueError):
-    """A spec contradicts itself; the message names the facts that contradict."""
 
 
 _MMA_DTYPES = (DType.E4M3, DType.E5M2, DType.E2M1X2, DType.BF16, DType.F16)

@@ -10,6 +10,7 @@ from functools import cached_property
 from math import lcm, prod
 from typing import Any, Union
 
+from cute_backend.errors import SpecError
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION, decode, encode
 from cute_backend.spec.chain_ops import (
@@ -20,7 +21,7 @@ from cute_backend.spec.chain_ops import (
     Op,
     Precision,
 )
-from cute_backend.spec.consistency import SpecError, validate
+from cute_backend.spec.consistency import validate
 from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Load, LoadKind
 from cute_backend.spec.products import Accumulator, BColumns, Columns

@@ -28,6 +28,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import cutlass.cute as cute
@@ -36,12 +38,37 @@ from cutlass.memory import SmemAllocator
 
 from cute_backend.templates.crew import WARP, Ring, Role
 from cute_backend.templates.epilogue import by_name
-from cute_backend.templates.scheduler import Place
+from cute_backend.templates.scheduler import Place, Schedule
 from cute_backend.templates.staged import Stage
 from cute_backend.templates.warp_mainloop import Copies
 
 if TYPE_CHECKING:
-    from cute_backend.templates.sm80 import Sm80Gemm, Sm80Shared
+    from cute_backend.templates.sm80 import Sm80Gemm
+
+
+@dataclass(frozen=True)
+class Sm80Shared:
+    """State that the warps of a CTA share: the problem, its operands in the feed's form, their stages, and
+    the feed's pipelines.
+
+    A CTA processes its first work item and every `item_step`-th after it. Each has `k_tiles` k tiles: all of
+    K, or one part of it under split-K.
+    """
+
+    schedule: Schedule
+    n: Int32
+    glob: SimpleNamespace
+    loads: tuple[cute.Tensor, ...]
+    stores: tuple[cute.Tensor, ...]
+    rows: tuple[cute.Tensor, ...]
+    ab_pipeline: Any
+    row_pipeline: Any
+    a: Any
+    bs: tuple
+    s_a: cute.Tensor
+    s_b: cute.Tensor
+    k_tiles: Int32
+    item_step: Int32
 
 
 class Feed(ABC):

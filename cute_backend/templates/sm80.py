@@ -16,9 +16,7 @@ Each warp has its own planes in shared memory, and copies to and from them witho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -36,11 +34,11 @@ from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, WARPS, Crew, Meeting, Role
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, by_name
-from cute_backend.templates.feed import Feed
+from cute_backend.templates.feed import Feed, Sm80Shared
 from cute_backend.templates.fragments import FragmentGemm
 from cute_backend.templates.mainloop import check_face
 from cute_backend.templates.rings import allocate_rows, check_stage
-from cute_backend.templates.scheduler import Place, Schedule
+from cute_backend.templates.scheduler import Place
 from cute_backend.templates.staged import Corner, Planes, Stage
 from cute_backend.templates.tile import FragmentTile
 from cute_backend.templates.warp_columns import (
@@ -440,31 +438,6 @@ class Sm80Gemm(FragmentGemm):
 
     def _origin(self, shared: Sm80Shared, place: Place) -> tuple[Int32, Int32]:
         return place.row * self.config.tile_m, place.column * self.config.tile_n
-
-
-@dataclass(frozen=True)
-class Sm80Shared:
-    """State that the warps of a CTA share: the problem, its operands in the feed's form, their stages, and
-    the feed's pipelines.
-
-    A CTA processes its first work item and every `item_step`-th after it. Each has `k_tiles` k tiles: all of
-    K, or one part of it under split-K.
-    """
-
-    schedule: Schedule
-    n: Int32
-    glob: SimpleNamespace
-    loads: tuple[cute.Tensor, ...]
-    stores: tuple[cute.Tensor, ...]
-    rows: tuple[cute.Tensor, ...]
-    ab_pipeline: Any
-    row_pipeline: Any
-    a: Any
-    bs: tuple
-    s_a: cute.Tensor
-    s_b: cute.Tensor
-    k_tiles: Int32
-    item_step: Int32
 
 
 def _is_k_major(operand: cute.Tensor) -> bool:

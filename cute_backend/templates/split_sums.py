@@ -26,9 +26,9 @@ from cute_backend.planning.naming import PARTS
 from cute_backend.templates import batch as batches
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name
-from cute_backend.templates.feed import Feed
+from cute_backend.templates.feed import Feed, Sm80Shared
 from cute_backend.templates.overlap import await_earlier_kernels
-from cute_backend.templates.sm80 import ALL_SHARED, Sm80Gemm, Sm80Shared
+from cute_backend.templates.sm80 import ALL_SHARED, Sm80Gemm
 from cute_backend.templates.tile import FragmentSubtile, FragmentTile
 from cute_backend.templates.warp_mainloop import Copies, Sm80Mainloop
 from cute_backend.templates.workspace import sums_pitch

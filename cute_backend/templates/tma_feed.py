@@ -23,7 +23,8 @@ from cute_backend.templates.staged import Stage
 from cute_backend.templates.warp_mainloop import Copies
 
 if TYPE_CHECKING:
-    from cute_backend.templates.sm80 import Sm80Gemm, Sm80Shared
+    from cute_backend.templates.feed import Sm80Shared
+    from cute_backend.templates.sm80 import Sm80Gemm
 
 
 class TmaFeed(Feed):

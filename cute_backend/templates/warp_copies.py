@@ -21,7 +21,7 @@ from cute_backend.templates.staged import Lines
 from cute_backend.templates.warp_mainloop import Copies
 
 if TYPE_CHECKING:
-    from cute_backend.templates.sm80 import Sm80Shared
+    from cute_backend.templates.feed import Sm80Shared
 
 
 class WarpCopies(Feed):

@@ -25,7 +25,7 @@ from torch._inductor.utils import fresh_cache, run_and_get_code
 import cute_backend
 from cute_backend import backend, config, spec
 from cute_backend.backend import epilogue_pass
-from cute_backend.errors import UsageError
+from cute_backend.errors import BuildError, UsageError
 from cute_backend.fx_walk import (
     anchors,
     collect,
@@ -38,7 +38,6 @@ from cute_backend.fx_walk.reasons import Reason
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.fx_walk.static import fake
 from cute_backend.runtime import notices
-from cute_backend.runtime.kernel import BuildError
 from support.fx_walk.recorded import GRAPHS, read, walked
 
 CACHES = [

@@ -108,9 +108,7 @@ def test_an_operator_shifts_as_in_eager(target: Any, dtype: torch.dtype, count: 
 
 
 @pytest.mark.parametrize("program", [lambda y: y << 2, lambda y: y >> 1, lambda y: shifted_in_place(y)])
-def test_operators_of_shifts_are_fused(
-    program: Callable[[Tensor], Tensor], fresh_compiler: None
-) -> None:
+def test_operators_of_shifts_are_fused(program: Callable[[Tensor], Tensor], fresh_compiler: None) -> None:
     def shifting(x: Tensor, w: Tensor) -> Tensor:
         return program((x @ w).to(I32))
 

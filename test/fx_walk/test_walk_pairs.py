@@ -285,9 +285,7 @@ def rotated_heads(made: Graph, y: fx.Node, batches: int, heads: int, dtype: torc
     table = made.input("table", (shape[1], 1, half, 2), dtype)
     x = made.call(prims.convert_element_type.default, made.call(aten.reshape.default, y, shape), dtype)
     (even, odd), taken = of_heads(made, x), [made.call(aten.select.int, table, 3, i) for i in (0, 1, 0, 1)]
-    products = [
-        made.call(aten.mul.Tensor, *each) for each in zip((even, odd, odd, even), taken, strict=True)
-    ]
+    products = [made.call(aten.mul.Tensor, *each) for each in zip((even, odd, odd, even), taken, strict=True)]
     parts = (made.call(aten.sub.Tensor, *products[:2]), made.call(aten.add.Tensor, *products[2:]))
     columns = [made.call(aten.unsqueeze.default, part, 4) for part in parts]
     joined = made.call(aten.reshape.default, made.call(aten.cat.default, columns, -1), shape)

@@ -462,7 +462,7 @@ CASES: dict[Reason, dict[str, Case]] = {
         "several_results": Case(lambda graph: graph.call(aten.frexp.Tensor, relu(graph)), 1),
         "no_row": Case(
             lambda graph: graph.call(aten.lgamma.default, graph.call(aten.relu.default, graph.mm())), 1
-        )
+        ),
     },
     Reason.REDUCTION: {
         "variance": Case(lambda graph: graph.call(aten.var.correction, relu(graph), [1]), 1),

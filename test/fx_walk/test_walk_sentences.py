@@ -225,7 +225,6 @@ def rotated(y: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return y * cos + torch.cat((-second, first), -1) * sin
 
 
-
 ALONG_N = "supported sizes: none if B is contiguous along N"
 OTHER_KIND = "supported sizes: none after this kind of product; one dense product"
 

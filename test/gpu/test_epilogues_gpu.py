@@ -82,9 +82,7 @@ def test_every_kernel_of_heads_is_right(name: str, part: int) -> None:
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("columns", [64, 128, 256])
-def test_every_kernel_that_reduces_blocks_in_passes_is_right(
-    columns: int, is_ahead: bool, part: int
-) -> None:
+def test_every_kernel_that_reduces_blocks_in_passes_is_right(columns: int, is_ahead: bool, part: int) -> None:
     """Also if a plane is read ahead of the passes, and another one after them."""
 
     def normed(a: torch.Tensor, b: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

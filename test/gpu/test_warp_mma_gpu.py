@@ -96,9 +96,7 @@ def test_every_shared_epilogue_is_right(name: str, arch: Arch, tmp_path: Path) -
 @pytest.mark.sweep
 @pytest.mark.parametrize("alignment", Alignment)
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile[0].value}-{tile[1]}")
-def test_every_tile_is_right_to_the_bit(
-    tile: tuple[Arch, int], alignment: Alignment, tmp_path: Path
-) -> None:
+def test_every_tile_is_right_to_the_bit(tile: tuple[Arch, int], alignment: Alignment, tmp_path: Path) -> None:
     check_bits(of_tile(*tile, alignment), tmp_path)
 
 

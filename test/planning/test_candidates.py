@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_backend.errors import UsageError
+from cute_backend.errors import BuildError, UsageError
 from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.emit import CUTE_TYPES
 from cute_backend.planning import (
@@ -41,7 +41,7 @@ from cute_backend.planning.naming import words
 from cute_backend.planning.registers import k_tiles_a_step
 from cute_backend.planning.search import fastest
 from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import BuildError, Kernel
+from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.reach import Problem as Region
 from cute_backend.runtime.reach import config_for
 from cute_backend.spec import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.errors import UsageError
+from cute_backend.errors import BuildError, UsageError
 from cute_backend.planning import (
     Alignment,
     Arch,
@@ -23,7 +23,7 @@ from cute_backend.planning.epilogue_time import epilogue_instructions, mma_cycle
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.registers import hoist_budget
 from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import BuildError, Kernel
+from cute_backend.runtime.kernel import Kernel
 from support.shipped import epilogue_spec, sampling_spec
 
 TILE = TileConfig(Arch.SM100A, 128, 128)

@@ -13,13 +13,14 @@ import pytest
 from torch._dynamo.utils import counters
 
 from cute_backend import aot
+from cute_backend.errors import BuildError
 from cute_backend.planning import Alignment
 from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
 from cute_backend.runtime import compile as compiling
 from cute_backend.runtime import notices
 from cute_backend.runtime.build import build, obtain
-from cute_backend.runtime.compile import BuildError, Built
+from cute_backend.runtime.built import Built
 from cute_backend.runtime.kernel import Kernel
 from support.compile_once import afresh, apart
 from support.runtime import planted_worker

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from cute_backend.errors import BuildError
 from cute_backend.planning import Alignment
 from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
@@ -24,8 +25,8 @@ from cute_backend.runtime import compile as compiling
 from cute_backend.runtime import link as linking
 from cute_backend.runtime import notices, tuning_results, worker
 from cute_backend.runtime.build import obtain
+from cute_backend.runtime.built import Built
 from cute_backend.runtime.cache import KernelCache, caches, private_folder
-from cute_backend.runtime.compile import BuildError, Built
 from cute_backend.runtime.space import check_room, out_of_space
 from support.compile_once import afresh as compile_kernel
 from support.compile_once import build_here

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from cute_backend.errors import BuildError
 from cute_backend.runtime import build as building
 from cute_backend.runtime.cache import KernelCache
 from cute_backend.runtime.interpreter import command_of, environment_of
-from cute_backend.runtime.kernel import BuildError
 
 RUNTIME = Path(building.__file__).parent
 

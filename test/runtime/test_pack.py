@@ -20,6 +20,7 @@ from torch._dynamo.utils import counters
 import cute_backend
 from cute_backend import PackError, aot, config
 from cute_backend.__main__ import main
+from cute_backend.errors import UnavailableError
 from cute_backend.planning import Alignment, Arch
 from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
@@ -31,7 +32,7 @@ from cute_backend.runtime.build import load_known, obtain
 from cute_backend.runtime.cache import KernelCache
 from cute_backend.runtime.compile import compile_kernel
 from cute_backend.runtime.device import Device
-from cute_backend.runtime.kernel import Kernel, UnavailableError, environment
+from cute_backend.runtime.kernel import Kernel, environment
 from cute_backend.runtime.pack import Content, Pack, load_pack, packed_kernels, write_pack
 from cute_backend.runtime.reach import MAX_KERNELS, Problem, buckets_of, reachable_kernels
 from cute_backend.spec import Axis, EpilogueSpec, LoadKind, Scaling

@@ -18,6 +18,7 @@ import pytest
 from torch._dynamo.utils import counters
 
 from cute_backend import config
+from cute_backend.errors import BuildError
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, table
 from cute_backend.runtime import build as building
@@ -26,8 +27,9 @@ from cute_backend.runtime import kernel as naming
 from cute_backend.runtime import link as linking
 from cute_backend.runtime import notices
 from cute_backend.runtime.build import build_into, load_known, obtain
+from cute_backend.runtime.built import Built
 from cute_backend.runtime.cache import CacheFolderError, KernelCache
-from cute_backend.runtime.compile import BuildError, Built, compile_kernel
+from cute_backend.runtime.compile import compile_kernel
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Major, Op, Order, Stride
 from support.archs import COMPILED

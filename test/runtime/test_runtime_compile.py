@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from cute_backend.errors import BuildError
 from cute_backend.planning import Alignment, Arch
 from cute_backend.runtime import compile as compiling
 from cute_backend.runtime import host_code
-from cute_backend.runtime.compile import BuildError
 from cute_backend.runtime.cubin import resources
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.source import text_of

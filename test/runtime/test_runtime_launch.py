@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from cute_backend.errors import BuildError
 from cute_backend.planning import Alignment, Arch, TileConfig, choose, fastest, table
 from cute_backend.replay import replay
 from cute_backend.runtime import bind, notices, op, outputs
 from cute_backend.runtime import launch as launching
 from cute_backend.runtime.call_site import CallSite
-from cute_backend.runtime.compile import BuildError
 from cute_backend.runtime.device import Device, Grid, UnsupportedDeviceError
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import launch, prepare

@@ -13,15 +13,17 @@ from torch._dynamo.utils import counters
 from cute_backend import config
 from cute_backend.__main__ import main
 from cute_backend.api import explain
-from cute_backend.errors import UsageError
+from cute_backend.errors import BuildError, UsageError
 from cute_backend.fx_walk.epilogue_pass import tuning_is_on
 from cute_backend.planning import Arch
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.cache import CACHE_DIR_VARIABLE, caches
-from cute_backend.runtime.kernel import BuildError, Kernel
+from cute_backend.runtime.edited import file_name
+from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import Launcher
-from cute_backend.runtime.source import SOURCES_VARIABLE, file_name, text_of
+from cute_backend.runtime.source import text_of
 from cute_backend.simulator.simulate import Machine, run
+from cute_backend.variables import SOURCES_VARIABLE
 from support.runtime.other_users import OTHER
 
 PROGRAM = """

@@ -14,10 +14,10 @@ from rich.console import Console
 from torch._dynamo.utils import counters
 
 from cute_backend import config
+from cute_backend.errors import BuildError
 from cute_backend.planning import MAX_CANDIDATES, Alignment, Arch, TileConfig, candidates, choose
 from cute_backend.runtime import notices, timing, tune
 from cute_backend.runtime.cache import KernelCache
-from cute_backend.runtime.compile import BuildError
 from cute_backend.runtime.device import Device
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.timing import GpuTimer, Run, Timings

@@ -21,8 +21,9 @@ from cute_backend.runtime import cache as caching
 from cute_backend.runtime import link as linking
 from cute_backend.runtime import notices, upkeep
 from cute_backend.runtime.build import load_known, obtain
+from cute_backend.runtime.built import Built
 from cute_backend.runtime.cache import KernelCache
-from cute_backend.runtime.compile import Built, compile_kernel
+from cute_backend.runtime.compile import compile_kernel
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.upkeep import KEPT_S, Verdict, clear, entries, evict, judge
 from cute_backend.spec import EpilogueSpec

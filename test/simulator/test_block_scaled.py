@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 import cute_backend
+from cute_backend.errors import BuildError
 from cute_backend.planning import Alignment, Arch, TileConfig, offered
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import BuildError, Kernel
+from cute_backend.runtime.kernel import Kernel
 from cute_backend.simulator.simulate import run_region
 from cute_backend.spec import (
     Accumulator,

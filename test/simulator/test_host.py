@@ -13,7 +13,7 @@ import pytest
 import torch
 from cutlass.cute.runtime import from_dlpack
 
-from cute_backend.runtime.kernel import UnavailableError
+from cute_backend.errors import UnavailableError
 from cute_backend.simulator import linking
 from cute_backend.simulator.host import device_tensor, host_program, launch
 from cute_backend.simulator.ptx_parser import parse

@@ -23,8 +23,8 @@ from filelock import FileLock
 
 from cute_backend.runtime import build as building
 from cute_backend.runtime import compile as module
+from cute_backend.runtime.built import Built
 from cute_backend.runtime.cache import KernelCache
-from cute_backend.runtime.compile import Built
 from cute_backend.runtime.kernel import Kernel
 
 FOLDER = "TESTS_OF_CUTE_BACKEND_BUILT"

@@ -225,6 +225,13 @@ def bind_sub(binder: Binder, instruction: Instruction) -> Step:
     return integer.bind_sum(binder, instruction, -1)
 
 
+@opcode("mul", "mad", section="9.7.1.3, 9.7.1.4", meaning="Product (and sum): low half, high half or both")
+def bind_mul(binder: Binder, instruction: Instruction) -> Step:
+    if types_of(instruction)[-1] in FLOATS:
+        return bind_float_arithmetic(binder, instruction)
+    return integer.bind_product(binder, instruction)
+
+
 @opcode("fma", section="9.7.3.6, 9.7.4.4", meaning="a * b + c, rounded once")
 def bind_fma(binder: Binder, instruction: Instruction) -> Step:
     return bind_float_arithmetic(binder, instruction)

@@ -116,13 +116,9 @@ def _carry(
     return step
 
 
-@opcode("mul", "mad", section="9.7.1.3, 9.7.1.4", meaning="Product (and sum): low half, high half or both")
-def bind_mul(binder: Binder, instruction: Instruction) -> Step:
-    from cute_backend.simulator.isa.floating import FLOATS, bind_float_arithmetic
-
+def bind_product(binder: Binder, instruction: Instruction) -> Step:
+    """`mul` and `mad` of integers."""
     kind = types_of(instruction)[-1]
-    if kind in FLOATS:
-        return bind_float_arithmetic(binder, instruction)
     multiply_add = instruction.parts[0] == "mad"
     if instruction.has("wide"):
         result = WIDE[kind][1]

@@ -82,7 +82,8 @@ def post_grad_graphs(fn: Callable[..., Any], args: tuple[Any, ...], backend: str
     with (
         mock.patch.object(compile_fx, "compile_fx_inner", inner),
         functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
-        inductor_config.patch(fx_graph_cache=False),suppress(_Done)
+        inductor_config.patch(fx_graph_cache=False),
+        suppress(_Done),
     ):
         torch.compile(fn, backend=inductor if backend == "inductor" else backend, fullgraph=True)(*args)
     return graphs

@@ -10,11 +10,10 @@ import json
 import sys
 import warnings
 
+from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.memory_ops import emit
 from cute_backend.runtime import build, compile
 from cute_backend.runtime.cache import KernelCache
-from cute_backend.runtime.compile import BuildError
-from cute_backend.runtime.kernel import UnavailableError
 from support.runtime.handmade import kernel_of, make_spec, source
 
 
