@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from cute_backend import config, explain
 from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
-from cute_backend.runtime import launch
+from cute_backend.runtime.calls import launch
 
 CALLS, ROUNDS, WRONG = 3, 11, 2e-2
 FP8 = torch.float8_e4m3fn

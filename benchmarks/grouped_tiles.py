@@ -31,11 +31,11 @@ from cute_backend.bench.measure import relative_difference
 from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
 from cute_backend.planning import Alignment, TileConfig, choose
 from cute_backend.planning.search import clustered
-from cute_backend.runtime.bind import Binding
-from cute_backend.runtime.build import Outcome, obtain
-from cute_backend.runtime.device import device_at, max_active_clusters
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.outputs import Outputs
+from cute_backend.runtime.arguments.bind import Binding
+from cute_backend.runtime.arguments.device import device_at, max_active_clusters
+from cute_backend.runtime.arguments.outputs import Outputs
+from cute_backend.runtime.compiling.build import Outcome, obtain
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
 
 COLUMNS = ("model", "tokens", "split", "product", "m", "n", "k", "groups", "tile", "us")

@@ -2,8 +2,8 @@
 
     python benchmarks/launches.py [--rounds N]
 
-The costs in fx_walk/boundary.py come from here. A chain of 1, 2, 4 or 8 kernels doubles the same number of
-bytes in place, an equal part each; the least-squares slope is the cost of one more kernel. Then rows are
+The costs in fx_walk/ends/boundary.py come from here. A chain of 1, 2, 4 or 8 kernels doubles the same number
+of bytes in place, an equal part each; the least-squares slope is the cost of one more kernel. Then rows are
 quantised to fp8 by a scale that is computed from them, and by a given one. The difference is the cost of the
 second reading, which is printed beside the time of a copy of its bytes. L2 is swept before each timing. The
 command takes 30 seconds on a GPU.

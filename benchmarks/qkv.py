@@ -32,13 +32,13 @@ from torch import Tensor
 from cute_backend import config, explain
 from cute_backend.api import Region
 from cute_backend.bench.program_timing import Unit, require_gpu, time_units, unit_of
-from cute_backend.fx_walk import shared_launch
+from cute_backend.fx_walk.search import shared_launch
 from cute_backend.planning import Alignment, offered
-from cute_backend.runtime import launch
-from cute_backend.runtime.build import obtain
-from cute_backend.runtime.device import device_at, max_active_clusters
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.timing import arguments_of, taken_by
+from cute_backend.runtime.arguments.device import device_at, max_active_clusters
+from cute_backend.runtime.calls import launch
+from cute_backend.runtime.compiling.build import obtain
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.tuning.timing import arguments_of, taken_by
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from cute_backend import config, explain
 from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
-from cute_backend.runtime import launch
+from cute_backend.runtime.calls import launch
 
 HIDDEN, HEAD, Q_HEADS, K_HEADS = 4096, 128, 32, 8
 SHAPES = {"2048": (1, 2048), "64": (64, 1)}

@@ -33,9 +33,9 @@ from cute_backend.planning import Alignment, TileConfig
 from cute_backend.planning.rules import subtiled
 from cute_backend.planning.search import clustered
 from cute_backend.planning.shared_memory import plane_bits
-from cute_backend.runtime.build import obtain
-from cute_backend.runtime.device import device_at
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.arguments.device import device_at
+from cute_backend.runtime.compiling.build import obtain
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
 
 SHAPES = (

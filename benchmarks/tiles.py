@@ -32,10 +32,10 @@ from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
 from cute_backend.planning import Alignment, TileConfig, offered
 from cute_backend.planning.cost import cost
 from cute_backend.planning.search import clustered
-from cute_backend.runtime.build import obtain
-from cute_backend.runtime.device import device_at, max_active_clusters
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.timing import arguments_of, taken_by
+from cute_backend.runtime.arguments.device import device_at, max_active_clusters
+from cute_backend.runtime.compiling.build import obtain
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.tuning.timing import arguments_of, taken_by
 from cute_backend.spec import EpilogueSpec
 
 SHAPES = (

@@ -37,10 +37,10 @@ from cute_backend.bench.elsewhere import functions_for
 from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
 from cute_backend.planning import Alignment, Arch, TileConfig
 from cute_backend.planning.search import clustered
-from cute_backend.runtime.device import device_at
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.link import KernelFunction
-from cute_backend.runtime.timing import arguments_of
+from cute_backend.runtime.arguments.device import device_at
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.link import KernelFunction
+from cute_backend.runtime.tuning.timing import arguments_of
 from cute_backend.spec import Accumulator, DType, EpilogueSpec, Store
 
 PROBLEMS = (

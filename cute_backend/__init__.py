@@ -39,9 +39,9 @@ if _is_command():
     _search_here_last()
 else:
     # A graph from Inductor's cache calls the ops, although the pass has not run in this process.
-    from cute_backend.runtime import flops as _flops  # noqa: F401
-    from cute_backend.runtime import op as _op  # noqa: F401
-    from cute_backend.runtime import sample_op as _sample  # noqa: F401
+    from cute_backend.runtime.calls import flops as _flops  # noqa: F401
+    from cute_backend.runtime.calls import op as _op  # noqa: F401
+    from cute_backend.runtime.calls import sample_op as _sample  # noqa: F401
 
 if TYPE_CHECKING:
     from cute_backend import config
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from cute_backend.backend import epilogue_pass
     from cute_backend.eager.call import gemm
     from cute_backend.errors import BuildError, UnavailableError, UsageError
-    from cute_backend.runtime.device import UnsupportedDeviceError
-    from cute_backend.runtime.pack import PackError, load_pack
+    from cute_backend.runtime.arguments.device import UnsupportedDeviceError
+    from cute_backend.runtime.disk.pack import PackError, load_pack
     from cute_backend.sampling import sample
     from cute_backend.simulator.simulate import simulate
     from cute_backend.simulator.simulation_errors import SimulationError
@@ -80,17 +80,17 @@ __all__ = [
 _HOME = {
     "BuildError": "errors",
     "Explanation": "api",
-    "PackError": "runtime.pack",
+    "PackError": "runtime.disk.pack",
     "SimulationError": "simulator.simulation_errors",
     "UnavailableError": "errors",
-    "UnsupportedDeviceError": "runtime.device",
+    "UnsupportedDeviceError": "runtime.arguments.device",
     "UsageError": "errors",
     "build": "api",
     "epilogue_pass": "backend",
     "explain": "api",
     "gemm": "eager.call",
     "generate": "api",
-    "load_pack": "runtime.pack",
+    "load_pack": "runtime.disk.pack",
     "sample": "sampling",
     "simulate": "simulator.simulate",
 }

@@ -15,9 +15,9 @@ from torch._inductor.virtualized import V
 from torch._logging._internal import trace_log, trace_structured
 
 from cute_backend.errors import UsageError
-from cute_backend.fx_walk.containment import contain
-from cute_backend.fx_walk.reasons import Rejection
-from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.refusals.containment import contain
+from cute_backend.fx_walk.refusals.reasons import Rejection
+from cute_backend.fx_walk.region.region import Region
 
 EXPLANATION = "cute_backend_explanation"
 """The name of the artifact, and of the file, with the explanation of a graph; a module has its kernel's."""

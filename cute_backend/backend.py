@@ -17,11 +17,11 @@ from torch._inductor import config as inductor_config
 
 from cute_backend import artifacts
 from cute_backend.errors import UsageError, meant
-from cute_backend.fx_walk.containment import contain, first_raised, is_contained
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
-from cute_backend.fx_walk.labels import input_names, label_inputs
 from cute_backend.fx_walk.pass_sequence import Pass, chain_passes, passes_of
-from cute_backend.fx_walk.product_times import times_wanted
+from cute_backend.fx_walk.refusals.containment import contain, first_raised, is_contained
+from cute_backend.fx_walk.refusals.labels import input_names, label_inputs
+from cute_backend.fx_walk.replacement.product_times import times_wanted
 from cute_backend.options import PREFIX, split_options
 
 epilogue_pass = EpiloguePass(observe=artifacts.record)
@@ -64,7 +64,7 @@ def cute(
     Dynamo asks for later. A `post_grad_custom_pre_pass` that is set, among the options or in Inductor's
     configuration, is kept and runs first; if it is an `epilogue_pass`, its settings apply too. A graph,
     forward or backward, that can't be compiled with regions is compiled again without them: see
-    `cute_backend.fx_walk.containment`. Raises OptionError for a mode or an option that can't be met.
+    `cute_backend.fx_walk.refusals.containment`. Raises OptionError for a mode or an option that can't be met.
     """
     from torch._inductor.compile_fx import compile_fx
 

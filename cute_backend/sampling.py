@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from cute_backend.errors import UsageError
-from cute_backend.runtime.notices import count, warn_once
-from cute_backend.runtime.sample_op import sample_op
+from cute_backend.runtime.calls.sample_op import sample_op
+from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.signature import TMA_ALIGN
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -31,12 +31,12 @@ from torch._inductor.scheduler import NopKernelSchedulerNode
 
 from cute_backend import config
 from cute_backend.api.described import default_arch
-from cute_backend.fx_walk.anchors import is_anchor
-from cute_backend.fx_walk.capability import Capability, Named, device_capability
+from cute_backend.fx_walk.ends.launches import launches
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
-from cute_backend.fx_walk.launches import launches
-from cute_backend.fx_walk.reasons import Rejection
-from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.products.anchors import is_anchor
+from cute_backend.fx_walk.products.capability import Capability, Named, device_capability
+from cute_backend.fx_walk.refusals.reasons import Rejection
+from cute_backend.fx_walk.region.region import Region
 from cute_backend.planning import Arch
 from cute_backend.tracing.shape_rules import shape_rules
 

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 import pytest
 import torch
 
-from cute_backend.fx_walk import boundary, crossings
+from cute_backend.fx_walk.ends import boundary, crossings
 
 pytest.register_assert_rewrite("support")
 pytest_plugins = ["support.compile_once", "support.cpu_times", "support.sweeps"]

@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import cute_backend
 from cute_backend import UsageError
 from cute_backend.api import Product, Source
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.planning import Alignment, Arch
-from cute_backend.runtime import reach
-from cute_backend.runtime.source import text_of
+from cute_backend.runtime.kernels import reach
+from cute_backend.runtime.kernels.source import text_of
 from cute_backend.simulator.simulate import Machine, run
 from support.epilogues import EPILOGUES, Problem
 
@@ -414,8 +414,8 @@ from pathlib import Path
 sys.path.insert(0, "test")
 sys.modules["cutlass"] = None
 import cute_backend
-from cute_backend.runtime.build import compiled
-from cute_backend.runtime.cache import KernelCache
+from cute_backend.runtime.compiling.build import compiled
+from cute_backend.runtime.disk.cache import KernelCache
 from cute_backend.errors import UnavailableError
 from support.epilogues import EPILOGUES, Problem
 fn, inputs = EPILOGUES["rowwise"].fn, EPILOGUES["rowwise"].inputs(Problem(64, 64, 64))

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 import cute_backend
 from cute_backend import config
 from cute_backend.command.parser import parse
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.planning import Arch, Rowvecs, TileConfig
 from cute_backend.simulator.report import Recorder
 from cute_backend.simulator.simulate import Machine, run

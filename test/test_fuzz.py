@@ -30,10 +30,11 @@ from cute_backend.fuzz.drawn_program import Fill, Input, Program, Rule, Step
 from cute_backend.fuzz.judge import _wrong
 from cute_backend.fuzz.shrink import shrink
 from cute_backend.fuzz.vocabulary import GATHERS, IN_STEPS, table_ops
-from cute_backend.fx_walk import anchors, composites, lower
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
-from cute_backend.fx_walk.reasons import Rejection
-from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.products import anchors
+from cute_backend.fx_walk.refusals.reasons import Rejection
+from cute_backend.fx_walk.region.region import Region
+from cute_backend.fx_walk.values import composites, lower
 from cute_backend.ops import OPS
 from cute_backend.spec import ROTATE_HALF, Axis, DType, Operand, Scaling
 

@@ -8,8 +8,8 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from cute_backend.api import Region
-from cute_backend.runtime.compile import compile_kernel
-from cute_backend.runtime.source import text_of
+from cute_backend.runtime.compiling.compile import compile_kernel
+from cute_backend.runtime.kernels.source import text_of
 from support.epilogues import Problem
 from support.golden import EXPECTED, assert_expected
 from support.golden_regions import ARCHS, NAMES, PROGRAMS, file_name, the_region

@@ -6,9 +6,9 @@ import pytest
 
 from cute_backend.ops import PAIRINGS
 from cute_backend.planning import Alignment, Arch, offered
-from cute_backend.runtime.bind import Binding
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.operands import check_operands
+from cute_backend.runtime.arguments.bind import Binding
+from cute_backend.runtime.arguments.operands import check_operands
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import Accumulator, Columns, DType, EpilogueSpec, Op, Store
 from support.epilogues import BLOCKS, EPILOGUES, SEGMENTS, Problem
 from support.golden_regions import the_region

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_the_diagram_is_the_order_of_imports(page: str) -> None:
 
 @pytest.mark.parametrize(
     "folder",
-    ["fx_walk", "runtime", "memory_ops", "templates", "planning", "spec", "simulator", "bench", "fuzz"],
+    ["memory_ops", "templates", "planning", "spec", "simulator", "bench", "fuzz"],
 )
 def test_a_folder_names_its_modules_by_subject(folder: str) -> None:
     """The docstring of a folder's `__init__` lists its modules in groups; a new one is added to its group."""
@@ -100,8 +101,66 @@ def test_tests_import_their_helpers_alone() -> None:
     assert helpers == {"conftest.py", "compare_kernels.py", "record_graphs.py", "record_hardware.py"}
 
 
-@pytest.mark.parametrize("folder", ["fx_walk", "runtime"])
-def test_every_file_of_a_large_folder_is_in_one_group(folder: str) -> None:
-    groups = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text())) or ""
-    listed = [name for line in groups.split("\n- ")[1:] for name in re.findall(r"`(\w+)`", line)]
-    assert sorted(listed) == sorted(path.stem for path in (PACKAGE / folder).glob("[!_]*.py"))
+ROOMS = ("fx_walk", "runtime")
+"""Parts of the package that are folders of folders; their docstrings list these from the top."""
+
+
+def rooms_of(part: str) -> list[str]:
+    docstring = ast.get_docstring(ast.parse((PACKAGE / part / "__init__.py").read_text())) or ""
+    return re.findall(r"^- `(\w+)`$", docstring, re.M)
+
+
+@pytest.mark.parametrize("part", ROOMS)
+def test_the_docstring_of_a_part_lists_its_rooms(part: str) -> None:
+    folders = {path.parent.name for path in (PACKAGE / part).glob("*/__init__.py")}
+    assert sorted(rooms_of(part)) == sorted(folders)
+    assert len([*(PACKAGE / part).glob("[!_]*.py")]) <= 12
+    for folder in folders:
+        assert ast.get_docstring(ast.parse((PACKAGE / part / folder / "__init__.py").read_text())), folder
+
+
+@pytest.mark.parametrize("part", ROOMS)
+def test_a_room_imports_its_own_modules_and_those_below(part: str) -> None:
+    """Imports for types count, too."""
+    rooms = rooms_of(part)
+    upwards = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for height, room in enumerate(rooms)
+        for path in (PACKAGE / part / room).glob("*.py")
+        for module in modules_imported(path)
+        if (parts := module.split("."))[1:2] == [part] and (parts[2:3] or [""])[0] not in rooms[height:]
+    ]
+    assert not upwards
+
+
+def modules_imported(path: Path, types: bool = True) -> set[str]:
+    """The modules of the package that a file imports, with or without those that it needs for types alone."""
+    found = set()
+    stack: list[ast.AST] = [ast.parse(path.read_text())]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.If) and not types and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        stack += ast.iter_child_nodes(node)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cute_backend"):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if is_module(inner) else node.module or "")
+    return found
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def test_no_module_reaches_itself_by_imports_that_run() -> None:
+    """`cute_backend` itself is the face of the package, and is imported before all of them."""
+    files = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
+    arrows = {
+        name.removesuffix(".__init__"): modules_imported(path, types=False) - {"cute_backend"}
+        for path, name in files.items()
+    }
+    del arrows["cute_backend"]
+    order = TopologicalSorter(arrows)
+    order.prepare()  # raises CycleError with the modules of a circle

@@ -12,8 +12,8 @@ from cute_backend.fx_walk.collect import collect
 from cute_backend.ops import OPS
 from cute_backend.planning import Alignment, Arch, TileConfig, naming, offered
 from cute_backend.planning.naming import DIGEST, MAX_WORDS, digest, entry_name, words
-from cute_backend.runtime import kernel as kernels
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.kernels import kernel as kernels
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
 from support.epilogues import EPILOGUES
 from support.random_specs import specs

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from cute_backend.reduce import reduce
 from cute_backend.replay import replay
-from cute_backend.runtime.op import gemm_epilogue
-from cute_backend.runtime.operands import output_like
+from cute_backend.runtime.arguments.operands import output_like
+from cute_backend.runtime.calls.op import gemm_epilogue
 from cute_backend.spec import (
     Accumulator,
     Axis,

@@ -14,8 +14,8 @@ from torch._dynamo.utils import counters
 
 import cute_backend
 from cute_backend import UsageError, sampling
-from cute_backend.runtime import sample_op as op_module
-from cute_backend.runtime.sample_op import SAMPLES_PER_PASS, sample_op
+from cute_backend.runtime.calls import sample_op as op_module
+from cute_backend.runtime.calls.sample_op import SAMPLES_PER_PASS, sample_op
 from support.draws import DESCENDING, ROWS, VOCABULARIES, draw_pairs, draw_steps, noise, p_value
 
 BF16, F16, E4M3, E5M2 = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2
@@ -257,7 +257,7 @@ def test_what_tma_can_read_is_left_where_it_is(
 
 
 def test_a_copy_is_warned_of() -> None:
-    from cute_backend.runtime import notices
+    from cute_backend.runtime.host import notices
 
     notices._warned.discard(("sample", "weight"))
     with pytest.warns(RuntimeWarning, match=r"sample copies weight, \(40, 100\) with strides \(100, 1\), at"):

@@ -11,23 +11,23 @@ import torch
 from torch import fx
 
 from cute_backend import config
-from cute_backend.fx_walk.flow import in_order, sources
-from cute_backend.fx_walk.mutation import root
-from cute_backend.fx_walk.reasons import nearest_line, program_line
-from cute_backend.fx_walk.region import Region as FoundRegion
-from cute_backend.fx_walk.static import Size, fake, hint, target_name
+from cute_backend.fx_walk.graph.mutation import root
+from cute_backend.fx_walk.graph.static import Size, fake, hint, target_name
+from cute_backend.fx_walk.refusals.reasons import nearest_line, program_line
+from cute_backend.fx_walk.region.flow import in_order, sources
+from cute_backend.fx_walk.region.region import Region as FoundRegion
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, Plan, clustered, finishes_apart, plan, subtiled
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.launch import config_here
-from cute_backend.runtime.reach import Problem, stores_aligned
-from cute_backend.runtime.source import text_of
+from cute_backend.runtime.calls.launch import config_here
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.reach import Problem, stores_aligned
+from cute_backend.runtime.kernels.source import text_of
 from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment
 from cute_backend.spec import EpilogueSpec
 from cute_backend.spec import Store as SpecStore
 
 if TYPE_CHECKING:
-    from cute_backend.runtime.built import Built
+    from cute_backend.runtime.kernels.built import Built
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Region:
     def build(self, arch: str | None = None) -> Built:
         """The kernel, compiled afresh. Raises UsageError for an unknown architecture, UnavailableError if the
         CuTe DSL is not installed, and BuildError if compilation fails."""
-        from cute_backend.runtime.build import build
+        from cute_backend.runtime.compiling.build import build
 
         return build(self.kernel(arch))
 

@@ -18,20 +18,20 @@ import torch
 from cute_backend import config
 from cute_backend.api.described import Region, default_arch, described
 from cute_backend.errors import UsageError, meant
-from cute_backend.fx_walk.capability import check_operands
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.epilogue_pass import tuning_is_on
-from cute_backend.fx_walk.graph_breaks import GraphBreak, breaks_seen, why_no_product
-from cute_backend.fx_walk.reasons import NO_PRODUCT, Reason, Refused, Rejection
-from cute_backend.fx_walk.region import Region as FoundRegion
-from cute_backend.fx_walk.tuning_jobs import recall
+from cute_backend.fx_walk.products.capability import check_operands
+from cute_backend.fx_walk.refusals.containment import contain
+from cute_backend.fx_walk.refusals.graph_breaks import GraphBreak, breaks_seen, why_no_product
+from cute_backend.fx_walk.refusals.reasons import NO_PRODUCT, Reason, Refused, Rejection
+from cute_backend.fx_walk.region.region import Region as FoundRegion
+from cute_backend.fx_walk.replacement.tuning_jobs import recall
 from cute_backend.planning import Arch, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cute_backend.runtime.built import Built
+    from cute_backend.runtime.kernels.built import Built
 
 
 @dataclass(frozen=True, repr=False)

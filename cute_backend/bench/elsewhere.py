@@ -13,11 +13,11 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from cute_backend.planning import Arch
-from cute_backend.runtime.build import jobs
-from cute_backend.runtime.compile import compile_for
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.link import LIBRARY, OBJECT, KernelFunction, link, load
-from cute_backend.runtime.source import text_of
+from cute_backend.runtime.compiling.build import jobs
+from cute_backend.runtime.compiling.compile import compile_for
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.link import LIBRARY, OBJECT, KernelFunction, link, load
+from cute_backend.runtime.kernels.source import text_of
 
 
 def functions_for(gpu: Arch, kernels: Sequence[Kernel], folder: Path) -> dict[Kernel, KernelFunction]:

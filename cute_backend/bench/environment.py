@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 import torch
 
 from cute_backend.bench.results import Clock, Machine
-from cute_backend.runtime.kernel import version_of
+from cute_backend.runtime.kernels.kernel import version_of
 
 _PACKAGES = ("cute-backend", "nvidia-cutlass-dsl", "apache-tvm-ffi", "triton", "quack-kernels")
 _NVML_CLOCK_SM = 1

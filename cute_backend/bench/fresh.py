@@ -6,8 +6,8 @@ import json
 import sys
 import time
 
-from cute_backend.runtime.build import obtain
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling.build import obtain
+from cute_backend.runtime.kernels.kernel import Kernel
 
 
 def main(start: float) -> None:

@@ -21,11 +21,11 @@ from cute_backend.api import explain
 from cute_backend.bench import scaled_mm
 from cute_backend.bench.results import HostResult, Timing
 from cute_backend.errors import UsageError
-from cute_backend.runtime.cache import CACHE_DIR_VARIABLE
-from cute_backend.runtime.interpreter import search_path
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.launch import launch
-from cute_backend.runtime.op import gemm_epilogue
+from cute_backend.runtime.calls.launch import launch
+from cute_backend.runtime.calls.op import gemm_epilogue
+from cute_backend.runtime.disk.cache import CACHE_DIR_VARIABLE
+from cute_backend.runtime.host.interpreter import search_path
+from cute_backend.runtime.kernels.kernel import Kernel
 
 _SIZE = 128
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from cute_backend.bench.model_results import ModelResult, read_model
 from cute_backend.bench.models import Model
-from cute_backend.runtime.interpreter import search_path
+from cute_backend.runtime.host.interpreter import search_path
 
 SECONDS = 530.0
 """The time limit of a run in seconds. Models that are not measured by then are left for another run."""

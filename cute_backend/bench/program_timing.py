@@ -39,7 +39,7 @@ import torch
 
 from cute_backend.bench.results import Timing
 from cute_backend.errors import UsageError, root_cause
-from cute_backend.runtime.cache import writable_cache
+from cute_backend.runtime.disk.cache import writable_cache
 
 UNIT_US = 1000.0
 """The least microseconds that a unit's calls take together, unless it has MAX_CALLS of them."""

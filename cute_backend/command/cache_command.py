@@ -9,10 +9,10 @@ from typing import Any
 
 from cute_backend.errors import UsageError
 from cute_backend.planning.naming import DIGEST
-from cute_backend.runtime.cache import CacheFolderError, KernelCache, cache_root
-from cute_backend.runtime.documents import parse
-from cute_backend.runtime.kernel import Kernel, environment
-from cute_backend.runtime.upkeep import ENTRY, Entry, Verdict, clear, entries, judge
+from cute_backend.runtime.disk.cache import CacheFolderError, KernelCache, cache_root
+from cute_backend.runtime.disk.upkeep import ENTRY, Entry, Verdict, clear, entries, judge
+from cute_backend.runtime.host.documents import parse
+from cute_backend.runtime.kernels.kernel import Kernel, environment
 
 LATEST = 5
 """The number of kernels that `info` names."""

@@ -11,17 +11,17 @@ from cute_backend.command.program import load, tracing
 from cute_backend.errors import UsageError
 from cute_backend.planning import Arch
 from cute_backend.presentation import terminal
-from cute_backend.runtime import op as _op  # noqa: F401  programs may call the ops by themselves
-from cute_backend.runtime import progress
-from cute_backend.runtime import sample_op as _sample  # noqa: F401
-from cute_backend.runtime.edited import edited_folder, file_name
-from cute_backend.runtime.pack import PackError
-from cute_backend.runtime.source import text_of
+from cute_backend.runtime.calls import op as _op  # noqa: F401  programs may call the ops by themselves
+from cute_backend.runtime.calls import sample_op as _sample  # noqa: F401
+from cute_backend.runtime.disk.pack import PackError
+from cute_backend.runtime.host import progress
+from cute_backend.runtime.kernels.edited import edited_folder, file_name
+from cute_backend.runtime.kernels.source import text_of
 from cute_backend.variables import SOURCES_VARIABLE
 
 if TYPE_CHECKING:
     from cute_backend.api import Explanation
-    from cute_backend.runtime.reach import Problem
+    from cute_backend.runtime.kernels.reach import Problem
 
 
 def explain(arguments: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from cute_backend import __version__
 from cute_backend.errors import UnavailableError
 from cute_backend.planning import Arch
-from cute_backend.runtime.toolkit import cuda_major
+from cute_backend.runtime.kernels.toolkit import cuda_major
 from cute_backend.variables import PREFIX, variable_of
 
 _PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "apache-tvm-ffi", "numpy", "sympy")
@@ -111,8 +111,8 @@ def _host_compiler() -> Rows:
 
 
 def _cache() -> Rows:
-    from cute_backend.runtime.cache import CacheFolderError, KernelCache, cache_root
-    from cute_backend.runtime.upkeep import entries  # here, since they need packages that may be missing
+    from cute_backend.runtime.disk.cache import CacheFolderError, KernelCache, cache_root
+    from cute_backend.runtime.disk.upkeep import entries  # here, since they need packages that may be missing
 
     root = cache_root()
     if not root.exists():

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 
 from cute_backend.errors import BuildError, UnavailableError, UsageError
-from cute_backend.runtime import progress
+from cute_backend.runtime.host import progress
 from cute_backend.variables import of_settings
 
 _HOMES = {

@@ -12,8 +12,8 @@ from cute_backend import config
 from cute_backend.eager.trace import FP4, FP8, Epilogue, Program, trace
 from cute_backend.errors import UsageError
 from cute_backend.fx_walk.epilogue_pass import current_precision
-from cute_backend.fx_walk.scaling_recipes import block_scaling, inferred
-from cute_backend.fx_walk.static import DTYPES
+from cute_backend.fx_walk.graph.static import DTYPES
+from cute_backend.fx_walk.products.scaling_recipes import block_scaling, inferred
 from cute_backend.tracing.closure import Captured, capture
 
 _HALF = (torch.bfloat16, torch.float16)

@@ -37,16 +37,16 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_backend.errors import check_function
-from cute_backend.fx_walk.async_tp import multiply_while_moving
-from cute_backend.fx_walk.capability import Capability, Named, device_capability
-from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.epilogue_pass import find as regions_of
 from cute_backend.fx_walk.epilogue_pass import prepare
-from cute_backend.fx_walk.labels import input_names, label_inputs, plain_name
-from cute_backend.fx_walk.reasons import Rejection
-from cute_backend.fx_walk.region import Region
-from cute_backend.fx_walk.rewrite import rewrite
-from cute_backend.fx_walk.working_copy import WorkingCopy
+from cute_backend.fx_walk.graph.working_copy import WorkingCopy
+from cute_backend.fx_walk.preparation.async_tp import multiply_while_moving
+from cute_backend.fx_walk.products.capability import Capability, Named, device_capability
+from cute_backend.fx_walk.refusals.containment import contain
+from cute_backend.fx_walk.refusals.labels import input_names, label_inputs, plain_name
+from cute_backend.fx_walk.refusals.reasons import Rejection
+from cute_backend.fx_walk.region.region import Region
+from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.planning import Arch
 from cute_backend.tracing.shape_rules import shape_rules
 

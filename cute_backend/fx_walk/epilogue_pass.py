@@ -20,29 +20,29 @@ from torch._inductor.virtualized import V
 
 import cute_backend
 from cute_backend import config
-from cute_backend.fx_walk.anchors import is_anchor
-from cute_backend.fx_walk.async_tp import is_on as async_tp_is_on
-from cute_backend.fx_walk.async_tp import multiply_while_moving
-from cute_backend.fx_walk.broadcast import join_batches
-from cute_backend.fx_walk.cache_writes import write_to_caches
-from cute_backend.fx_walk.capability import Capability, device_capability
-from cute_backend.fx_walk.containment import contain
-from cute_backend.fx_walk.free_strides import lay_in_rows
-from cute_backend.fx_walk.gated_units import divide_gated_units
-from cute_backend.fx_walk.log_softmax import separate_logsumexps
-from cute_backend.fx_walk.packed import divide_packed
-from cute_backend.fx_walk.padding import take_padding_back
-from cute_backend.fx_walk.product_times import give_times
-from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
-from cute_backend.fx_walk.region import Region
-from cute_backend.fx_walk.regions import find_regions
-from cute_backend.fx_walk.rewrite import rewrite
-from cute_backend.fx_walk.row_slices import slice_before_products
-from cute_backend.fx_walk.working_copy import WorkingCopy
+from cute_backend.fx_walk.graph.working_copy import WorkingCopy
+from cute_backend.fx_walk.preparation.async_tp import is_on as async_tp_is_on
+from cute_backend.fx_walk.preparation.async_tp import multiply_while_moving
+from cute_backend.fx_walk.preparation.broadcast import join_batches
+from cute_backend.fx_walk.preparation.free_strides import lay_in_rows
+from cute_backend.fx_walk.preparation.gated_units import divide_gated_units
+from cute_backend.fx_walk.preparation.log_softmax import separate_logsumexps
+from cute_backend.fx_walk.preparation.packed import divide_packed
+from cute_backend.fx_walk.preparation.padding import take_padding_back
+from cute_backend.fx_walk.preparation.row_slices import slice_before_products
+from cute_backend.fx_walk.products.anchors import is_anchor
+from cute_backend.fx_walk.products.capability import Capability, device_capability
+from cute_backend.fx_walk.refusals.containment import contain
+from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
+from cute_backend.fx_walk.region.region import Region
+from cute_backend.fx_walk.replacement.cache_writes import write_to_caches
+from cute_backend.fx_walk.replacement.product_times import give_times
+from cute_backend.fx_walk.replacement.rewrite import rewrite
+from cute_backend.fx_walk.search.regions import find_regions
 from cute_backend.options import check_settings
 from cute_backend.planning.naming import words
-from cute_backend.runtime.edited import edited_folder
-from cute_backend.runtime.launch import announce
+from cute_backend.runtime.calls.launch import announce
+from cute_backend.runtime.kernels.edited import edited_folder
 from cute_backend.spec import Precision
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class EpiloguePass(CustomGraphPass):
         regions, rejections = self.analyse(graph)
         if tuning_is_on():
             # It imports all of Inductor, which an import of the pass must not do.
-            from cute_backend.fx_walk.tuning_jobs import tune
+            from cute_backend.fx_walk.replacement.tuning_jobs import tune
 
             regions, slower = tune(regions)
             rejections += slower
@@ -127,7 +127,7 @@ class EpiloguePass(CustomGraphPass):
         anchors = sum(is_anchor(node) for node in graph.nodes)
         if regions:
             # It is here for the same reason as tuning. Inductor is imported by now.
-            from cute_backend.fx_walk.direct_call import register
+            from cute_backend.fx_walk.replacement.direct_call import register
 
             register()
             rewrite(graph, regions)

@@ -25,12 +25,12 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cute_backend.errors import UsageError
-from cute_backend.fx_walk.capability import device_capability
-from cute_backend.fx_walk.classify import LoadView
 from cute_backend.fx_walk.epilogue_pass import current_precision
-from cute_backend.fx_walk.mutation import root
-from cute_backend.fx_walk.reasons import of_one_kernel
-from cute_backend.fx_walk.regions import find_regions
+from cute_backend.fx_walk.graph.mutation import root
+from cute_backend.fx_walk.products.capability import device_capability
+from cute_backend.fx_walk.refusals.reasons import of_one_kernel
+from cute_backend.fx_walk.search.regions import find_regions
+from cute_backend.fx_walk.values.classify import LoadView
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.operators.epilogue_names import VOCABULARY, Reduced
 from cute_backend.operators.tensor_arguments import Layout

@@ -16,12 +16,12 @@ from cute_backend.errors import UsageError
 from cute_backend.memory_ops.partials import workspace_bytes
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.planning import counters_needed, may_finish_rows
-from cute_backend.runtime.bind import Binding
-from cute_backend.runtime.build import obtain
-from cute_backend.runtime.counters import counters_for
-from cute_backend.runtime.device import Grid, device_at, max_active_clusters
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.link import KernelFunction
+from cute_backend.runtime.arguments.bind import Binding
+from cute_backend.runtime.arguments.counters import counters_for
+from cute_backend.runtime.arguments.device import Grid, device_at, max_active_clusters
+from cute_backend.runtime.compiling.build import obtain
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.signature import WORKSPACE_ALIGN, Argument, Extent
 from cute_backend.spec import ReduceKind, Store
 

@@ -39,9 +39,9 @@ from cute_backend.operators.metadata import (
 )
 from cute_backend.operators.tensor_arguments import Layout, TensorArgument, bytes_at, values_of
 from cute_backend.planning import Alignment, Arch, clustered, ranked, unserved
-from cute_backend.runtime.device import device_at
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.source import text_of
+from cute_backend.runtime.arguments.device import device_at
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.source import text_of
 from cute_backend.signature import WORKSPACE_ALIGN, Argument, ArgumentAlignment
 from cute_backend.spec import VALUE_DTYPES, Accumulator, DType, Major, Order
 

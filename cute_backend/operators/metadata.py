@@ -23,7 +23,7 @@ from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.operators.epilogue_function import Epilogue, convert
 from cute_backend.planning import Alignment, Arch, TileConfig, plan, tile_k
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.signature import TMA_ALIGN, signature
 from cute_backend.spec import DType, Major, Order
 

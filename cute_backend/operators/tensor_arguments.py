@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from cute_backend.errors import UsageError
-from cute_backend.fx_walk.static import DTYPES
+from cute_backend.fx_walk.graph.static import DTYPES
 from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import DType
 

@@ -2,7 +2,7 @@
 
 A second launch costs 1 to 2 us, and rows with few tiles give it little to do. So kernels have the code for
 both ways (`templates/last_tile.py`, `templates/finish.py`), and each launch takes one of them by its N. The
-search for a region's end counts the second launch by the same rule (`fx_walk/launches.py`).
+search for a region's end counts the second launch by the same rule (`fx_walk/ends/launches.py`).
 """
 
 from __future__ import annotations

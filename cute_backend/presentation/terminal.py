@@ -20,8 +20,8 @@ from cute_backend.spec import Accumulator
 
 if TYPE_CHECKING:
     from cute_backend.api import Explanation, Region
-    from cute_backend.runtime.built import Built
-    from cute_backend.runtime.kernel import Kernel
+    from cute_backend.runtime.kernels.built import Built
+    from cute_backend.runtime.kernels.kernel import Kernel
     from cute_backend.simulator.report import Report
     from cute_backend.simulator.simulate import Difference, Launch
 

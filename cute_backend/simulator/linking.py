@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cute_backend.errors import UnavailableError
-from cute_backend.runtime.cache import cache_root
-from cute_backend.runtime.trust import UntrustedError, check_folder
+from cute_backend.runtime.disk.cache import cache_root
+from cute_backend.runtime.host.trust import UntrustedError, check_folder
 from cute_backend.simulator.simulation_errors import SimulationError
 
 _STUB = Path(__file__).with_name("runtime_stub.c")

@@ -22,21 +22,21 @@ from torch.utils._pytree import tree_leaves
 from cute_backend import config as settings
 from cute_backend.caches import deliver
 from cute_backend.errors import UsageError, check_function
-from cute_backend.fx_walk.capability import Capability, Named, device_capability
 from cute_backend.fx_walk.collect import as_the_pass_meets_it
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass, prepare
-from cute_backend.fx_walk.reasons import Rejection
-from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.products.capability import Capability, Named, device_capability
+from cute_backend.fx_walk.refusals.reasons import Rejection
+from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.planning import TILE_K_BYTES, Alignment, Arch, TileConfig, may_finish_rows, unserved
-from cute_backend.runtime.bind import Binding
-from cute_backend.runtime.build import build
-from cute_backend.runtime.compile import SYMBOL
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.launch import Ready
-from cute_backend.runtime.op import gemm_epilogue, gemm_epilogue_into
-from cute_backend.runtime.operands import check_operands, groups_of, parse_spec, plane_of
-from cute_backend.runtime.outputs import Outputs
-from cute_backend.runtime.reach import Problem, config_for, stores_aligned
+from cute_backend.runtime.arguments.bind import Binding
+from cute_backend.runtime.arguments.operands import check_operands, groups_of, parse_spec, plane_of
+from cute_backend.runtime.arguments.outputs import Outputs
+from cute_backend.runtime.calls.launch import Ready
+from cute_backend.runtime.calls.op import gemm_epilogue, gemm_epilogue_into
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.compiling.compile import SYMBOL
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.reach import Problem, config_for, stores_aligned
 from cute_backend.simulator.host import HostProgram
 from cute_backend.simulator.machine import Progress
 from cute_backend.simulator.report import Observer, Report
@@ -270,7 +270,7 @@ class _Runner(fx.Interpreter):
 def run_region(
     spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], machine: Machine
 ) -> tuple[list[Tensor], Launch]:
-    """The op on the simulated machine: see `cute_backend.runtime.op` for its arguments and results.
+    """The op on the simulated machine: see `cute_backend.runtime.calls.op` for its arguments and results.
 
     Outputs are first filled with NaN, or with all bits set, so that elements that a kernel doesn't write are
     noticed.

@@ -11,7 +11,7 @@ Model"). So the last warp reads what every other one wrote, in whatever order CT
 partials in the order of the kernel in `finish.py`, so both give the same bits.
 
 The last increment sets the counter to 0 again. So counters have to be zeroed only once, before their first
-use, and no two kernels that run at the same time may share any (`runtime/counters.py`).
+use, and no two kernels that run at the same time may share any (`runtime/arguments/counters.py`).
 """
 
 from __future__ import annotations

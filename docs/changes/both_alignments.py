@@ -6,8 +6,8 @@ import torch
 
 from cute_backend import explain
 from cute_backend.planning import Alignment, Arch, plan, subtiled, table
-from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
 
 
 def linear(x, weight, bias, residual, gate):

@@ -7,7 +7,7 @@ from torch._inductor.utils import run_and_get_code
 
 from cute_backend import UsageError, explain
 from cute_backend.bench import host_time, scaled_mm
-from cute_backend.runtime.op import on_cpu
+from cute_backend.runtime.calls.op import on_cpu
 
 
 def test_calls_are_timed_in_interleaved_bursts(monkeypatch):

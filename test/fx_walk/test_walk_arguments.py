@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.anchors import is_anchor
-from cute_backend.fx_walk.padding import take_padding_back
-from cute_backend.fx_walk.reasons import Reason
-from cute_backend.fx_walk.regions import find_regions
-from cute_backend.fx_walk.static import arguments, fake
+from cute_backend.fx_walk.graph.static import arguments, fake
+from cute_backend.fx_walk.preparation.padding import take_padding_back
+from cute_backend.fx_walk.products.anchors import is_anchor
+from cute_backend.fx_walk.refusals.reasons import Reason
+from cute_backend.fx_walk.search.regions import find_regions
 from cute_backend.spec import Precision
 from support.fx_walk.recorded import GRAPHS, read
 from support.fx_walk.synthetic import BF16, F32, Graph, walk

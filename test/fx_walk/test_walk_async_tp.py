@@ -20,8 +20,8 @@ from torch._inductor.fx_passes import micro_pipeline_tp
 
 import cute_backend
 from cute_backend import config, epilogue_pass
-from cute_backend.fx_walk.reasons import Reason
-from cute_backend.runtime import notices
+from cute_backend.fx_walk.refusals.reasons import Reason
+from cute_backend.runtime.host import notices
 from support.fx_walk.distributed import (
     COLUMNS,
     INTERMEDIATE,

@@ -24,8 +24,8 @@ from cute_backend import config
 from cute_backend.backend import cute, epilogue_pass
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.epilogue_pass import deciding_sources
-from cute_backend.runtime.call_site import CallSite
-from cute_backend.runtime.op import on_cpu
+from cute_backend.runtime.calls.call_site import CallSite
+from cute_backend.runtime.calls.op import on_cpu
 from cute_backend.spec import BColumns
 from support.epilogues import BLOCKWISE, Problem
 from support.reference import TOLERANCE, in_float64, relative_error
@@ -486,7 +486,7 @@ def test_an_einsum_that_moves_batches_is_fused(fresh_compiler: None) -> None:
 def test_generated_code_calls_the_implementation_itself(fresh_compiler: None) -> None:
     args = linear_inputs()
     _, code = run_and_get_code(torch.compile(linear_gelu, backend=cute), *args)
-    assert "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu" in code[0]
+    assert "from cute_backend.runtime.calls.op import on_cpu as gemm_epilogue_on_cpu" in code[0]
     assert re.search(r"gemm_epilogue_on_cpu\(\[.*, results=\[buf0\]\)", code[0])
     assert "torch.ops.cute_backend.gemm_epilogue" not in code[0]
     # One call for each input up to torch 2.14, one for all of them from 2.15 on.
@@ -502,7 +502,7 @@ def test_what_generated_code_calls_takes_the_ops_arguments() -> None:
 
 
 def test_each_call_in_generated_code_for_a_gpu_has_a_site_of_its_own() -> None:
-    from cute_backend.fx_walk.direct_call import _implementation
+    from cute_backend.fx_walk.replacement.direct_call import _implementation
 
     class Wrapper:
         def __init__(self) -> None:
@@ -613,8 +613,8 @@ def test_the_uuid_follows_every_source_that_the_pass_or_its_graphs_import() -> N
     reached: set[Path] = set()
     found = {
         root / "backend.py",
-        root / "runtime/op.py",
-        root / "runtime/call_site.py",
+        root / "runtime/calls/op.py",
+        root / "runtime/calls/call_site.py",
         *root.glob("fx_walk/*.py"),
     }
     while found:

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch._dynamo.utils import counters
 
 from cute_backend.backend import cute
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.spec import Columns, LoadKind, Major, ProductKind, Stride
 from support.fx_walk.compared import assert_same_after_the_pass
 from support.fx_walk.synthetic import BF16, Graph, aten, called, rewritten, run, walk

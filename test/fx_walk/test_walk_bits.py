@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 from support.fx_walk.synthetic import BF16, F32, Graph, aten, called, prims, rewritten, run, walk
 
 M, N, K = 16, 16, 16

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.planning import Arch, table
 from cute_backend.spec import BLOCK_PART, ROTATE_FIRST, ROTATE_HALF, Blocks, Heads, Stride
 from support.fx_walk.exact import integers, product_inputs

@@ -14,7 +14,7 @@ from torch.torch_version import TorchVersion
 import cute_backend
 from cute_backend.api import explanation_of
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.planning import Arch
 from cute_backend.spec import Columns, Scaling
 from support.epilogues import BLOCKWISE, Problem

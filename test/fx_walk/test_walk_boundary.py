@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from cute_backend import config
-from cute_backend.fx_walk import settle
-from cute_backend.fx_walk.boundary import Boundary, Choices, Room, choose
-from cute_backend.fx_walk.consumers import reduces
-from cute_backend.fx_walk.launches import launches
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.ends import settle
+from cute_backend.fx_walk.ends.boundary import Boundary, Choices, Room, choose
+from cute_backend.fx_walk.ends.consumers import reduces
+from cute_backend.fx_walk.ends.launches import launches
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Arch
 from cute_backend.spec import Axis, DType, LoadKind

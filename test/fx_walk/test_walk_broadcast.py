@@ -9,8 +9,8 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cute_backend.backend import cute
-from cute_backend.fx_walk.broadcast import join_batches
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.preparation.broadcast import join_batches
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.spec import ProductKind
 from support.fx_walk.synthetic import Graph, aten, called
 from support.traffic import fused

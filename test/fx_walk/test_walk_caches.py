@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
 from cute_backend import config
-from cute_backend.fx_walk import rewrite
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
+from cute_backend.fx_walk.replacement import rewrite
 from cute_backend.spec import Cache, LoadKind
 
 BF16 = torch.bfloat16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cute_backend.fx_walk.chain import Chain
+from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.spec import Accumulator, DType, Precision, Store
 
 

@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.torch_version import TorchVersion
 
 from cute_backend.fx_walk.collect import GraphReport, collect
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 
 BF16 = torch.bfloat16
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cute_backend import config
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.spec import DType, Part
 from support.fx_walk.compared import assert_same_after_the_pass

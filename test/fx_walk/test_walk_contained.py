@@ -26,18 +26,16 @@ import cute_backend
 from cute_backend import backend, config, spec
 from cute_backend.backend import epilogue_pass
 from cute_backend.errors import BuildError, UsageError
-from cute_backend.fx_walk import (
-    anchors,
-    collect,
-    containment,
-    direct_call,
-    working_copy,
-)
+from cute_backend.fx_walk import collect
 from cute_backend.fx_walk import epilogue_pass as pass_module
-from cute_backend.fx_walk.reasons import Reason
-from cute_backend.fx_walk.rewrite import rewrite
-from cute_backend.fx_walk.static import fake
-from cute_backend.runtime import notices
+from cute_backend.fx_walk.graph import working_copy
+from cute_backend.fx_walk.graph.static import fake
+from cute_backend.fx_walk.products import anchors
+from cute_backend.fx_walk.refusals import containment
+from cute_backend.fx_walk.refusals.reasons import Reason
+from cute_backend.fx_walk.replacement import direct_call
+from cute_backend.fx_walk.replacement.rewrite import rewrite
+from cute_backend.runtime.host import notices
 from support.fx_walk.recorded import GRAPHS, read, walked
 
 CACHES = [

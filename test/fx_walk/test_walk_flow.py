@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from cute_backend.fx_walk.flow import in_order, sources
-from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.region.flow import in_order, sources
+from cute_backend.fx_walk.region.region import Region
 from support.fx_walk.synthetic import Graph, aten, walk
 
 SIZE = 32

@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 
 from cute_backend import config
 from cute_backend.backend import cute
-from cute_backend.fx_walk.free_strides import lay_in_rows
+from cute_backend.fx_walk.preparation.free_strides import lay_in_rows
 from cute_backend.memory_ops.schedule import kernel_formula
 from support.fx_walk.synthetic import Graph, aten
 from support.traffic import alone, fused

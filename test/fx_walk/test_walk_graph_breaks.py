@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_backend
-from cute_backend.fx_walk.reasons import NO_PRODUCT
+from cute_backend.fx_walk.refusals.reasons import NO_PRODUCT
 
 SQUARE = torch.ones(64, 64, dtype=torch.bfloat16)
 

@@ -13,8 +13,8 @@ from torch._dynamo.utils import counters
 
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.reasons import Reason
-from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.refusals.reasons import Reason
+from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.spec import Columns, DType, LoadKind, Major, Order, ProductKind, Scaling, Stride
 from support.fx_walk.synthetic import BF16, OP, Graph, aten, walk
 

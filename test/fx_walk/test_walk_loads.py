@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.spec import LoadKind, Stride
 from support.fx_walk.exact import K, integers, product_inputs
 from support.fx_walk.spellings import COLVEC, EXACT, ROWVEC, SCALAR, SHAPES, SPELLINGS, Spelling

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cute_backend.fx_walk import log_softmax
+from cute_backend.fx_walk.preparation import log_softmax
 from cute_backend.memory_ops.schedule import kernel_formula
 from support.fx_walk.synthetic import Graph, aten, prims
 from support.reference import relative_error

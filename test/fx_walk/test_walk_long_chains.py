@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from cute_backend import config
-from cute_backend.fx_walk import chain as chaining
 from cute_backend.fx_walk import collect as collecting
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.finishing import _MOST_OPS
+from cute_backend.fx_walk.members.finishing import _MOST_OPS
+from cute_backend.fx_walk.values import chain as chaining
 
 LENGTH, DEPTH = 320, 260
 """The ops of a chain, and the calls that may nest within the walker: more than its 16 steps of work on

@@ -21,7 +21,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.distributed._symmetric_memory import _test_mode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from cute_backend.runtime.op import gemm_epilogue
+from cute_backend.runtime.calls.op import gemm_epilogue
 from support.fx_walk.fake_gpu import lowered
 
 BF16, E4M3, F32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32

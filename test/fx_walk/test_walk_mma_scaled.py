@@ -13,7 +13,7 @@ from torch.nn.functional import ScalingType, SwizzleType
 from torch.torch_version import TorchVersion
 
 import cute_backend
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.planning import Arch
 from cute_backend.spec import BColumns, DType, Scaling
 from support.epilogues import MMA_SCALED, Problem

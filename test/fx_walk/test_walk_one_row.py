@@ -15,9 +15,9 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.pairs import column_slice
-from cute_backend.runtime.bind import Binding
-from cute_backend.runtime.operands import parse_spec
+from cute_backend.fx_walk.products.pairs import column_slice
+from cute_backend.runtime.arguments.bind import Binding
+from cute_backend.runtime.arguments.operands import parse_spec
 from cute_backend.simulator.simulate import run_with
 from cute_backend.spec import LoadKind
 from support.fx_walk.compared import assert_same_after_the_pass

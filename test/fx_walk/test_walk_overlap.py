@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import cute_backend
 from cute_backend import config
-from cute_backend.fx_walk.product_times import OPTION, ProductTimes, times_wanted
-from cute_backend.runtime.op import gemm_epilogue, gemm_epilogue_into
+from cute_backend.fx_walk.replacement.product_times import OPTION, ProductTimes, times_wanted
+from cute_backend.runtime.calls.op import gemm_epilogue, gemm_epilogue_into
 from support.fx_walk.distributed import fake_group, moved, post_grad_graphs
 
 BF16 = torch.bfloat16
@@ -342,7 +342,7 @@ def test_operations_are_those_of_the_products(
 
 
 def test_groups_and_packed_values_count_as_torch_counts_them() -> None:
-    from cute_backend.runtime.flops import of_products
+    from cute_backend.runtime.calls.flops import of_products
     from cute_backend.spec import Accumulator, DType, EpilogueSpec, Major, ProductKind, Scaling, Store
 
     def spec(acc: Accumulator) -> str:

@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import cute_backend
 from cute_backend import config
 from cute_backend.api import Explanation
-from cute_backend.fx_walk import packed
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.preparation import packed
+from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.spec import BLOCK_PART, Heads
 from support.model_files import load_architecture
 

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 import cute_backend
 from cute_backend import config
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.index_lists import neighbours
+from cute_backend.fx_walk.preparation.index_lists import neighbours
 
 BF16 = torch.bfloat16
 WIDTH, COLUMNS = 256, 64

@@ -13,7 +13,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes import pad_mm
 
 from cute_backend.backend import cute
-from cute_backend.fx_walk.padding import take_padding_back
+from cute_backend.fx_walk.preparation.padding import take_padding_back
 from support.fx_walk.synthetic import Graph, aten
 
 

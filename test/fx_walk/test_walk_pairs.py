@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.pairs import column_slice
-from cute_backend.fx_walk.reasons import Reason
-from cute_backend.fx_walk.region import Region
-from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.products.pairs import column_slice
+from cute_backend.fx_walk.refusals.reasons import Reason
+from cute_backend.fx_walk.region.region import Region
+from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.spec import Columns, DType, LoadKind, Part, Stride
 from support.fx_walk.compared import assert_same_after_the_pass, inputs_of

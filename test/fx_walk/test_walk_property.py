@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
-from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.replacement.rewrite import rewrite
 from support.fx_walk.synthetic import F32, OP, Graph, aten, prims, run, walk
 
 M, N, K = 8, 6, 8

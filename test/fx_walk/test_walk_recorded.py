@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cute_backend.fx_walk.rewrite import rewrite
-from cute_backend.fx_walk.static import fake, tensor_of
+from cute_backend.fx_walk.graph.static import fake, tensor_of
+from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.memory_ops.schedule import kernel_formula
 from support.fx_walk import graph_text
 from support.fx_walk.recorded import FOLDERS, GRAPHS, walked

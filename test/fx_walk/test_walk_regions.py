@@ -13,7 +13,8 @@ import torch
 from torch import fx
 
 from cute_backend import config
-from cute_backend.fx_walk import joining, lower, resolve
+from cute_backend.fx_walk.search import joining, resolve
+from cute_backend.fx_walk.values import lower
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import PLANES
 from cute_backend.spec import Const, DType, Order, Overflow, Precision, Stride

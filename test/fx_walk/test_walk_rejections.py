@@ -12,9 +12,9 @@ import torch
 from torch import fx
 
 from cute_backend import config
-from cute_backend.fx_walk.boundary import MAX_CANDIDATES
-from cute_backend.fx_walk.reasons import Reason
-from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.ends.boundary import MAX_CANDIDATES
+from cute_backend.fx_walk.refusals.reasons import Reason
+from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.planning import Arch
 from cute_backend.spec import DType
 from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, prims, walk

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cute_backend.backend import cute
-from cute_backend.fx_walk.reasons import Reason
-from cute_backend.fx_walk.row_slices import slice_before_products
+from cute_backend.fx_walk.preparation.row_slices import slice_before_products
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.memory_ops.schedule import kernel_formula
 from support.fx_walk.synthetic import Graph, aten, called, run
 from support.traffic import alone, fused

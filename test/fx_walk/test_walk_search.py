@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from cute_backend.fx_walk import boundary
-from cute_backend.fx_walk.boundary import LAST_TILE_BYTES, LAUNCH_BYTES, Choices, Room, Value, choose
+from cute_backend.fx_walk.ends import boundary
+from cute_backend.fx_walk.ends.boundary import LAST_TILE_BYTES, LAUNCH_BYTES, Choices, Room, Value, choose
 from cute_backend.planning import LAST_TILE_RESULTS
 
 PLANE = LAUNCH_BYTES // 4

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import cute_backend
 from cute_backend import config
 from cute_backend.api import Explanation
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 from support.fx_walk.synthetic import Graph, aten, walk
 
 BF16 = torch.bfloat16

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cute_backend import config
-from cute_backend.fx_walk.anchors import read_anchor
-from cute_backend.fx_walk.classify import ColumnSlice
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.opaque_products import opaque_product
-from cute_backend.fx_walk.pairs import split, unlike
-from cute_backend.fx_walk.reasons import Reason, Rejection
+from cute_backend.fx_walk.products.anchors import read_anchor
+from cute_backend.fx_walk.products.opaque_products import opaque_product
+from cute_backend.fx_walk.products.pairs import split, unlike
+from cute_backend.fx_walk.refusals.reasons import Reason, Rejection
+from cute_backend.fx_walk.values.classify import ColumnSlice
 from support.fx_walk.synthetic import Graph
 
 Program = Callable[..., Any]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cute_backend import explain
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 
 M, N, K = 24, 40, 16
 

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from cute_backend.backend import cute
-from cute_backend.fx_walk.sizes import Sizes
+from cute_backend.fx_walk.graph.sizes import Sizes
 from support.fx_walk.synthetic import aten
 
 SHAPES = [(6, 5), (7, 3), (128, 40)]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cute_backend
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.spec import Order, Scaling
 from support.torchao_mx import plane_of_largest, same_fp8, to_mx_behind_products
 

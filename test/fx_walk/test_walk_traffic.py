@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from cute_backend import config
-from cute_backend.fx_walk.consumers import reads_in_place
+from cute_backend.fx_walk.ends.consumers import reads_in_place
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.spec import DType
 from support.fx_walk.synthetic import Graph, aten, prims

@@ -16,13 +16,13 @@ from torch.torch_version import TorchVersion
 import cute_backend
 from cute_backend import config
 from cute_backend.backend import cute, epilogue_pass
-from cute_backend.fx_walk import tuning_jobs
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.unfused import compile_unfused, extract
+from cute_backend.fx_walk.replacement import tuning_jobs
+from cute_backend.fx_walk.replacement.unfused import compile_unfused, extract
 from cute_backend.planning import Arch, TileConfig
-from cute_backend.runtime import notices
-from cute_backend.runtime.tune import Job
-from cute_backend.runtime.tuning_results import Result
+from cute_backend.runtime.host import notices
+from cute_backend.runtime.tuning.tune import Job
+from cute_backend.runtime.tuning.tuning_results import Result
 from support.epilogues import EPILOGUES, Problem
 
 BF16 = torch.bfloat16

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.runtime.device import device_at
+from cute_backend.runtime.arguments.device import device_at
 from cute_backend.spec import EpilogueSpec, Scaling
 from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, SEGMENTS, Epilogue, Problem
 from support.golden_regions import the_region

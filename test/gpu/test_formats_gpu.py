@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from cute_backend.planning import table
-from cute_backend.runtime.device import device_at
+from cute_backend.runtime.arguments.device import device_at
 from cute_backend.spec import (
     Accumulator,
     Const,

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cute_backend import config
-from cute_backend.fx_walk import shared_launch
 from cute_backend.fx_walk.collect import collect
+from cute_backend.fx_walk.search import shared_launch
 from cute_backend.spec import EpilogueSpec
 from support.epilogues import Problem
 from support.kernel_check import PARTS, check_kernels, tiles_of

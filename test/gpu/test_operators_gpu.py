@@ -14,7 +14,7 @@ from support.reference import TOLERANCE, relative_error
 ops = pytest.importorskip("cutlass.operators", reason="needs the extra `operators`: nvidia-cutlass-operators")
 
 from cute_backend.operators import EpilogueArguments, check, is_ours  # noqa: E402
-from cute_backend.runtime.build import obtain  # noqa: E402
+from cute_backend.runtime.compiling.build import obtain  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

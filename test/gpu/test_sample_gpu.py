@@ -15,13 +15,13 @@ from torch._dynamo.utils import counters
 import cute_backend
 from cute_backend.fx_walk.collect import collect
 from cute_backend.planning import Alignment, table
-from cute_backend.runtime import launch
-from cute_backend.runtime import sample_op as op_module
-from cute_backend.runtime.build import obtain
-from cute_backend.runtime.device import device_at
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.operands import output_like, parse_spec
-from cute_backend.runtime.reach import Problem, reachable_kernels
+from cute_backend.runtime.arguments.device import device_at
+from cute_backend.runtime.arguments.operands import output_like, parse_spec
+from cute_backend.runtime.calls import launch
+from cute_backend.runtime.calls import sample_op as op_module
+from cute_backend.runtime.compiling.build import obtain
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.reach import Problem, reachable_kernels
 from support.draws import BF16, STEPS, draw_pairs, draw_steps, noise, p_value
 
 pytestmark = pytest.mark.gpu

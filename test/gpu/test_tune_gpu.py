@@ -16,10 +16,10 @@ from torch._dynamo.utils import counters
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.planning import Alignment, candidates, table, tunable
-from cute_backend.runtime.build import obtain
-from cute_backend.runtime.device import device_at
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.timing import GpuTimer
+from cute_backend.runtime.arguments.device import device_at
+from cute_backend.runtime.compiling.build import obtain
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.tuning.timing import GpuTimer
 from cute_backend.spec import EpilogueSpec
 from support.epilogues import EPILOGUES
 from support.epilogues import Problem as Inputs

@@ -13,9 +13,9 @@ import torch
 from cute_backend.bench.elsewhere import built_for
 from cute_backend.planning import Alignment, Arch, offered, unserved
 from cute_backend.replay import replay
-from cute_backend.runtime.build import obtain
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.link import KernelFunction, load
+from cute_backend.runtime.compiling.build import obtain
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.link import KernelFunction, load
 from cute_backend.spec import DType, EpilogueSpec, Major, ReduceKind
 from support.epilogues import EPILOGUES
 from support.kernel_check import SHAPES, check_functions, fitting, operands_of, run_kernel

@@ -14,9 +14,9 @@ from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, planes_written, subtiled, table
 from cute_backend.planning.search import blocks_held
 from cute_backend.replay import replay
-from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.operands import check_operands
+from cute_backend.runtime.arguments.operands import check_operands
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
     Accumulator,

@@ -17,11 +17,11 @@ from cute_backend.memory_ops.schedule import kernel_names
 from cute_backend.planning import Alignment, Arch, TileConfig, choose
 from cute_backend.planning.transposing import can_transpose
 from cute_backend.replay import replay
-from cute_backend.runtime.build import build
-from cute_backend.runtime.compile import SYMBOL, compile_kernel
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.op import gemm_epilogue_into
-from cute_backend.runtime.operands import check_operands
+from cute_backend.runtime.arguments.operands import check_operands
+from cute_backend.runtime.calls.op import gemm_epilogue_into
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.compiling.compile import SYMBOL, compile_kernel
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator import simulate
 from cute_backend.simulator.host import HostProgram
 from cute_backend.simulator.simulate import Machine, run_region

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from cute_backend.planning import Alignment, Arch, TileConfig
-from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator.simulate import Machine, run_region
 from support.draws import Call, recorded
 

@@ -15,8 +15,8 @@ from cute_backend.memory_ops.simplify import simplify
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, subtiled, table
 from cute_backend.planning.halving import can_halve
 from cute_backend.replay import replay
-from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
     ROTATE_HALF,

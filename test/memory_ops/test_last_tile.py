@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.planning.last_tile import MOST_PARTS
-from cute_backend.runtime import outputs
+from cute_backend.runtime.arguments import outputs
 from cute_backend.simulator.host import HostProgram
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (

@@ -16,9 +16,9 @@ from cute_backend.memory_ops.schedule import kernel_names
 from cute_backend.planning import Alignment, Arch, TileConfig, choose, offered
 from cute_backend.planning.naming import words
 from cute_backend.replay import replay
-from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.operands import check_operands
+from cute_backend.runtime.arguments.operands import check_operands
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.signature import signature
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.replay import replay
-from cute_backend.runtime.operands import parse_spec
+from cute_backend.runtime.arguments.operands import parse_spec
 from cute_backend.simulator.simulate import run_with
 from cute_backend.spec import (
     Accumulator,

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from cute_backend.planning import Alignment, Arch, offered
 from cute_backend.replay import replay
-from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
     ROTATE_HALF,

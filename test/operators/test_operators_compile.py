@@ -29,7 +29,7 @@ from support.operator_cases import (
 ops = pytest.importorskip("cutlass.operators", reason="needs the extra `operators`: nvidia-cutlass-operators")
 
 from cute_backend.operators import EpilogueArguments, is_ours  # noqa: E402
-from cute_backend.runtime.build import spills  # noqa: E402
+from cute_backend.runtime.compiling.build import spills  # noqa: E402
 
 SIM = pytest.mark.sim
 

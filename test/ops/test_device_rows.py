@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cute_backend.ops import OPS, SPECIAL
 from cute_backend.philox import upper_tail
-from cute_backend.runtime.cubin import resources
+from cute_backend.runtime.kernels.cubin import resources
 from cute_backend.simulator import host
 from cute_backend.spec import DType
 from support.device_check import assert_converted, row_errors

@@ -40,10 +40,10 @@ from cute_backend.planning.cost import cost
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import k_tiles_a_step
 from cute_backend.planning.search import fastest
-from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.reach import Problem as Region
-from cute_backend.runtime.reach import config_for
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.reach import Problem as Region
+from cute_backend.runtime.kernels.reach import config_for
 from cute_backend.spec import (
     Accumulator,
     Axis,

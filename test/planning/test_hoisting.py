@@ -22,8 +22,8 @@ from cute_backend.planning import (
 from cute_backend.planning.epilogue_time import epilogue_instructions, mma_cycles
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.registers import hoist_budget
-from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
 from support.shipped import epilogue_spec, sampling_spec
 
 TILE = TileConfig(Arch.SM100A, 128, 128)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from cute_backend.planning import Alignment, Arch
-from cute_backend.runtime import launch as launching
-from cute_backend.runtime import timing
-from cute_backend.runtime.bind import Binding
-from cute_backend.runtime.device import Device
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.outputs import Outputs
+from cute_backend.runtime.arguments.bind import Binding
+from cute_backend.runtime.arguments.device import Device
+from cute_backend.runtime.arguments.outputs import Outputs
+from cute_backend.runtime.calls import launch as launching
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.tuning import timing
 from cute_backend.signature import TABLE_ROWS, TMA_ALIGN
 from cute_backend.simulator import simulate
 from cute_backend.spec import (

@@ -15,13 +15,13 @@ from torch._dynamo.utils import counters
 from cute_backend import aot
 from cute_backend.errors import BuildError
 from cute_backend.planning import Alignment
-from cute_backend.runtime import build as building
-from cute_backend.runtime import cache as caching
-from cute_backend.runtime import compile as compiling
-from cute_backend.runtime import notices
-from cute_backend.runtime.build import build, obtain
-from cute_backend.runtime.built import Built
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling import build as building
+from cute_backend.runtime.compiling import compile as compiling
+from cute_backend.runtime.compiling.build import build, obtain
+from cute_backend.runtime.disk import cache as caching
+from cute_backend.runtime.host import notices
+from cute_backend.runtime.kernels.built import Built
+from cute_backend.runtime.kernels.kernel import Kernel
 from support.compile_once import afresh, apart
 from support.runtime import planted_worker
 from support.runtime.handmade import kernel_of, make_spec
@@ -109,7 +109,7 @@ def test_without_processes_nothing_is_compiled(
         pytest.fail("it was compiled here")
 
     monkeypatch.setattr(building.subprocess, "run", run)
-    monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", compile_kernel)
+    monkeypatch.setattr("cute_backend.runtime.compiling.compile.compile_kernel", compile_kernel)
     for kernel, outcome in obtain(kernels).items():
         assert str(outcome) == (
             f"kernels are compiled in processes, and none can be started for {kernel.name}: "

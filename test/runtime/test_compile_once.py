@@ -9,9 +9,9 @@ import pytest
 
 from cute_backend.errors import BuildError
 from cute_backend.planning import Arch
-from cute_backend.runtime import compile as compiling
-from cute_backend.runtime.built import Built
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling import compile as compiling
+from cute_backend.runtime.kernels.built import Built
+from cute_backend.runtime.kernels.kernel import Kernel
 from support.compile_once import FOLDER, Compile, once
 from support.runtime.handmade import kernel_of, make_spec
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from cute_backend.planning import Arch, TileConfig, counters_needed, may_finish_rows
 from cute_backend.planning.last_tile import MOST_PARTS
-from cute_backend.runtime import counters, outputs
-from cute_backend.runtime.counters import SLAB, counters_for, set_aside
-from cute_backend.runtime.outputs import Outputs
+from cute_backend.runtime.arguments import counters, outputs
+from cute_backend.runtime.arguments.counters import SLAB, counters_for, set_aside
+from cute_backend.runtime.arguments.outputs import Outputs
 from cute_backend.spec import (
     Accumulator,
     Axis,

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 import cute_backend.runtime
-from cute_backend.runtime import build as building
-from cute_backend.runtime import cache as caching
-from cute_backend.runtime import launch as launching
-from cute_backend.runtime.build import load_known, obtain
-from cute_backend.runtime.cache import KernelCache, writable_cache
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.calls import launch as launching
+from cute_backend.runtime.compiling import build as building
+from cute_backend.runtime.compiling.build import load_known, obtain
+from cute_backend.runtime.disk import cache as caching
+from cute_backend.runtime.disk.cache import KernelCache, writable_cache
+from cute_backend.runtime.kernels.kernel import Kernel
 from support.runtime.handmade import kernel_of, make_spec
 
 KERNEL = kernel_of(make_spec())
@@ -91,7 +91,7 @@ def test_no_lock_of_the_runtime_is_held_in_a_child() -> None:
     locks = every_lock()
     names = ("build._loading", "launch._building", "launch._state", "compile._DSL", "cache._making")
     assert {f"cute_backend.runtime.{name}" for name in names} <= set(locks)
-    assert sys.version_info >= (3, 12) or "cute_backend.runtime.kernel.Kernel.name" in locks
+    assert sys.version_info >= (3, 12) or "cute_backend.runtime.kernels.kernel.Kernel.name" in locks
     with held_elsewhere(*{id(lock): lock for lock in locks.values()}.values()):
         stuck = in_child(lambda: [name for name, lock in locks.items() if not lock.acquire(blocking=False)])
         assert not building._loading.acquire(blocking=False)  # the parent's are as they were

@@ -19,15 +19,17 @@ import pytest
 
 from cute_backend.errors import BuildError
 from cute_backend.planning import Alignment
-from cute_backend.runtime import build as building
-from cute_backend.runtime import cache as caching
-from cute_backend.runtime import compile as compiling
-from cute_backend.runtime import link as linking
-from cute_backend.runtime import notices, tuning_results, worker
-from cute_backend.runtime.build import obtain
-from cute_backend.runtime.built import Built
-from cute_backend.runtime.cache import KernelCache, caches, private_folder
-from cute_backend.runtime.space import check_room, out_of_space
+from cute_backend.runtime.compiling import build as building
+from cute_backend.runtime.compiling import compile as compiling
+from cute_backend.runtime.compiling import worker
+from cute_backend.runtime.compiling.build import obtain
+from cute_backend.runtime.disk import cache as caching
+from cute_backend.runtime.disk.cache import KernelCache, caches, private_folder
+from cute_backend.runtime.host import notices
+from cute_backend.runtime.host.space import check_room, out_of_space
+from cute_backend.runtime.kernels import link as linking
+from cute_backend.runtime.kernels.built import Built
+from cute_backend.runtime.tuning import tuning_results
 from support.compile_once import afresh as compile_kernel
 from support.compile_once import build_here
 from support.runtime.handmade import kernel_of, make_spec, source
@@ -51,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Built) -> Ite
     monkeypatch.setattr(building, "_loaded", {})
     monkeypatch.setattr(notices, "_warned", set())
     monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, *how: source(spec))
-    monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", lambda *arguments: built)
+    monkeypatch.setattr("cute_backend.runtime.compiling.compile.compile_kernel", lambda *arguments: built)
     monkeypatch.setattr(caching, "_own", [])
     for name in ("temporary", "memory"):
         (tmp_path / name).mkdir()

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from cute_backend.errors import BuildError
-from cute_backend.runtime import build as building
-from cute_backend.runtime.cache import KernelCache
-from cute_backend.runtime.interpreter import command_of, environment_of
+from cute_backend.runtime.compiling import build as building
+from cute_backend.runtime.disk.cache import KernelCache
+from cute_backend.runtime.host.interpreter import command_of, environment_of
 
 RUNTIME = Path(building.__file__).parent
 
@@ -43,7 +43,7 @@ def main():
 
 PARENT = """
 import json, os, subprocess, sys
-from cute_backend.runtime.interpreter import command_of, environment_of
+from cute_backend.runtime.host.interpreter import command_of, environment_of
 exec(os.environ.get("FIRST", ""))
 for name in ("json", "torch", "sitecustomize", "optional"):
     with open(name + ".py", "w") as file:
@@ -243,7 +243,7 @@ def kernel() -> Any:
 
 
 def test_flags_that_keep_things_out_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "from cute_backend.runtime.interpreter import command_of; print(command_of('m')[1])"
+    code = "from cute_backend.runtime.host.interpreter import command_of; print(command_of('m')[1])"
     done = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.append({str(RUNTIME.parents[1])!r}); {code}"],
         capture_output=True,

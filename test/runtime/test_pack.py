@@ -22,19 +22,19 @@ from cute_backend import PackError, aot, config
 from cute_backend.__main__ import main
 from cute_backend.errors import UnavailableError
 from cute_backend.planning import Alignment, Arch
-from cute_backend.runtime import build as building
-from cute_backend.runtime import cache as caching
-from cute_backend.runtime import launch as launching
-from cute_backend.runtime import link as linking
-from cute_backend.runtime import notices
-from cute_backend.runtime import pack as packing
-from cute_backend.runtime.build import load_known, obtain
-from cute_backend.runtime.cache import KernelCache
-from cute_backend.runtime.compile import compile_kernel
-from cute_backend.runtime.device import Device
-from cute_backend.runtime.kernel import Kernel, environment
-from cute_backend.runtime.pack import Content, Pack, load_pack, packed_kernels, write_pack
-from cute_backend.runtime.reach import MAX_KERNELS, Problem, buckets_of, reachable_kernels
+from cute_backend.runtime.arguments.device import Device
+from cute_backend.runtime.calls import launch as launching
+from cute_backend.runtime.compiling import build as building
+from cute_backend.runtime.compiling.build import load_known, obtain
+from cute_backend.runtime.compiling.compile import compile_kernel
+from cute_backend.runtime.disk import cache as caching
+from cute_backend.runtime.disk import pack as packing
+from cute_backend.runtime.disk.cache import KernelCache
+from cute_backend.runtime.disk.pack import Content, Pack, load_pack, packed_kernels, write_pack
+from cute_backend.runtime.host import notices
+from cute_backend.runtime.kernels import link as linking
+from cute_backend.runtime.kernels.kernel import Kernel, environment
+from cute_backend.runtime.kernels.reach import MAX_KERNELS, Problem, buckets_of, reachable_kernels
 from cute_backend.spec import Axis, EpilogueSpec, LoadKind, Scaling
 from support.compile_once import build_here
 from support.epilogues import BLOCKWISE
@@ -80,7 +80,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
     monkeypatch.delenv("CUTE_BACKEND_PACK", raising=False)
     monkeypatch.setattr(building, "_loaded", {})
-    monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", None)
+    monkeypatch.setattr("cute_backend.runtime.compiling.compile.compile_kernel", None)
     monkeypatch.setattr(packing, "_packs", {})
     monkeypatch.setattr(packing, "_refused", set())
     monkeypatch.setattr(notices, "_warned", set())
@@ -526,7 +526,7 @@ def test_without_a_linker_there_is_no_pack(fresh: Path, monkeypatch: pytest.Monk
     build_here(monkeypatch)
     monkeypatch.setattr(linking, "find_linker", lambda: None)
     monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, *how: source(spec))
-    monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", compile_kernel)
+    monkeypatch.setattr("cute_backend.runtime.compiling.compile.compile_kernel", compile_kernel)
     problem = Problem(make_spec(exact=False), 16, 64, 64)
     with pytest.raises(UnavailableError, match="no linker was here"):
         aot.make_pack(aot.Request({Arch.SM90A: [problem]}), fresh / "no.cutepack")

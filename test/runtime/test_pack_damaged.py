@@ -17,11 +17,11 @@ import pytest
 
 from cute_backend import PackError
 from cute_backend.planning.tiles import Arch
-from cute_backend.runtime import notices
-from cute_backend.runtime import pack as packing
-from cute_backend.runtime.kernel import environment
-from cute_backend.runtime.pack import MANIFEST, Content, Pack, packed_kernels, write_pack
-from cute_backend.runtime.reach import Problem
+from cute_backend.runtime.disk import pack as packing
+from cute_backend.runtime.disk.pack import MANIFEST, Content, Pack, packed_kernels, write_pack
+from cute_backend.runtime.host import notices
+from cute_backend.runtime.kernels.kernel import environment
+from cute_backend.runtime.kernels.reach import Problem
 from support.runtime.handmade import kernel_of, make_spec
 from support.runtime.other_users import OTHER, as_root, run_as, shared  # noqa: F401
 

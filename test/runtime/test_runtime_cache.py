@@ -21,16 +21,16 @@ from cute_backend import config
 from cute_backend.errors import BuildError
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, table
-from cute_backend.runtime import build as building
-from cute_backend.runtime import cache as caching
-from cute_backend.runtime import kernel as naming
-from cute_backend.runtime import link as linking
-from cute_backend.runtime import notices
-from cute_backend.runtime.build import build_into, load_known, obtain
-from cute_backend.runtime.built import Built
-from cute_backend.runtime.cache import CacheFolderError, KernelCache
-from cute_backend.runtime.compile import compile_kernel
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling import build as building
+from cute_backend.runtime.compiling.build import build_into, load_known, obtain
+from cute_backend.runtime.compiling.compile import compile_kernel
+from cute_backend.runtime.disk import cache as caching
+from cute_backend.runtime.disk.cache import CacheFolderError, KernelCache
+from cute_backend.runtime.host import notices
+from cute_backend.runtime.kernels import kernel as naming
+from cute_backend.runtime.kernels import link as linking
+from cute_backend.runtime.kernels.built import Built
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Major, Op, Order, Stride
 from support.archs import COMPILED
 from support.compile_once import build_here
@@ -75,7 +75,7 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(kernel.name)
         return compile_kernel(kernel, text, path)
 
-    monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", counting)
+    monkeypatch.setattr("cute_backend.runtime.compiling.compile.compile_kernel", counting)
     return names
 
 
@@ -192,7 +192,7 @@ def test_the_sources_that_make_kernels_are_part_of_the_version(
         copy.write_bytes(path.read_bytes())
     monkeypatch.setattr(naming, "_PACKAGE", package)
     assert naming._source_digest() == before
-    for makes_code in ("templates/sm90.py", "spec/loads.py", "ops.py", "runtime/host_code.py"):
+    for makes_code in ("templates/sm90.py", "spec/loads.py", "ops.py", "runtime/kernels/host_code.py"):
         with (package / makes_code).open("a") as file:
             file.write("# changed\n")
         assert naming._source_digest() != before, makes_code
@@ -274,7 +274,7 @@ def test_a_writer_killed_at_any_instant_leaves_a_whole_kernel_or_none(
     obtain([KERNEL])
     text = source(SPEC)
     built = compile_kernel(KERNEL, text, folder / f"{KERNEL.name}.py")
-    monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", lambda *arguments: built)
+    monkeypatch.setattr("cute_backend.runtime.compiling.compile.compile_kernel", lambda *arguments: built)
     whole = []
     for instant in itertools.count(1):
         shutil.rmtree(folder)

@@ -13,12 +13,12 @@ import pytest
 
 from cute_backend.errors import BuildError
 from cute_backend.planning import Alignment, Arch
-from cute_backend.runtime import compile as compiling
-from cute_backend.runtime import host_code
-from cute_backend.runtime.cubin import resources
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.source import text_of
-from cute_backend.runtime.toolkit import cuda_major
+from cute_backend.runtime.compiling import compile as compiling
+from cute_backend.runtime.kernels import host_code
+from cute_backend.runtime.kernels.cubin import resources
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.source import text_of
+from cute_backend.runtime.kernels.toolkit import cuda_major
 from cute_backend.spec import Major, Order
 from support.archs import COMPILED, FIRST
 from support.compile_once import afresh as compile_kernel

@@ -19,14 +19,16 @@ from torch._dynamo.utils import counters
 from cute_backend.errors import BuildError
 from cute_backend.planning import Alignment, Arch, TileConfig, choose, fastest, table
 from cute_backend.replay import replay
-from cute_backend.runtime import bind, notices, op, outputs
-from cute_backend.runtime import launch as launching
-from cute_backend.runtime.call_site import CallSite
-from cute_backend.runtime.device import Device, Grid, UnsupportedDeviceError
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.launch import launch, prepare
-from cute_backend.runtime.operands import check_operands, parse_spec
-from cute_backend.runtime.reach import (
+from cute_backend.runtime.arguments import bind, outputs
+from cute_backend.runtime.arguments.device import Device, Grid, UnsupportedDeviceError
+from cute_backend.runtime.arguments.operands import check_operands, parse_spec
+from cute_backend.runtime.calls import launch as launching
+from cute_backend.runtime.calls import op
+from cute_backend.runtime.calls.call_site import CallSite
+from cute_backend.runtime.calls.launch import launch, prepare
+from cute_backend.runtime.host import notices
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.reach import (
     BUCKETS,
     MAX_KERNELS,
     Problem,
@@ -765,7 +767,7 @@ def test_operands_that_contradict_the_spec_are_refused_before_anything_is_built(
 
 
 def test_another_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cute_backend.runtime import device
+    from cute_backend.runtime.arguments import device
 
     class Properties:
         name, major, minor, multi_processor_count = "Tesla V100", 7, 0, 80

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend  # noqa: F401  registers the op
 from cute_backend.replay import replay
-from cute_backend.runtime.bind import Binding
+from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.spec import (
     Accumulator,
     Columns,

@@ -16,12 +16,12 @@ from cute_backend.api import explain
 from cute_backend.errors import BuildError, UsageError
 from cute_backend.fx_walk.epilogue_pass import tuning_is_on
 from cute_backend.planning import Arch
-from cute_backend.runtime.build import obtain
-from cute_backend.runtime.cache import CACHE_DIR_VARIABLE, caches
-from cute_backend.runtime.edited import file_name
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.launch import Launcher
-from cute_backend.runtime.source import text_of
+from cute_backend.runtime.calls.launch import Launcher
+from cute_backend.runtime.compiling.build import obtain
+from cute_backend.runtime.disk.cache import CACHE_DIR_VARIABLE, caches
+from cute_backend.runtime.kernels.edited import file_name
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.source import text_of
 from cute_backend.simulator.simulate import Machine, run
 from cute_backend.variables import SOURCES_VARIABLE
 from support.runtime.other_users import OTHER

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_backend.planning import Alignment, Arch, TileConfig, table
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.operands import check_operands
-from cute_backend.runtime.random_operands import (
+from cute_backend.runtime.arguments.operands import check_operands
+from cute_backend.runtime.arguments.random_operands import (
     even_split,
     random_operands,
     random_tensor,
     skewed_split,
 )
-from cute_backend.runtime.timing import arguments_of, taken_by
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.tuning.timing import arguments_of, taken_by
 from cute_backend.spec import (
     Accumulator,
     Axis,

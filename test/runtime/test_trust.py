@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cute_backend.runtime import trust
-from cute_backend.runtime.trust import UntrustedError, check_folder, open_trusted, read_trusted
+from cute_backend.runtime.host import trust
+from cute_backend.runtime.host.trust import UntrustedError, check_folder, open_trusted, read_trusted
 from support.runtime.other_users import OTHER, as_root, run_as, shared  # noqa: F401
 
 

@@ -16,13 +16,14 @@ from torch._dynamo.utils import counters
 from cute_backend import config
 from cute_backend.errors import BuildError
 from cute_backend.planning import MAX_CANDIDATES, Alignment, Arch, TileConfig, candidates, choose
-from cute_backend.runtime import notices, timing, tune
-from cute_backend.runtime.cache import KernelCache
-from cute_backend.runtime.device import Device
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.timing import GpuTimer, Run, Timings
-from cute_backend.runtime.tune import Job, Tuner
-from cute_backend.runtime.tuning_results import NOISE, Key, Memory, Result, TunedFile
+from cute_backend.runtime.arguments.device import Device
+from cute_backend.runtime.disk.cache import KernelCache
+from cute_backend.runtime.host import notices
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.tuning import timing, tune
+from cute_backend.runtime.tuning.timing import GpuTimer, Run, Timings
+from cute_backend.runtime.tuning.tune import Job, Tuner
+from cute_backend.runtime.tuning.tuning_results import NOISE, Key, Memory, Result, TunedFile
 from cute_backend.signature import Role, signature
 from cute_backend.spec import ProductKind
 from support.runtime.handmade import make_spec

@@ -16,9 +16,10 @@ import pytest
 from filelock import FileLock
 
 from cute_backend.planning import Alignment, Arch, TileConfig
-from cute_backend.runtime import notices, tuning_results
-from cute_backend.runtime.cache import KernelCache
-from cute_backend.runtime.tuning_results import Key, Memory, Result, TunedFile, remembered
+from cute_backend.runtime.disk.cache import KernelCache
+from cute_backend.runtime.host import notices
+from cute_backend.runtime.tuning import tuning_results
+from cute_backend.runtime.tuning.tuning_results import Key, Memory, Result, TunedFile, remembered
 from support.runtime.handmade import make_spec
 
 SPEC = make_spec()

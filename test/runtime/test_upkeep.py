@@ -16,16 +16,17 @@ import pytest
 from cute_backend import config
 from cute_backend.__main__ import main
 from cute_backend.planning import Alignment, Arch
-from cute_backend.runtime import build as building
-from cute_backend.runtime import cache as caching
-from cute_backend.runtime import link as linking
-from cute_backend.runtime import notices, upkeep
-from cute_backend.runtime.build import load_known, obtain
-from cute_backend.runtime.built import Built
-from cute_backend.runtime.cache import KernelCache
-from cute_backend.runtime.compile import compile_kernel
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.upkeep import KEPT_S, Verdict, clear, entries, evict, judge
+from cute_backend.runtime.compiling import build as building
+from cute_backend.runtime.compiling.build import load_known, obtain
+from cute_backend.runtime.compiling.compile import compile_kernel
+from cute_backend.runtime.disk import cache as caching
+from cute_backend.runtime.disk import upkeep
+from cute_backend.runtime.disk.cache import KernelCache
+from cute_backend.runtime.disk.upkeep import KEPT_S, Verdict, clear, entries, evict, judge
+from cute_backend.runtime.host import notices
+from cute_backend.runtime.kernels import link as linking
+from cute_backend.runtime.kernels.built import Built
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
 from support.compile_once import build_here
 from support.runtime.handmade import kernel_of, make_spec, source
@@ -61,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Built) -> Ite
     monkeypatch.setattr(building, "_loaded", {})
     monkeypatch.setattr(notices, "_warned", set())
     monkeypatch.setattr("cute_backend.memory_ops.emit.emit", emit)
-    monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", lambda *arguments: built)
+    monkeypatch.setattr("cute_backend.runtime.compiling.compile.compile_kernel", lambda *arguments: built)
     build_here(monkeypatch)
     caching._cache_at.cache_clear()
     yield root
@@ -286,7 +287,7 @@ def test_show_prints_each_version_of_a_kernel(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(folder, 0)
-    for module in ("runtime.kernel", "runtime.cache", "command.cache_command"):
+    for module in ("runtime.kernels.kernel", "runtime.disk.cache", "command.cache_command"):
         monkeypatch.setattr(f"cute_backend.{module}.environment", lambda: ("later",))
     monkeypatch.setattr(building, "_loaded", {})
     again = replace(KERNELS[0])

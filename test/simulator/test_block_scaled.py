@@ -12,8 +12,8 @@ import cute_backend
 from cute_backend.errors import BuildError
 from cute_backend.planning import Alignment, Arch, TileConfig, offered
 from cute_backend.replay import replay
-from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator.simulate import run_region
 from cute_backend.spec import (
     Accumulator,

@@ -12,7 +12,7 @@ from cute_backend.planning.halving import can_halve
 from cute_backend.planning.hoisting import can_hoist
 from cute_backend.planning.rules import suited
 from cute_backend.planning.targets import Shape
-from cute_backend.runtime.build import build
+from cute_backend.runtime.compiling.build import build
 from cute_backend.simulator.simulate import Machine, reference, run
 from cute_backend.spec import EpilogueSpec
 from support.epilogues import EPILOGUES, Problem

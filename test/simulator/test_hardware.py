@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.planning import Arch
-from cute_backend.runtime.operands import parse_spec
+from cute_backend.runtime.arguments.operands import parse_spec
 from cute_backend.simulator.simulate import Launch, Machine, run_region
 from support.reference import relative_error
 from support.simulator.hardware_cases import CASES, CLUSTERS

@@ -11,7 +11,7 @@ from torch import Tensor
 import cute_backend
 from cute_backend.planning import Arch, TileConfig, offered, unserved
 from cute_backend.replay import replay
-from cute_backend.runtime.build import build
+from cute_backend.runtime.compiling.build import build
 from cute_backend.simulator.simulate import run_region
 from cute_backend.spec import (
     Axis,

@@ -13,8 +13,8 @@ import pytest
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, tunable
 from cute_backend.planning.rules import subtiled
-from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Major, Order
 from support.heavy import HEAVY
 from support.shipped import epilogue_spec, heavy_spec

@@ -13,7 +13,7 @@ import cute_backend
 from cute_backend.planning import Arch, TileConfig, offered
 from cute_backend.planning.search import tunable
 from cute_backend.replay import replay
-from cute_backend.runtime.build import build
+from cute_backend.runtime.compiling.build import build
 from cute_backend.simulator.simulate import run_region
 from cute_backend.spec import (
     Accumulator,

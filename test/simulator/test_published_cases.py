@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.planning import Arch
 from cute_backend.simulator.simulate import Machine, run
 from cute_backend.spec import BColumns, EpilogueSpec

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cute_backend.runtime.compile import SYMBOL
+from cute_backend.runtime.compiling.compile import SYMBOL
 from cute_backend.simulator.host import HostProgram
 from cute_backend.simulator.simulation_errors import Deadlock
 from support.simulator.mutants import COOPERATIVE, MASKED, ONE, PAIR, PING_PONG, STAGED, Edit, Subject, built

@@ -17,9 +17,9 @@ from cute_backend.planning.naming import PARTS
 from cute_backend.planning.tiles import CTA_SMEM_BYTES
 from cute_backend.presentation.terminal import launch_table, to_text
 from cute_backend.replay import replay
-from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.source import text_of
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.source import text_of
 from cute_backend.simulator.simulate import run_region
 from cute_backend.spec import (
     Axis,

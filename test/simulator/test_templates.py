@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cute_backend.planning import Alignment
 from cute_backend.replay import replay
-from cute_backend.runtime.build import build
+from cute_backend.runtime.compiling.build import build
 from cute_backend.simulator.simulate import Machine, reference, run, run_region
 from cute_backend.spec import (
     Accumulator,

@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from cute_backend.runtime import build as building
-from cute_backend.runtime import compile as module
-from cute_backend.runtime.built import Built
-from cute_backend.runtime.cache import KernelCache
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling import build as building
+from cute_backend.runtime.compiling import compile as module
+from cute_backend.runtime.disk.cache import KernelCache
+from cute_backend.runtime.kernels.built import Built
+from cute_backend.runtime.kernels.kernel import Kernel
 
 FOLDER = "TESTS_OF_CUTE_BACKEND_BUILT"
 """The environment variable that names the folder; without it nothing is kept."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import cute_backend
 from cute_backend.philox import gumbel
-from cute_backend.runtime import sample_op as op_module
+from cute_backend.runtime.calls import sample_op as op_module
 from cute_backend.spec import EpilogueSpec
 
 BF16 = torch.bfloat16

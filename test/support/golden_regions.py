@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
 from cute_backend.api import Region
-from cute_backend.fx_walk import shared_launch
+from cute_backend.fx_walk.search import shared_launch
 from cute_backend.planning import Arch
 from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, MMA_SCALED, SEGMENTS, TILED, Problem
 

@@ -1,5 +1,5 @@
-"""The bytes that Inductor's own kernels read and write for a graph: by the model of `fx_walk/consumers.py`,
-and by its real schedule.
+"""The bytes that Inductor's own kernels read and write for a graph: by the model of
+`fx_walk/ends/consumers.py`, and by its real schedule.
 
 The search for a region's end asks the model for the kernels around one region. Here the same rules are
 applied to a whole graph, with some rules of Inductor's in addition that the search does without:
@@ -32,13 +32,13 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import fallbacks
 from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode
 
-from cute_backend.fx_walk.concatenation import is_concatenation
-from cute_backend.fx_walk.consumers import Kernel, Waves, reduces
-from cute_backend.fx_walk.launches import launches
-from cute_backend.fx_walk.lower import is_pointwise, is_reshape
-from cute_backend.fx_walk.mutation import is_view
-from cute_backend.fx_walk.questions import is_reduction
-from cute_backend.fx_walk.static import fake, first_argument, tensor_of
+from cute_backend.fx_walk.ends.consumers import Kernel, Waves, reduces
+from cute_backend.fx_walk.ends.launches import launches
+from cute_backend.fx_walk.graph.mutation import is_view
+from cute_backend.fx_walk.graph.static import fake, first_argument, tensor_of
+from cute_backend.fx_walk.members.concatenation import is_concatenation
+from cute_backend.fx_walk.products.questions import is_reduction
+from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 from cute_backend.planning import Arch
 from support.traffic import Recorder, scheduled
 

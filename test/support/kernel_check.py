@@ -10,13 +10,13 @@ from torch import Tensor
 
 from cute_backend.planning import Alignment, TileConfig, offered
 from cute_backend.replay import replay
-from cute_backend.runtime.bind import Binding
-from cute_backend.runtime.build import obtain
-from cute_backend.runtime.device import device_at, max_active_clusters
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.link import KernelFunction
-from cute_backend.runtime.operands import TORCH_DTYPES, blocks_of
-from cute_backend.runtime.outputs import Outputs
+from cute_backend.runtime.arguments.bind import Binding
+from cute_backend.runtime.arguments.device import device_at, max_active_clusters
+from cute_backend.runtime.arguments.operands import TORCH_DTYPES, blocks_of
+from cute_backend.runtime.arguments.outputs import Outputs
+from cute_backend.runtime.compiling.build import obtain
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.spec import (
     FP8_K_STEP,
     PAIRED_DTYPES,

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.planning import Alignment, offered
-from cute_backend.runtime.build import obtain
-from cute_backend.runtime.device import device_at
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.arguments.device import device_at
+from cute_backend.runtime.compiling.build import obtain
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
 from support.epilogues import EPILOGUES, GROUPED, Problem
 from support.kernel_check import check_kernels

@@ -80,7 +80,7 @@ def replayed(kernel: Any) -> Callable[..., None]:
     """A stand-in for a compiled kernel, which checks the layouts of the arguments and replays the spec."""
     from cute_backend.planning import may_finish_rows
     from cute_backend.replay import replay
-    from cute_backend.runtime.compile import fake_operands
+    from cute_backend.runtime.compiling.compile import fake_operands
 
     spec = kernel.spec
 
@@ -105,8 +105,8 @@ def replayed(kernel: Any) -> Callable[..., None]:
 
 def simulated(kernel: Any) -> Callable[..., None]:
     """The kernel itself, with its real host code, on the simulator."""
-    from cute_backend.runtime.build import build
-    from cute_backend.runtime.compile import SYMBOL
+    from cute_backend.runtime.compiling.build import build
+    from cute_backend.runtime.compiling.compile import SYMBOL
     from cute_backend.simulator.host import HostProgram
 
     built = build(kernel)

@@ -17,9 +17,9 @@ import torch
 from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, unserved
-from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.sample_op import SAMPLES_PER_PASS
+from cute_backend.runtime.calls.sample_op import SAMPLES_PER_PASS
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
 from support.draws import recorded
 from support.epilogues import EPILOGUES, Problem

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cute_backend.runtime.sample_op import _spec
+from cute_backend.runtime.calls.sample_op import _spec
 from cute_backend.spec import (
     ROTATE_FIRST,
     ROTATE_HALF,

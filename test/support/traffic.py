@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cute_backend.fx_walk.capability import Capability, Named
+from cute_backend.fx_walk.ends.launches import launches
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
-from cute_backend.fx_walk.launches import launches
-from cute_backend.fx_walk.reasons import Rejection
-from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.products.capability import Capability, Named
+from cute_backend.fx_walk.refusals.reasons import Rejection
+from cute_backend.fx_walk.region.region import Region
 from cute_backend.planning import Arch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))

@@ -30,8 +30,8 @@ from cute_backend.planning import (
 from cute_backend.planning.hoisting import can_hoist
 from cute_backend.planning.search import table as table_of
 from cute_backend.planning.shared_memory import plane_bits
-from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import (
     Accumulator,
     Axis,

@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from cute_backend.backend import epilogue_pass
-from cute_backend.fx_walk.direct_call import register
+from cute_backend.fx_walk.replacement.direct_call import register
 
 H200 = SimpleNamespace(major=9, minor=0, multi_processor_count=132, name="NVIDIA H200", warp_size=32)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from torch import fx
 
-from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.region.region import Region
 from support.fx_walk.synthetic import Graph, aten, walk
 
 M, N, K = 64, 48, 32

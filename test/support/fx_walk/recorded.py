@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import fx
 
-from cute_backend.fx_walk.reasons import Rejection
-from cute_backend.fx_walk.region import Region
-from cute_backend.fx_walk.regions import find_regions
+from cute_backend.fx_walk.refusals.reasons import Rejection
+from cute_backend.fx_walk.region.region import Region
+from cute_backend.fx_walk.search.regions import find_regions
 from cute_backend.spec import Precision
 from support.fx_walk import graph_text
 

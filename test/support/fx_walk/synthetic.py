@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.fx.node import map_arg
 
-from cute_backend.fx_walk.reasons import Rejection
-from cute_backend.fx_walk.region import Region
-from cute_backend.fx_walk.regions import find_regions
-from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.refusals.reasons import Rejection
+from cute_backend.fx_walk.region.region import Region
+from cute_backend.fx_walk.replacement.rewrite import rewrite
+from cute_backend.fx_walk.search.regions import find_regions
 from cute_backend.spec import Precision
 
 aten = torch.ops.aten

@@ -12,8 +12,8 @@ import warnings
 
 from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.memory_ops import emit
-from cute_backend.runtime import build, compile
-from cute_backend.runtime.cache import KernelCache
+from cute_backend.runtime.compiling import build, compile
+from cute_backend.runtime.disk.cache import KernelCache
 from support.runtime.handmade import kernel_of, make_spec, source
 
 

@@ -6,7 +6,7 @@ It has the interface of a generated module and is as simple as a GEMM can be: ea
 from __future__ import annotations
 
 from cute_backend.planning import Alignment, Arch, TileConfig, table
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import (
     Accumulator,
     DType,

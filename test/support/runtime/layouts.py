@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from cute_backend.planning import may_finish_rows
-from cute_backend.runtime.compile import fake_operands
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling.compile import fake_operands
+from cute_backend.runtime.kernels.kernel import Kernel
 
 
 @cache

@@ -36,8 +36,8 @@ def main() -> int:
     if stage == "start":
         fault()
         os.getcwd()  # an import of a compiler may do so
-    from cute_backend.runtime import compile, worker
-    from cute_backend.runtime.cache import KernelCache
+    from cute_backend.runtime.compiling import compile, worker
+    from cute_backend.runtime.disk.cache import KernelCache
 
     def compile_kernel(*arguments: Any) -> Any:
         if stage in ("abort", "kill", "compile"):

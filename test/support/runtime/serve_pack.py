@@ -17,10 +17,12 @@ import torch
 from torch._dynamo.utils import counters
 
 from cute_backend.planning import Arch
-from cute_backend.runtime import build, compile, launch, pack
-from cute_backend.runtime.device import Device
-from cute_backend.runtime.random_operands import random_operands
-from cute_backend.runtime.reach import Problem
+from cute_backend.runtime.arguments.device import Device
+from cute_backend.runtime.arguments.random_operands import random_operands
+from cute_backend.runtime.calls import launch
+from cute_backend.runtime.compiling import build, compile
+from cute_backend.runtime.disk import pack
+from cute_backend.runtime.kernels.reach import Problem
 from cute_backend.spec import EpilogueSpec
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.replay import replay
-from cute_backend.runtime.operands import TORCH_DTYPES
+from cute_backend.runtime.arguments.operands import TORCH_DTYPES
 from cute_backend.simulator.simulate import Launch, Machine, run_region
 from cute_backend.spec import (
     Accumulator,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.planning import Arch, TileConfig
-from cute_backend.runtime.operands import TORCH_DTYPES
+from cute_backend.runtime.arguments.operands import TORCH_DTYPES
 from cute_backend.simulator.simulate import Execute, run_with
 from cute_backend.spec import (
     Accumulator,

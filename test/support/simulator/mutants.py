@@ -22,10 +22,10 @@ import cute_backend.templates
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig
 from cute_backend.replay import replay
-from cute_backend.runtime.build import build
-from cute_backend.runtime.built import Built
-from cute_backend.runtime.compile import SYMBOL, compile_kernel
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.compiling.compile import SYMBOL, compile_kernel
+from cute_backend.runtime.kernels.built import Built
+from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator import simulate
 from cute_backend.simulator.host import HostProgram
 from cute_backend.spec import (

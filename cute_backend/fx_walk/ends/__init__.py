@@ -1,0 +1,1 @@
+"""Where a region ends: the stores with which the fewest bytes are read and written."""

@@ -1,0 +1,57 @@
+"""The launches of a region: that of its kernel, and a second one if another kernel finishes its reductions.
+
+Which kernel finishes them follows from the plan, by the tile that is chosen for the region's sizes without
+tuning. So what is fused depends neither on the results of tuning nor on `config.tile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from torch import fx
+
+from cute_backend import config
+from cute_backend.fx_walk.graph.static import Size, fake, usual
+from cute_backend.fx_walk.region.draft import Draft
+from cute_backend.fx_walk.region.region import Region, stores_of
+from cute_backend.planning import LAST_TILE_ARCHS, Alignment, Arch, finishes_apart
+from cute_backend.runtime.kernels.reach import Problem, config_for
+from cute_backend.spec import EpilogueSpec
+
+
+def launches(region: Region, arch: Arch) -> int:
+    """The kernels that a launch of a region starts on an architecture, not counting one that adds the sums of
+    split-K."""
+    return 1 + _is_apart(region.spec, region.problem, region.groups, (arch,))
+
+
+def is_finished_apart(draft: Draft, member: fx.Node, plane: fx.Node | None) -> bool:
+    """Whether a second kernel finishes a reduced member of a draft, if the kernel writes it and the member
+    `plane`. Without a target, whether one does on some architecture."""
+    first, written = draft.first, [member] if plane is None else [plane, member]
+    stores, _ = stores_of(first, draft.chain, written, draft.values, draft.frames)
+    groups = None if first.offsets is None else fake(first.offsets).shape[0]
+    return _is_apart(draft.chain.build_needed(stores), (first.m, first.n, first.k), groups, draft.chain.archs)
+
+
+def _is_apart(
+    spec: EpilogueSpec, sizes: tuple[Size, Size, Size], groups: Size | None, archs: Iterable[Arch]
+) -> bool:
+    m, n, k = map(usual, sizes)
+    of_groups = None if groups is None else usual(groups)
+    problem = Problem(spec, m, n, k, config.batch_invariant, groups=of_groups)
+    return any(_is_problem_apart(problem, arch) for arch in archs)
+
+
+@lru_cache(maxsize=1024)
+def _is_problem_apart(problem: Problem, arch: Arch) -> bool:
+    spec, m, n = problem.spec, problem.m, problem.n
+    if arch not in LAST_TILE_ARCHS or not spec.reductions:
+        return bool(spec.reductions)
+    try:
+        tile = config_for(problem, Alignment.TMA, arch, arch.target.sm_count)
+    except ValueError:  # no tile serves the spec, so the architecture has no kernel for it
+        return True
+    assert m is not None and n is not None
+    return finishes_apart(spec, tile, m, n)

@@ -1,0 +1,1 @@
+"""Work that joins a region as a whole: several nodes that mean one thing."""

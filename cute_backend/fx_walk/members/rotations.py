@@ -1,0 +1,275 @@
+"""Rotary embeddings: blocks of columns whose halves (x, y) become (-y, x), as graphs spell it.
+
+A head's D columns are a block. `torch.cat((-x[..., D // 2:], x[..., :D // 2]), -1)` is recognised by the
+columns of its pieces, however the program takes them (slices, chunk, split). A column's partner is half a
+block away, in the same tile, so the region continues after the rotation. If adjacent columns are partners, a
+block has two columns, and `torch.stack((-x[..., 1::2], x[..., ::2]), -1)` rotates them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import getitem
+
+from torch import fx
+
+from cute_backend.fx_walk.graph.frame import BlockPart
+from cute_backend.fx_walk.graph.static import Size, arguments, fake, known, target_name, tensor_of
+from cute_backend.fx_walk.members.block_reductions import check_blocks, rotates
+from cute_backend.fx_walk.refusals.reasons import Reason, Refused
+from cute_backend.fx_walk.region.draft import Draft
+from cute_backend.fx_walk.region.reductions import Reduced
+from cute_backend.fx_walk.values.chain import Chain
+from cute_backend.fx_walk.values.classify import supported_dtype
+from cute_backend.fx_walk.values.lower import lower_cast
+from cute_backend.ops import PAIRED_COLUMNS
+from cute_backend.planning import rotations_held
+from cute_backend.spec import FIRST_VISITS, Columns, Major, Operand
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A `cat` that rotates the halves of blocks of `columns` elements of a value's last axis: to (-y, x) or,
+    if it is `inverse`, to (y, -x), as in the derivative. The `cat` divides the axis into blocks, (..., D)
+    into (..., D / 2, 2), or leaves it unchanged. `inner` are the nodes on the way, in order, which nothing
+    else reads."""
+
+    head: fx.Node
+    source: fx.Node
+    columns: int
+    inverse: bool
+    inner: tuple[fx.Node, ...]
+
+    @property
+    def splits(self) -> bool:
+        """Whether the head has an axis for the columns of a block, and the source has none."""
+        return fake(self.head).dim() > fake(self.source).dim()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Elements of the last axis of a value, `step` apart from `start` on, which may be negated.
+    `apart` says that the elements lie along the axis before the last, and that the last axis has one
+    element."""
+
+    source: fx.Node
+    start: int
+    inner: tuple[fx.Node, ...]
+    step: int = 1
+    negated: bool = False
+    apart: bool = False
+
+
+def find_rotations(nodes: Iterable[fx.Node]) -> dict[fx.Node, Rotation]:
+    """The rotations of a graph, by their heads."""
+    found = {}
+    for node in nodes:
+        if node.op == "call_function" and target_name(node) == "aten.cat.default":
+            rotation = _read(node)
+            if rotation is not None:
+                found[node] = rotation
+    return found
+
+
+def _read(head: fx.Node) -> Rotation | None:
+    args, tensor = arguments(head), tensor_of(head)
+    columns = None if tensor is None else tensor.shape[-1]
+    if not isinstance(columns, int) or columns % 2 or args["dim"] % fake(head).dim() != fake(head).dim() - 1:
+        return None
+    pieces = [piece for node in args["tensors"] if (piece := _piece(node)) is not None]
+    if len(pieces) != 2 or len(args["tensors"]) != 2:
+        return None
+    first, second = pieces
+    sizes = [fake(node).shape[-1] for node in args["tensors"]]
+    source = fake(first.source)
+    if (
+        first.source is not second.source
+        or first.negated is second.negated
+        or (first.step, first.apart) != (second.step, second.apart)
+        or (first.start, second.start) != (columns // 2, 0)
+        or not all(known(size == columns // 2) for size in sizes)
+        or not _is_whole(first, source.shape[-1], fake(head).shape)
+        or source.dtype is not fake(head).dtype
+    ):
+        return None
+    inner = tuple(dict.fromkeys((*first.inner, *second.inner)))
+    if any(user is not head and user not in inner for node in inner for user in node.users):
+        return None
+    return Rotation(head, first.source, columns, second.negated, inner)
+
+
+def _is_whole(piece: _Piece, size: Size, shape: Sequence[Size]) -> bool:
+    """Whether two such pieces, concatenated to `shape`, make up an axis of this size: one block, or pairs."""
+    if piece.apart:
+        pairs, columns = shape[-2:]
+        return piece.step == 2 and columns == 2 and known(size == 2 * pairs)
+    return piece.step == 1 and known(size == shape[-1])
+
+
+def _piece(node: fx.Node) -> _Piece | None:
+    """The part of a value's last axis that a tensor of a `cat` has. None if the tensor is not such a part."""
+    changes: list[fx.Node] = []
+    while _changes_piece(node):
+        changes.append(node)
+        (node,) = node.all_input_nodes
+    piece = taken_piece(node)
+    for change in reversed(changes):
+        piece = None if piece is None else _changed(piece, change)
+    return piece
+
+
+def _changes_piece(node: fx.Node) -> bool:
+    names = ("aten.neg.default", "aten.unsqueeze.default")
+    return node.op == "call_function" and target_name(node) in names
+
+
+def _changed(piece: _Piece, node: fx.Node) -> _Piece | None:
+    """A piece that is negated, or has one more axis."""
+    piece = replace(piece, inner=(*piece.inner, node))
+    if target_name(node) == "aten.neg.default":
+        return None if piece.negated else replace(piece, negated=True)
+    is_last = arguments(node)["dim"] % fake(node).dim() == fake(node).dim() - 1
+    if not is_last or piece.apart:
+        return None
+    # An unsqueeze undoes a select, whose element was an axis of the source.
+    return replace(piece, step=1) if piece.step == 0 else replace(piece, apart=True)
+
+
+def taken_piece(node: fx.Node) -> _Piece | None:
+    """The elements of a value's last axis that a slice, a select, or one result of a `split` or an `unbind`
+    has."""
+    if node.op != "call_function":
+        return None
+    if node.target is getitem:
+        return _of_several(node)
+    if target_name(node) not in ("aten.slice.Tensor", "aten.select.int") or not _is_along_last(node):
+        return None
+    args = arguments(node)
+    size = fake(args["self"]).shape[-1]
+    if target_name(node) == "aten.select.int":
+        start, step = args["index"] % size, 0
+    else:
+        start, step = args["start"] or 0, args["step"]
+    start = start + size if isinstance(start, int) and start < 0 else start
+    if not isinstance(start, int) or start < 0 or step not in (0, 1, 2):
+        return None
+    return _Piece(args["self"], start, (node,), step)
+
+
+_SEVERAL = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.unbind.int")
+
+
+def _of_several(node: fx.Node) -> _Piece | None:
+    """The part that is one result of a `split` or an `unbind`."""
+    call, index = node.args
+    if not isinstance(call, fx.Node) or not isinstance(index, int):
+        return None
+    if target_name(call) not in _SEVERAL or not _is_along_last(call):
+        return None
+    inner, source = (call, node), arguments(call)["self"]
+    if target_name(call) == "aten.unbind.int":
+        return _Piece(source, index, inner, step=0)
+    start = sum(part.shape[-1] for part in call.meta["val"][:index])
+    return _Piece(source, start, inner) if isinstance(start, int) else None
+
+
+def _is_along_last(node: fx.Node) -> bool:
+    args = arguments(node)
+    rank = fake(args["self"]).dim()
+    return args["dim"] % rank == rank - 1
+
+
+def inner_of(found: dict[fx.Node, Rotation]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """The nodes on the way to each rotation, each with its head."""
+    for rotation in found.values():
+        for node in rotation.inner:
+            yield node, rotation.head
+
+
+def lower_rotation(found: Rotation, draft: Draft, value: Operand, may_share: bool) -> Operand:
+    """Rotates the halves of `value`, which is the chain's value of `found.source`, and records the frame of
+    the result. `may_share` says whether the kernel may compute other products of A, too.
+
+    Raises Refused if the last axis is not a block of columns, if no tile can rotate it, or if other results
+    depend on the places of columns.
+    """
+    frame, chain = draft.frames[found.source], draft.chain
+    last = fake(found.source).dim() - 1
+    part = frame.part
+    single = may_share and known(draft.first.n == found.columns)
+    apart = _rotates_apart(chain, found, part, single)
+    if part is not None and found.columns > 2 and not (part.is_regular or apart):
+        raise Refused(Reason.ROTATED_PART, part=part, columns=found.columns)
+    if frame.block > 1 or not frame.n_axes or frame.n_axes[-1] != last:
+        raise Refused(
+            Reason.REARRANGED, target="aten.cat.default", shape=str(found.columns), how="joins rows"
+        )
+    draft.frames[found.head] = replace(frame, n_axes=(*frame.n_axes, last + 1)) if found.splits else frame
+    if apart:
+        result = chain.rotate_first(value, found.columns, found.columns if part is None else part.columns)
+        check_blocks(chain)
+    else:
+        result = chain.rotate_half(value, found.columns)
+        check_rotations(chain)
+    if any(isinstance(each, Reduced) for each in draft.values.values()):
+        refuse_rotated(chain)
+    result = chain.emit("neg", result) if found.inverse else result
+    return lower_cast(chain, result, supported_dtype(found.head, fake(found.head).dtype))
+
+
+def _rotates_apart(chain: Chain, found: Rotation, part: BlockPart | None, single: bool) -> bool:
+    """Whether the kernel rotates a head's first columns, or a whole head, in a visit that has all of them,
+    because TMA can't order columns so that a thread has both halves, or would have to order those of wide
+    parts, after which it can't write results by heads. A `single` head has no axis of heads, without which
+    TMA orders no columns beside other products. The target has to rotate halves of others, too."""
+    columns = found.columns
+    if (
+        columns == 2
+        or columns % PAIRED_COLUMNS
+        or (part is not None and (part.start, part.count) != (0, columns))
+    ):
+        return False
+    held = _rotated(chain, bool(chain.blocks))
+    regular = part is None or (part.is_regular and columns <= FIRST_VISITS[0])
+    if not held or (columns in held and regular and not single):
+        return False
+    return rotates(chain, columns, columns if part is None else part.columns)
+
+
+def _rotated(chain: Chain, reduces: bool) -> set[int]:
+    """The sizes of blocks whose halves a tile rotates, in which the columns are ordered anew."""
+    held = (rotations_held(arch, chain.accumulators, reduces, chain.by_visits) for arch in chain.archs)
+    return set().union(*held)
+
+
+def refuse_rotated(chain: Chain) -> None:
+    """Raises Refused for a reduction of rows or columns, if the chain rotates blocks."""
+    for columns in chain.rotated - {2}:
+        raise Refused(Reason.ROTATED_PLACES, columns=columns)
+
+
+def check_rotations(chain: Chain) -> None:
+    """Raises Refused if no tile rotates the halves of the chain's blocks."""
+    apart = chain.accumulators[0].columns is Columns.ALL
+    for columns in chain.rotated - ({2} if apart else set()):
+        seen = {view.blocks.columns for view in chain.views if view.blocks is not None}
+        sizes = seen | chain.blocks | chain.rotated
+        sizes |= chain.parts if columns > 2 else set()
+        reduces = bool(chain.blocks)
+        held = _rotated(chain, reduces)
+        apart = columns > 2 and any(view.period for view in chain.views)
+        if columns not in held or apart or any(size % columns for size in sizes):
+            blocks, names = ", ".join(map(str, sorted(sizes))), ", ".join(map(str, sorted(held)))
+            held_sizes = names or f"none {_why_none(chain, reduces)}"
+            raise Refused(Reason.ROTATION_SIZE, columns=columns, sizes=blocks, held=held_sizes)
+
+
+def _why_none(chain: Chain, reduces: bool) -> str:
+    """The kind of product of whose blocks no tile rotates the halves, whatever their size."""
+    along_k = tuple(replace(acc, b_major=Major.K) for acc in chain.accumulators)
+    if along_k != chain.accumulators and any(
+        rotations_held(arch, along_k, reduces, chain.by_visits) for arch in chain.archs
+    ):
+        return "if B is contiguous along N, as a (K, N) weight is; store it as (N, K), and multiply by w.t()"
+    return "after this kind of product; one dense product without scales of blocks is supported"

@@ -1,0 +1,79 @@
+"""A growing region."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from cute_backend.fx_walk.graph.frame import Frame
+from cute_backend.fx_walk.products.anchor import Anchor
+from cute_backend.fx_walk.products.pairs import Slices
+from cute_backend.fx_walk.region.region import Layout, Value, parts_of, store_layout
+from cute_backend.fx_walk.values.chain import Chain, Mark
+from cute_backend.fx_walk.values.lower import is_reshape
+from cute_backend.spec import Operand
+
+
+@dataclass
+class Draft:
+    """`values` maps each member to its value in the chain, in the order of joining."""
+
+    anchors: tuple[Anchor, ...]
+    chain: Chain
+    values: dict[fx.Node, Value] = field(default_factory=dict)
+    independent: set[fx.Node] = field(default_factory=set)
+    """Nodes outside that are known not to depend on the region."""
+    expected: set[fx.Node] = field(default_factory=set)
+    """Nodes that may become members."""
+    frames: dict[fx.Node, Frame] = field(default_factory=dict)
+    """The frames of members on the plane. Members that reduce rows or columns have no frame, nor do members
+    that hold several slices of its columns."""
+    work: dict[tuple[fx.Node, int | None, Frame | None], Operand] = field(default_factory=dict)
+    """The values of work on operands alone, by the node, the part of the columns, and the frame of the
+    reader."""
+
+    @property
+    def first(self) -> Anchor:
+        """The earliest anchor. All anchors have the same plane."""
+        return self.anchors[0]
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        blocks = (each for anchor in self.anchors for each in (anchor.a_blocks, anchor.b_blocks))
+        scales = (each.node for each in blocks if each is not None)
+        return [*self.first.a_side, *(anchor.b for anchor in self.anchors), *scales, *self.chain.nodes()]
+
+    def rollback(self, mark: Mark) -> None:
+        """Removes the loads and ops that were added to the chain since `mark`, and all work on operands."""
+        self.chain.rollback(mark)
+        self.work.clear()
+
+    def split(self, node: fx.Node) -> bool:
+        """Whether a node reads a value that the region has in two parts."""
+        return any(isinstance(self.values.get(source), Slices) for source in node.all_input_nodes)
+
+    def reads_both(self, node: fx.Node) -> bool:
+        """Whether a member's value depends on two accumulators."""
+        value = self.values[node]
+        if isinstance(value, Slices):
+            return False
+        return any(len(self.chain.reads(part)) > 1 for part in parts_of(self.first, value))
+
+    def layout(self, node: fx.Node) -> Layout | None:
+        """The memory layout in which a member could be stored, or None if it can't be stored."""
+        frame = self.frames.get(node)
+        if not parts_of(self.first, self.values[node]) or (frame is not None and frame.part is not None):
+            return None
+        layout = store_layout(self.first, self.chain, node, self.values[node], frame)
+        target = self.chain.target
+        without_tma = target is not None and not target.planes_by_tma
+        return None if layout is not None and layout.heads is not None and without_tma else layout
+
+    def block(self, node: fx.Node) -> int:
+        """The number of columns that each element of a member stands for."""
+        return self.frames[node].block if node in self.frames else 1
+
+    def is_view(self, node: fx.Node) -> bool:
+        """Whether a member splits columns or moves axes, and does nothing else."""
+        return is_reshape(node) and node in self.frames and not self.frames[node].is_plain

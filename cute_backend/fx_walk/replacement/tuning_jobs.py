@@ -1,0 +1,109 @@
+"""Tuning for the pass: makes jobs of regions, and leaves regions for which Inductor's code is faster to
+Inductor."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from cute_backend import config
+from cute_backend.fx_walk.graph.static import hint
+from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
+from cute_backend.fx_walk.region.region import Region
+from cute_backend.fx_walk.replacement.unfused import compile_unfused
+from cute_backend.runtime.arguments.device import device_at
+from cute_backend.runtime.tuning.timing import GpuTimer
+from cute_backend.runtime.tuning.tune import Job, Tuner, Untuned
+from cute_backend.runtime.tuning.tuning_results import Result, remembered
+from cute_backend.spec import ProductKind
+
+
+def tune(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
+    """Tunes all regions that can be tuned. Returns the regions that are worth a kernel, and rejections of the
+    others.
+
+    A region that can't be tuned is kept, and counted. Without a GPU every region is kept.
+    """
+    jobs: dict[int, dict[int, Job]] = defaultdict(dict)
+    for position, index, job in _jobs(regions):
+        if isinstance(job, Untuned):
+            job.note()
+        else:
+            jobs[index][position] = job
+    found: dict[int, Result | None] = {}
+    for index, each in jobs.items():
+        found.update(zip(each, tuner_for(index).tune(list(each.values())), strict=True))
+    return _judge(regions, found)
+
+
+def recall(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
+    """Does the same as `tune` with the results of earlier tuning: nothing is compiled, timed or counted."""
+    found = {
+        position: tuner_for(index).recall(job)
+        for position, index, job in _jobs(regions)
+        if isinstance(job, Job)
+    }
+    return _judge(regions, found)
+
+
+def tuner_for(index: int) -> Tuner:
+    """The tuner of a GPU."""
+    gpu = device_at(index)
+    return Tuner(gpu, GpuTimer(gpu), remembered())
+
+
+def _judge(
+    regions: Sequence[Region], found: dict[int, Result | None]
+) -> tuple[list[Region], list[Rejection]]:
+    """Divides the regions into those that are kept and those that are left to Inductor, by their timings."""
+    kept, rejections = [], []
+    for position, region in enumerate(regions):
+        result = found.get(position)
+        if result is None or not result.unfused_wins:
+            kept.append(region)
+            continue
+        refused = Refused(Reason.UNFUSED_FASTER, unfused=f"{result.unfused_us:.1f}", fused=f"{result.us:.1f}")
+        rejections.append(refused.rejection(region.products[-1]))
+    return kept, rejections
+
+
+def _jobs(regions: Sequence[Region]) -> Iterator[tuple[int, int, Job | Untuned]]:
+    """The regions that run on a GPU, by position and GPU, each as a job or with the reason why it is not
+    tuned."""
+    for position, region in enumerate(regions):
+        index = gpu_of(region.first.device)
+        if index is not None:
+            yield position, index, _job(region)
+
+
+def gpu_of(device: torch.device) -> int | None:
+    """The index of the GPU on which a region will run. None for a CPU, and if there is no GPU."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _job(region: Region) -> Job | Untuned:
+    """The region as a job, or the reason why it is not tuned."""
+    m, n, k = region.problem
+    if config.batch_invariant:
+        return Untuned.BATCH_INVARIANT
+    if region.spec.product.kind is ProductKind.K_GROUPED:
+        return Untuned.GROUPED
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return Untuned.CAPTURING
+    example, groups = hint(m), region.groups
+    if not isinstance(n, int) or not isinstance(k, int) or example is None:
+        return Untuned.SYMBOLIC
+    if groups is None:
+        # Without the region, the columns of B that heads have in one weight would be copied in every call.
+        is_copied = any(acc.b_block for acc in region.spec.accumulators)
+        unfused = None if is_copied else partial(compile_unfused, region)
+        return Job(region.spec, example, n, k, not isinstance(m, int), unfused)
+    if not isinstance(groups, int):
+        return Untuned.SYMBOLIC
+    # Random offsets would divide no rows, so Inductor's code is not timed.
+    return Job(region.spec, example, n, k, not isinstance(m, int), groups=groups)

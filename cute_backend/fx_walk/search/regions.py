@@ -1,0 +1,223 @@
+"""Regions: an anchor and the pointwise work after it that one kernel can do.
+
+A region grows from its anchor, node by node in graph order, while every step is legal. A step may be a
+pointwise op on the (M, N) plane, or a view that splits the plane's rows or columns or moves their axes. The
+epilogue must be able to load the step's other operands, and none of them may depend on the region itself. A
+step may also be a reduction of the plane, which ends the region.
+
+Anchors are visited from the last to the first, but if one op reads two of them, the larger one is visited
+first (`visits.py`). So a node that depends on two anchors belongs to the one that is visited first, and the
+result of the other one is an exact load. If both multiply one A, or are two slices of one product, the region
+grows from a pair instead. A value that is needed outside becomes a further store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import fx
+
+from cute_backend import config
+from cute_backend.fx_walk.ends.settle import Settled, settle
+from cute_backend.fx_walk.graph.static import fake, tensor_of
+from cute_backend.fx_walk.members.block_reductions import unfit_blocks
+from cute_backend.fx_walk.products.anchor import Anchor
+from cute_backend.fx_walk.products.capability import Capability, check_operands, target_of
+from cute_backend.fx_walk.products.opaque_products import decomposed_product
+from cute_backend.fx_walk.products.pairs import meet, reach, slices_of, split, unlike
+from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
+from cute_backend.fx_walk.region.draft import Draft
+from cute_backend.fx_walk.region.reductions import Reduced
+from cute_backend.fx_walk.region.region import Region, parts_of, stores_of
+from cute_backend.fx_walk.search.exposed_gathers import exposed_gather
+from cute_backend.fx_walk.search.growth import grown, seed
+from cute_backend.fx_walk.search.joining import join
+from cute_backend.fx_walk.search.shared_launch import sharing
+from cute_backend.fx_walk.search.visits import visits
+from cute_backend.fx_walk.search.walk import Walk
+from cute_backend.fx_walk.values.lower import is_pointwise
+from cute_backend.spec import Precision
+
+
+def find_regions(
+    graph: fx.Graph, precision: Precision, capability: Capability
+) -> tuple[list[Region], list[Rejection]]:
+    """Every region of a post-grad graph, in the order of their anchors, and rejections of the rest.
+
+    Every node needs a fake tensor in `meta["val"]`. The graph is read, not changed, and no guard is added.
+
+    By default, rotary embeddings stay in a kernel only if it shares a launch, which is decided last. So if a
+    region has rotations and turns out to have a launch of its own, the search is repeated without them.
+    """
+    alone: dict[fx.Node, str] = {}
+    while True:
+        walk = Walk(graph, precision, capability, alone)
+        regions, rejections = _find(walk)
+        rotating = {
+            region.first.node: f"its product {region.unshared or 'shares no launch'}"
+            for region in regions
+            if region.rotates and not region.is_shared
+        }
+        if config.rotary_embeddings != "auto" or not rotating:
+            return regions, rejections
+        alone |= rotating
+
+
+def _find(walk: Walk) -> tuple[list[Region], list[Rejection]]:
+    regions: list[Region] = []
+    for node in visits(walk.anchors):
+        if node in walk.owner:
+            continue
+        try:
+            regions.append(_region(walk, node))
+        except Refused as refused:
+            walk.rejections[node] = refused.rejection(node)
+    regions = sharing(walk, regions, lambda node: _bare(walk, node))
+    for node in walk.order:
+        if (product := decomposed_product(node)) is not None:
+            walk.rejections.setdefault(node, Refused(Reason.MATRIX_VECTOR, target=product).rejection(node))
+    rejections = [
+        walk.rejections[node] for node in walk.order if node in walk.rejections and node not in walk.owner
+    ]
+    return sorted(regions, key=lambda region: walk.order[region.products[-1]]), rejections
+
+
+def _region(walk: Walk, node: fx.Node) -> Region:
+    anchor = walk.anchors[node]
+    if tensor_of(node) is None and isinstance(anchor, Refused):
+        raise anchor  # a library's product may have several results
+    target = target_of(fake(node).device, walk.capability)
+    if isinstance(anchor, Refused):
+        raise anchor
+    check_operands(anchor, target)
+    for anchors in _pairs(walk, anchor):
+        region = _of_pair(walk, anchors)
+        if region is not None:
+            return region
+    draft, settled = _grown(walk, (anchor,))
+    fuses = anchor.stands_alone or any(
+        is_pointwise(member) or isinstance(draft.values[member], Reduced) for member in settled.members
+    )
+    if not fuses or not settled.stored:
+        raise _left_out(walk, anchor)
+    return _owned(walk, draft, settled)
+
+
+def _bare(walk: Walk, node: fx.Node) -> Region | None:
+    """The region of a product without other work, which is useful only together with other regions. None if
+    the product can't be written."""
+    anchor = walk.anchors[node]
+    assert isinstance(anchor, Anchor)
+    try:
+        return _owned(walk, *_settled(walk, seed(walk, (anchor,))))
+    except Refused:
+        return None
+
+
+def _pairs(walk: Walk, anchor: Anchor) -> Iterator[tuple[Anchor, ...]]:
+    """The pairs that a region could have instead of one anchor, the likeliest first."""
+    slices = slices_of(anchor, walk.owner)
+    if slices is not None:
+        yield split(anchor, slices)
+    for other in reversed(walk.of_one_a[anchor.a]):
+        if (
+            walk.order[other.node] < walk.order[anchor.node]
+            and other.node not in walk.owner
+            and unlike(other, anchor) is None
+            and meet(other.node, anchor.node, walk.owner)
+            and exposed_gather(walk, (other, anchor)) is None
+        ):
+            yield other, anchor
+
+
+def _left_out(walk: Walk, anchor: Anchor) -> Refused:
+    """The reason why a product has no region: no work follows it, or all of it belongs to a later product or
+    was refused."""
+    for user in anchor.node.users:
+        region = walk.owner.get(user)
+        if region is None or user in walk.anchors:
+            continue
+        other = region.anchors[-1]
+        why = unlike(anchor, other) or exposed_gather(walk, (anchor, other))
+        if why is not None:
+            return Refused(Reason.APART, reader=user, other=other.node, why=why)
+    near = [anchor.node, *reach(anchor.node, walk.owner)]
+    refused = {user for node in near for user in node.users if user in walk.rejections}
+    names = ", ".join(node.name for node in sorted(refused, key=walk.order.__getitem__))
+    return Refused(Reason.NOTHING_TO_FUSE, refused=f"; refused: {names}" if names else "")
+
+
+def _of_pair(walk: Walk, anchors: tuple[Anchor, ...]) -> Region | None:
+    """The region of two accumulators that an op of the region combines. None if they form no region."""
+    rejections = dict(walk.rejections)
+    try:
+        draft, settled = _grown(walk, anchors)
+        if not any(map(draft.reads_both, settled.members)):
+            raise Refused(Reason.NOTHING_TO_FUSE, refused="")
+        return _owned(walk, draft, settled)
+    except Refused:
+        walk.rejections = rejections
+        return None
+
+
+def _grown(walk: Walk, anchors: tuple[Anchor, ...]) -> tuple[Draft, Settled]:
+    """The draft of a region, as far as it grows and its members stay.
+
+    Whether blocks can be reduced in narrow visits may depend on what is stored. If it turns out that they
+    can't, and the kernel should not reduce them in others, the region grows again without these reductions.
+    """
+    while True:
+        draft, settled = _settled(walk, grown(walk, anchors))
+        parts = (parts_of(draft.first, draft.values[node]) for node in settled.stored)
+        draft.chain.stored = frozenset(part for each in parts for part in each)
+        refused = unfit_blocks(draft.chain)
+        reducing = {node for node in settled.members if node in walk.reductions} - walk.unreduced.keys()
+        if refused is None or not reducing:
+            return draft, settled
+        walk.unreduced |= dict.fromkeys(reducing, refused)
+
+
+def _settled(walk: Walk, draft: Draft) -> tuple[Draft, Settled]:
+    """Cuts a draft back to the members that stay, and lowers these again so that names have no gaps.
+
+    Some layouts of results, such as heads of 16 columns, are possible only beside a reduction of the same
+    blocks. If it leaves, the choice is repeated among the members that stayed.
+    """
+    while True:
+        settled = settle(draft, walk.outside, walk.rejections)
+        draft = _lowered(walk, draft.anchors, settled.members)
+        if all(draft.layout(node) is not None for node in settled.stored):
+            return draft, settled
+
+
+def _lowered(walk: Walk, anchors: tuple[Anchor, ...], members: list[fx.Node]) -> Draft:
+    """The draft of these members."""
+    draft = seed(walk, anchors)
+    found = (
+        each[node]
+        for each in (
+            walk.reductions,
+            walk.rotations,
+            walk.block_parts.taken,
+            walk.tilings,
+            walk.scattered,
+        )
+        for node in members
+        if node in each
+    )
+    inner = {inner for each in found for inner in each.inner}
+    for node in members[len(draft.values) :]:
+        with draft.chain.lowering(node):
+            draft.values[node] = None if node in inner else join(walk, draft, node)
+    return draft
+
+
+def _owned(walk: Walk, draft: Draft, settled: Settled) -> Region:
+    """The region of the members that stay, which no other region can have from now on."""
+    walk.owner.update(dict.fromkeys(settled.kept, draft))
+    walk.earliest = min(walk.earliest, walk.order[draft.first.node])
+    walk.reads.update(draft.inputs)
+    stores, outputs = stores_of(draft.first, draft.chain, settled.stored, draft.values, draft.frames)
+    frames = {node: draft.frames[node] for node in outputs if node in draft.frames}
+    spec, views = draft.chain.build(stores), tuple(draft.chain.views)
+    return Region(draft.anchors, tuple(settled.kept), spec, views, outputs, frames, draft.chain.origins)

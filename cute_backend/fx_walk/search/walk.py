@@ -1,0 +1,119 @@
+"""The facts of one graph that the search for regions needs, and the regions found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import fx
+
+from cute_backend import config
+from cute_backend.fx_walk.ends.consumers import Waves
+from cute_backend.fx_walk.ends.outside import Outside
+from cute_backend.fx_walk.graph.mutation import Mutations
+from cute_backend.fx_walk.members import block_parts
+from cute_backend.fx_walk.members.block_parts import find_block_parts
+from cute_backend.fx_walk.members.concatenation import find_scattered
+from cute_backend.fx_walk.members.rotations import find_rotations, inner_of
+from cute_backend.fx_walk.products.anchor import Anchor
+from cute_backend.fx_walk.products.anchors import is_anchor, read_anchor
+from cute_backend.fx_walk.products.capability import Capability
+from cute_backend.fx_walk.products.equal import first_equals
+from cute_backend.fx_walk.products.questions import after_products
+from cute_backend.fx_walk.refusals.reasons import Refused, Rejection
+from cute_backend.fx_walk.region import tiled_scales
+from cute_backend.fx_walk.region.draft import Draft
+from cute_backend.fx_walk.region.reductions import find_reductions
+from cute_backend.fx_walk.region.tiled_scales import find_tilings
+from cute_backend.spec import Precision
+
+
+class Walk:
+    """The attributes before `owner` are facts of the graph; the others change as regions are found."""
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        precision: Precision,
+        capability: Capability,
+        alone: Mapping[fx.Node, str] | None = None,
+    ) -> None:
+        self.precision = precision
+        self.alone = alone or {}
+        """Products that share no launch even if they rotate blocks of columns, each with the reason."""
+        self.capability = capability
+        self.order = {node: position for position, node in enumerate(graph.nodes)}
+        self.reductions = find_reductions(self.order)
+        self.rotations = find_rotations(self.order)
+        self.block_parts = find_block_parts(self.order)
+        self.tilings = find_tilings(self.order)
+        self.scattered = find_scattered(self.order)
+        self.heads = self._heads()
+        """The reductions, rotations, parts of blocks, scales in tiles and alternating columns that a node is
+        an inner part of."""
+        self.mutations = Mutations(self.order)
+        self.firsts = first_equals(self.order, self.mutations)
+        """The first node that has the value of a node, for nodes after it."""
+        self.anchors = {node: _read(node, self.firsts) for node in self.order if is_anchor(node)}
+        self.of_one_a = self._of_one_a()
+        """The anchors that multiply one A, in graph order, by that A."""
+        self.after_products = after_products(self.order)
+
+        self.owner: dict[fx.Node, Draft] = {}
+        """The region that computes each node."""
+        self.reads: set[fx.Node] = set()
+        """The nodes that regions read."""
+        self.redone: set[fx.Node] = set()
+        """Work on operands that regions repeat, some of it after other products."""
+        self.unreduced: dict[fx.Node, Refused] = {}
+        """Reductions of blocks that no region does, each with the reason."""
+        self.outside = Outside(self.owner, self.reads, self.redone, Waves(self.order), self.of_one_a)
+        self.rejections: dict[fx.Node, Rejection] = {}
+        """The rejections of nodes that are in no region."""
+        self.earliest = len(self.order)
+        """The position of the first anchor of any region."""
+
+    def unrotated(self, anchors: Sequence[Anchor]) -> str:
+        """The reason why `config.rotary_embeddings` bars the region of these anchors from rotating blocks of
+        columns; empty if it may rotate them."""
+        if config.rotary_embeddings != "auto":
+            never = config.rotary_embeddings == "never"
+            return "config.rotary_embeddings = 'never' leaves it to Inductor" if never else ""
+        if not self.may_share(anchors):
+            return "its product shares no launch"
+        return self.alone.get(anchors[0].node, "")
+
+    def may_share(self, anchors: Sequence[Anchor]) -> bool:
+        """Whether the region of these anchors may share a launch with products of the same A."""
+        return config.shared_launches and len(anchors) == 1 and len(self.of_one_a[anchors[0].a]) > 1
+
+    def _heads(self) -> dict[fx.Node, list[fx.Node]]:
+        heads: dict[fx.Node, list[fx.Node]] = {}
+        for found in self.reductions.values():
+            for inner in found.inner:
+                heads.setdefault(inner, []).append(found.head)
+        for scattered in self.scattered.values():
+            for inner in scattered.inner:
+                heads.setdefault(inner, []).append(scattered.head)
+        for inner, head in (
+            *inner_of(self.rotations),
+            *tiled_scales.inner_of(self.tilings),
+            *block_parts.inner_of(self.block_parts),
+        ):
+            heads.setdefault(inner, []).append(head)
+        return heads
+
+    def _of_one_a(self) -> dict[fx.Node, list[Anchor]]:
+        of_one_a: dict[fx.Node, list[Anchor]] = {}
+        for anchor in self.anchors.values():
+            if isinstance(anchor, Anchor):
+                of_one_a.setdefault(anchor.a, []).append(anchor)
+        return of_one_a
+
+
+def _read(node: fx.Node, firsts: dict[fx.Node, fx.Node]) -> Anchor | Refused:
+    """The anchor of a node, or the reason why it has none. A is replaced by the first node with the same
+    value, so that products share it."""
+    try:
+        return read_anchor(node).with_a(firsts)
+    except Refused as refused:
+        return refused

@@ -1,0 +1,131 @@
+"""The memory that a kernel writes: the op's results, room for the partials of reductions, and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C._dynamo import guards
+
+from cute_backend.caches import caches_of
+from cute_backend.memory_ops.partials import workspace_bytes
+from cute_backend.numerics import TORCH_DTYPES
+from cute_backend.planning import TileConfig, counters_needed, may_finish_rows
+from cute_backend.runtime.arguments.bind import Binding
+from cute_backend.runtime.arguments.counters import counters_for
+from cute_backend.runtime.arguments.operands import outputs_like, plane_of
+from cute_backend.signature import Argument, Extent, Role, of_role, signature
+from cute_backend.spec import EpilogueSpec
+
+_MAX_SIZES = 4096
+"""The number of sizes whose outputs are remembered."""
+
+_empty_on_current_gpu: Callable[..., Tensor] = guards._empty_strided_cuda  # type: ignore[attr-defined]
+"""The function of (sizes, strides, dtype) by which Inductor's code allocates tensors. It takes half the time
+of `torch.empty`."""
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Sizes, strides and dtype of a tensor."""
+
+
+class Outputs:
+    """The tensors that kernels of one spec and tile configuration write."""
+
+    def __init__(self, spec: EpilogueSpec, config: TileConfig) -> None:
+        binding = Binding(spec)
+        written = None if binding.takes_results_as_given else binding.written
+        results = [
+            (Argument.of_store(stores[0], spec.width_of(stores[0].value)), len(stores))
+            for stores in spec.results
+        ]
+        counts, caches = may_finish_rows(spec, config), any(caches_of(spec))
+        given = signature(spec, config.sums_in_memory, counts)
+        arguments = [*results, *((each, 1) for each in of_role(given, Role.WORKSPACE))]
+
+        @lru_cache(_MAX_SIZES)
+        def of_size(m: int, n: int) -> Memory:
+            sizes = {Extent.M: m, Extent.N: n, Extent.BYTES: workspace_bytes(spec, config, m, n)}
+            layouts = []
+            for argument, parts in arguments:
+                shape = argument.shape({**sizes, Extent.N: n * parts * argument.dtype.values})
+                layouts.append((shape, argument.packed(shape), TORCH_DTYPES[argument.dtype.part]))
+            counters = counters_needed(spec, config, m, n) if counts else None
+            return Memory(tuple(layouts), len(results), caches, written, counters)
+
+        self.of_size = of_size
+        """The memory for a plane of (m, n)."""
+
+
+def check_results(
+    spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], results: Sequence[Tensor]
+) -> None:
+    """Raises ValueError if results that the caller gives are not like those that the op would return."""
+    expected = outputs_like(spec, torch.empty(0, device="meta"), *plane_of(spec, a, b))
+    if len(results) != len(expected):
+        raise ValueError(f"gemm_epilogue_into got {len(results)} results; the spec has {len(expected)}")
+    for cache, given, like in zip(caches_of(spec), results, expected, strict=True):
+        if cache:
+            fits = given.numel() == like.numel() and given.is_contiguous()
+            wanted = f"contiguous, with {like.numel()} elements"
+        else:
+            fits = given.shape == like.shape and _same_strides(given, like)
+            wanted = f"of shape {tuple(like.shape)} and strides {like.stride()}"
+        if given.dtype is not like.dtype or not fits:
+            raise ValueError(
+                f"gemm_epilogue_into got a result of {given.dtype}, shape {tuple(given.shape)} and strides "
+                f"{given.stride()}; expected {like.dtype}, {wanted}"
+            )
+
+
+def _same_strides(given: Tensor, like: Tensor) -> bool:
+    """Whether two tensors of one shape have the same strides, but for those that are never used."""
+    pairs = zip(given.shape, given.stride(), like.stride(), strict=True)
+    return given.stride() == like.stride() or all(size <= 1 or one == other for size, one, other in pairs)
+
+
+def _allocated(layouts: Sequence[Layout], like: Tensor) -> list[Tensor]:
+    """Uninitialised tensors on the device of `like`."""
+    if like.is_cuda and like.get_device() == torch._C._cuda_getDevice():
+        return [_empty_on_current_gpu(*layout) for layout in layouts]
+    return [
+        torch.empty_strided(size, stride, dtype=dtype, device=like.device) for size, stride, dtype in layouts
+    ]
+
+
+def _as(layout: Layout, given: Tensor) -> Tensor:
+    """A result that the caller gave, in the shape that a kernel takes. A cache has other axes."""
+    size, *_ = layout
+    return given if given.shape == size else given.view(size)
+
+
+class Memory(NamedTuple):
+    """The layouts of all tensors that a kernel writes for a plane of some size. The first are `results`, some
+    of which are in `caches`. `Binding.written` is kept if it changes anything. `counters` is the number of
+    counters that a launch needs, None if the kernel takes none."""
+
+    layouts: tuple[Layout, ...]
+    results: int
+    caches: bool
+    written: Callable[[list[Tensor]], list[Tensor]] | None
+    counters: int | None = None
+
+    def allocate(
+        self, like: Tensor, given: Sequence[Tensor] | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Allocates uninitialised memory on the device of `like`. Returns the results, and the arguments that
+        a kernel writes: the results, the workspace if there is one, and the counters, which are zeros.
+
+        If the results are `given`, they are written, and not allocated.
+        """
+        if given is None:
+            memory = _allocated(self.layouts, like)
+        else:
+            memory = [*map(_as, self.layouts, given)] if self.caches else [*given]
+            if len(self.layouts) > self.results:
+                memory += _allocated(self.layouts[self.results :], like)
+        results = memory[: self.results]
+        memory = memory if self.written is None else self.written(memory)
+        return results, memory if self.counters is None else [*memory, counters_for(self.counters, like)]

@@ -1,0 +1,1 @@
+"""The ops, and the launch behind each call."""

@@ -1,0 +1,55 @@
+"""A call in generated code. It does the same as `launch`, but reuses the kernel of earlier calls of equal
+sizes.
+
+A launch looks up its spec, its device and its sizes. One call of a graph has one spec, one device and few
+sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cute_backend.runtime.calls.launch import REFUSED, Settled, launch, settled_for
+
+_MAX_SIZES = 64
+"""The number of sizes that a call site remembers."""
+
+
+class CallSite:
+    """Has the arguments and results of `launch`. All calls have equal arguments from `spec` on, and one
+    device."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, dict[tuple[torch.Size, torch.Size], Settled]] = "", {}
+
+    def __call__(
+        self,
+        a: Sequence[Tensor],
+        b: Sequence[Tensor],
+        loads: Sequence[Tensor] | None,
+        spec: str,
+        batch_invariant: bool = False,
+        tile: str | None = None,
+        rowvecs: str = "auto",
+        results: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        last_spec, known = self._last
+        sizes = a[0].shape, b[0].shape
+        if spec is last_spec and (settled := known.get(sizes)) is not None and settled.is_current:
+            try:
+                return settled.run(a, b, loads or (), results)
+            except REFUSED:  # as in a launch: strides or alignments differ from those before
+                pass
+        returned = launch(a, b, loads, spec, batch_invariant, tile, rowvecs, results)
+        if spec is not last_spec or len(known) >= _MAX_SIZES:
+            known = {}
+        settled = settled_for(a, b, spec, batch_invariant, tile, rowvecs)
+        if settled is None:
+            known.pop(sizes, None)
+        else:
+            known[sizes] = settled
+        self._last = spec, known
+        return returned

@@ -1,0 +1,462 @@
+"""A launch: it picks the right kernel for the given shapes and addresses and runs it on the caller's stream,
+without compiling.
+
+Kernels are built by `prepare`, which knows a region before it runs, or by the first launch of a spec that was
+not announced (a graph from Inductor's cache, a direct call). A kernel that can't be built is replaced by the
+replay of its spec, with a count and a warning.
+
+The host cost of a call matters more than anything else here. All that depends on the spec, the device and the
+sizes is looked up; then the outputs are allocated and the kernel is called. The compiled host code, through
+TVM-FFI, checks dtypes, sizes, strides and addresses against what it was compiled for, before it launches
+anything, and switches to the operands' device and finds its current stream. So Python code inspects operands
+only when their sizes are new, or when that check has refused operands of these sizes before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cute_backend import config
+from cute_backend.caches import deliver
+from cute_backend.errors import BuildError, UnavailableError
+from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, fastest, may_finish_rows
+from cute_backend.runtime.arguments.bind import Binding
+from cute_backend.runtime.arguments.counters import set_aside
+from cute_backend.runtime.arguments.device import Device, Grid, device_at, max_active_clusters
+from cute_backend.runtime.arguments.operands import (
+    Size,
+    check_operands,
+    groups_of,
+    outputs_like,
+    parse_spec,
+    plane_of,
+)
+from cute_backend.runtime.arguments.outputs import Outputs, check_results
+from cute_backend.runtime.compiling.build import Outcome, load_known, obtain
+from cute_backend.runtime.disk.pack import packed_kernels, packs
+from cute_backend.runtime.host.forks import free_in_children
+from cute_backend.runtime.host.notices import count, warn_once
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.link import KernelFunction
+from cute_backend.runtime.kernels.reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
+from cute_backend.runtime.tuning.tuning_results import remembered
+from cute_backend.spec import EpilogueSpec
+
+log = logging.getLogger(__name__)
+
+_launchers: dict[tuple[str, int, bool, str | None, str], Launcher] = {}
+_building = free_in_children(threading.Lock())
+"""A lock that is held while kernels are built, which takes seconds to minutes. Kernels that exist can be
+launched meanwhile."""
+
+_state = free_in_children(threading.RLock())
+"""A lock that is held while launchers add and choose kernels."""
+
+REFUSED = (TypeError, ValueError)
+"""The exceptions with which compiled host code refuses operands; any other is an error."""
+
+_LOOKS = 16
+"""After operands were refused, the number of launches in a row whose operands must fit before operands are
+passed on unchecked again."""
+
+_MAX_CHOICES = 4096
+"""The number of sizes for which a launcher remembers its choice."""
+
+
+def launch(
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    loads: Sequence[Tensor] | None,
+    spec: str,
+    batch_invariant: bool = False,
+    tile: str | None = None,
+    rowvecs: str = "auto",
+    results: Sequence[Tensor] | None = None,
+) -> list[Tensor]:
+    """Both ops on CUDA: see `cute_backend.runtime.calls.op` for their arguments. Returns the results, which
+    are those given, if there are any.
+
+    Raises UnsupportedDeviceError on a GPU for which no kernels exist, ValueError if operands contradict
+    `spec`, and UsageError if none of the tiles that `tile` names can serve the spec.
+    """
+    loads = loads or ()
+    try:
+        launcher = _launchers[spec, a[0].get_device(), batch_invariant, tile, rowvecs]
+    except (KeyError, IndexError):
+        parsed = parse_spec(spec)
+        _check(parsed, a, b, loads, results)
+        launcher = _launcher(parsed, a[0].get_device(), batch_invariant, tile, rowvecs)
+    return launcher(a, b, loads, results)
+
+
+def _check(
+    spec: EpilogueSpec,
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    loads: Sequence[Tensor],
+    given: Sequence[Tensor] | None,
+) -> None:
+    check_operands(spec, a, b, loads)
+    if given is not None:
+        check_results(spec, a, b, given)
+
+
+def settled_for(
+    a: Sequence[Tensor], b: Sequence[Tensor], spec: str, batch_invariant: bool, tile: str | None, rowvecs: str
+) -> Settled | None:
+    """The kernel that an earlier launch of operands of these sizes ran without copies or views, or None."""
+    launcher = _launchers.get((spec, a[0].get_device(), batch_invariant, tile, rowvecs))
+    return None if launcher is None else launcher.settled(a, b)
+
+
+def prepare(problems: Iterable[Problem], device: int) -> None:
+    """Obtains every kernel that these regions can reach. It builds kernels that are in no cache and no pack
+    in parallel.
+
+    Launches of the regions then compile nothing. A kernel that can't be built causes a warning here, and its
+    launches are replayed. If a pack was made for a problem but lacks a kernel, M is beyond the pack's range,
+    and the launch uses the kernel that is predicted to be the fastest.
+    """
+    gpu = device_at(device)
+    with _building:
+        wanted = [
+            (
+                _launcher(problem.spec, device, problem.batch_invariant, problem.tile, problem.rowvecs),
+                kernel,
+                _is_packed(problem, gpu),
+            )
+            for problem in problems
+            for kernel in reachable_kernels(problem, gpu.arch, gpu.sm_count, winners_on(gpu, problem.groups))
+        ]
+        missing = [
+            (launcher, kernel)
+            for launcher, kernel, is_packed in dict.fromkeys(wanted)
+            if not (launcher.knows(kernel) or (is_packed and launcher.has_like(kernel) and not kernel.edited))
+        ]
+        log.info("%d kernels serve the regions of a graph on GPU %d", len(wanted), device)
+        outcomes = obtain(kernel for _, kernel in missing)
+        with _state:
+            for launcher, kernel in missing:
+                launcher.add(kernel, outcomes[kernel])
+
+
+def _is_packed(problem: Problem, gpu: Device) -> bool:
+    return any(pack.serves(problem, gpu.arch) for pack in packs())
+
+
+def winners_on(gpu: Device, groups: int | None) -> Winners:
+    """Returns the results of tuning on GPUs of this model, for products of `groups` groups. None stands for
+    products without groups."""
+
+    def winners(spec: EpilogueSpec, alignment: Alignment, n: int, k: int) -> Mapping[int, TileConfig]:
+        return remembered().winners(spec, alignment, n, k, gpu.model, groups)
+
+    return winners
+
+
+def config_here(problem: Problem, alignment: Alignment, arch: Arch) -> TileConfig:
+    """The configuration that a launch would get: on the current GPU if it has the architecture `arch`, else
+    on the GPU that is planned for."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == arch.target.capability:
+        gpu = device_at(torch.cuda.current_device())
+        return config_for(problem, alignment, arch, gpu.sm_count, winners_on(gpu, problem.groups))
+    return config_for(problem, alignment, arch, arch.target.sm_count)
+
+
+def announce(
+    regions: Iterable[tuple[EpilogueSpec, Size, Size, Size, Size | None]], device: torch.device
+) -> None:
+    """Prepares the regions of a graph, given as (spec, M, N, K, groups of rows), before symbolic sizes are
+    known.
+
+    `config.batch_invariant`, `config.tile` and `config.rowvec_placement` are read here. Does nothing for
+    devices other than CUDA's, or without a GPU, since nothing will be launched.
+    """
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return
+    problems = []
+    for spec, *sizes in regions:
+        m, n, k, groups = (size if isinstance(size, int) else None for size in sizes)
+        settings = config.batch_invariant, config.tile, groups, config.rowvec_placement
+        problems.append(Problem(spec, m, n, k, *settings))
+    prepare(problems, torch.cuda.current_device() if device.index is None else device.index)
+
+
+@torch.no_grad()
+def _replayed(
+    spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]
+) -> list[Tensor]:
+    from cute_backend.replay import replay  # here, since few processes need it
+
+    return replay(spec, a, b, loads)
+
+
+def _launcher(
+    spec: EpilogueSpec, device: int, batch_invariant: bool, tile: str | None, rowvecs: str
+) -> Launcher:
+    key = (spec.to_json(), device, batch_invariant, tile, rowvecs)
+    if (known := _launchers.get(key)) is not None:
+        return known
+    return _launchers.setdefault(key, Launcher(spec, device, batch_invariant, tile, rowvecs))
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A loaded kernel, the memory that it writes and the number of clusters that a launch starts now."""
+
+    function: KernelFunction
+    outputs: Outputs
+    clusters: Callable[[], int]
+
+    def run(
+        self, operands: list[Tensor], m: int, n: int, given: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
+        """Launches the kernel on operands that `Binding` returned. Returns the results for a plane of (m, n),
+        which may be `given`."""
+        results, memory = self.outputs.of_size(m, n).allocate(operands[0], given)
+        self.function(*operands, *memory, self.clusters())
+        return results
+
+
+class Settled:
+    """A kernel that runs on the operands of one (M, N, K) without copies or views. Its host code checks them,
+    and raises an error if they don't fit."""
+
+    def __init__(self, launcher: Launcher, ready: Ready, m: int, n: int) -> None:
+        self.ready = ready
+        self._launcher, self._chosen = launcher, launcher.chosen
+        self._as_given = launcher.binding.takes_operands_as_given
+        self._operands = launcher.binding.operands
+        self._function, self._clusters = ready.function, ready.clusters
+        self._memory = ready.outputs.of_size(m, n)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no kernel has been added since this one was chosen."""
+        return self._launcher.chosen is self._chosen
+
+    def run(
+        self,
+        a: Sequence[Tensor],
+        b: Sequence[Tensor],
+        loads: Sequence[Tensor],
+        given: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        results, memory = self._memory.allocate(a[0], given)
+        if self._as_given:
+            self._function(*a, *b, *loads, *memory, self._clusters())
+        else:
+            self._function(*self._operands(a, b, loads), *memory, self._clusters())
+        return results
+
+
+@dataclass(eq=False)
+class _Choice:
+    """The kernels for one (M, N, K): one for operands that TMA can read, one for others. None stands for the
+    replay.
+
+    `settled` is the kernel that ran on the last operands of these sizes without copies or views. Once it has
+    refused operands, the next `looks` launches inspect theirs first.
+    """
+
+    stores_aligned: bool
+    tma: Ready | None
+    plain: Ready | None
+    settled: Settled | None = None
+    looks: int = 0
+
+
+class Launcher:
+    """The facts about a spec on a device that do not depend on operands."""
+
+    def __init__(
+        self, spec: EpilogueSpec, device: int, batch_invariant: bool, tile: str | None, rowvecs: str
+    ) -> None:
+        self._spec = spec
+        self._batch_invariant = batch_invariant
+        self._tile = tile
+        self._rowvecs = rowvecs
+        self._gpu = device_at(device)
+        self.binding = Binding(spec)
+        self._kernels: dict[tuple[TileConfig, Alignment], Ready | None] = {}
+        self._choices: dict[tuple[int, int, int, int | None], _Choice] = {}
+        self.chosen = object()
+        """An object that is replaced whenever a kernel is added."""
+        for kernel, function in load_known(packed_kernels(spec, self._gpu.arch)).items():
+            self.add(kernel, function)
+
+    def _problem(self, m: int | None, n: int | None, k: int | None, groups: int | None = None) -> Problem:
+        return Problem(self._spec, m, n, k, self._batch_invariant, self._tile, groups, self._rowvecs)
+
+    def knows(self, kernel: Kernel) -> bool:
+        """Whether the kernel was added, either as loaded or as one that can't be built."""
+        return (kernel.config, kernel.alignment) in self._kernels
+
+    def has_like(self, kernel: Kernel) -> bool:
+        """Whether a launch has a kernel to use in place of a missing one."""
+        return bool(self._serving(kernel))
+
+    def add(self, kernel: Kernel, outcome: Outcome) -> None:
+        """Adds a kernel, or records that it can't be built. Raises BuildError if that kernel was edited, or
+        if its rowvecs are hoisted on request: running another kernel in its place would hide what the user
+        wants to try.
+        """
+        key = (kernel.config, kernel.alignment)
+        asked = kernel.edited is not None or kernel.config.rowvecs is Rowvecs.REGISTER_HOIST
+        if asked and isinstance(outcome, Exception):
+            raise outcome
+        if isinstance(outcome, (BuildError, UnavailableError)):
+            self._kernels[key] = None
+            count("builds_failed")
+            warn_once(("failed", str(outcome)), f"cute_backend: {outcome}")
+        else:
+            if may_finish_rows(kernel.spec, kernel.config):
+                set_aside(self._gpu.index)
+            size = kernel.config.cluster_size
+            grid = Grid(max_active_clusters(self._gpu.index, size), size, self._gpu.sm_count)
+            self._kernels[key] = Ready(outcome, Outputs(kernel.spec, kernel.config), grid.clusters)
+        self._choices.clear()
+        self.chosen = object()
+
+    def __call__(
+        self,
+        a: Sequence[Tensor],
+        b: Sequence[Tensor],
+        loads: Sequence[Tensor],
+        given: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        """Runs a kernel. Returns the results, which may be `given`."""
+        try:
+            m, n = plane_of(self._spec, a, b)
+            k = a[0].shape[-1]
+            choice = self._choices.get((m, n, k, groups_of(self._spec, a)))
+            if choice is None or choice.settled is None:
+                return self._consider(a, b, loads, m, n, k, given)
+            try:
+                return choice.settled.run(a, b, loads, given)
+            except REFUSED:  # the host code found layouts that differ from the earlier ones
+                choice.settled, choice.looks = None, _LOOKS
+                return self._consider(a, b, loads, m, n, k, given)
+        except Exception:
+            _check(self._spec, a, b, loads, given)  # raises a better message if the operands are at fault
+            raise
+
+    def settled(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Settled | None:
+        """The kernel that ran on the last operands of these sizes without copies or views, or None."""
+        m, n = plane_of(self._spec, a, b)
+        choice = self._choices.get((m, n, a[0].shape[-1], groups_of(self._spec, a)))
+        return None if choice is None else choice.settled
+
+    def _consider(
+        self,
+        a: Sequence[Tensor],
+        b: Sequence[Tensor],
+        loads: Sequence[Tensor],
+        m: int,
+        n: int,
+        k: int,
+        given: Sequence[Tensor] | None,
+    ) -> list[Tensor]:
+        """A launch that inspects the addresses and strides of its operands."""
+        groups = groups_of(self._spec, a)
+        if not (m and n and k) or groups == 0:
+            return deliver(self._spec, self._empty_product(a, b, loads, m, n), loads, given)
+        choice = self._choices.get((m, n, k, groups)) or self._choose(m, n, k, groups)
+        bound = self.binding.bind(a, b, loads)
+        aligned = choice.stores_aligned and bound.aligned
+        ready = choice.tma if aligned else choice.plain
+        if ready is None:
+            if self._prepare_rest(choice):
+                return self._consider(a, b, loads, m, n, k, given)
+            return deliver(self._spec, self._replay(a, b, loads), loads, given)
+        outputs = ready.run(bound.tensors, m, n, given)
+        if not (bound.as_given and aligned is choice.stores_aligned):
+            choice.looks = _LOOKS if choice.looks else 0
+        elif choice.looks:
+            choice.looks -= 1
+        else:
+            choice.settled = Settled(self, ready, m, n)
+        return outputs
+
+    def _choose(self, m: int, n: int, k: int, groups: int | None) -> _Choice:
+        """Chooses the kernels for these sizes among those that were prepared or are on disk."""
+        problem, winners = self._problem(m, n, k, groups), winners_on(self._gpu, groups)
+        kernels = [
+            Kernel.found(
+                self._spec,
+                config_for(problem, alignment, self._gpu.arch, self._gpu.sm_count, winners),
+                alignment,
+            )
+            for alignment in (Alignment.TMA, Alignment.PLAIN)
+        ]
+        with _state:
+            for kernel, function in load_known(
+                [kernel for kernel in kernels if not self.knows(kernel)]
+            ).items():
+                self.add(kernel, function)
+            tma, plain = (self._fastest(kernel, m, n, k, groups) for kernel in kernels)
+            choice = _Choice(stores_aligned(self._spec, m, n) is True, tma or plain, plain)
+            if len(self._choices) >= _MAX_CHOICES:
+                self._choices.clear()
+            self._choices[m, n, k, groups] = choice
+            if log.isEnabledFor(logging.DEBUG):  # making a name takes longer than choosing
+                log.debug("M %d, N %d, K %d of %s take %s", m, n, k, self._spec.key, kernels[0].entry)
+            return choice
+
+    def _fastest(self, kernel: Kernel, m: int, n: int, k: int, groups: int | None) -> Ready | None:
+        """The kernel chosen for these sizes or, if it is missing, the one that is predicted to be the fastest
+        of those that there are, or None."""
+        there = self._serving(kernel)
+        if not there or kernel.config in there:
+            return there.get(kernel.config)
+        return there[fastest(there, self._spec, m, n, k, self._gpu.sm_count, groups)]
+
+    def _serving(self, kernel: Kernel) -> dict[TileConfig, Ready]:
+        """The kernels that serve the operands of this one, by their configurations.
+
+        A batch-invariant region uses no other kernel, since the available kernels may differ from one M to
+        the next. A region with a named tile uses no other either.
+        """
+        alone = self._batch_invariant or self._tile is not None or self._rowvecs != "auto"
+        return {
+            config: ready
+            for (config, alignment), ready in self._kernels.items()
+            if alignment is kernel.alignment and ready is not None and (config == kernel.config or not alone)
+        }
+
+    def _prepare_rest(self, choice: _Choice) -> bool:
+        """Prepares all kernels of a region that was not announced, which may have any size. Returns whether
+        it prepared any."""
+        anything = self._problem(None, None, None)
+        with _state:
+            if all(choice is not current for current in self._choices.values()):
+                return True  # another thread was preparing
+            rest = reachable_kernels(anything, self._gpu.arch, self._gpu.sm_count)
+            if all(map(self.knows, rest)):
+                return False
+        prepare([anything], self._gpu.index)
+        return True
+
+    def _replay(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
+        count("replayed")
+        warn_once(
+            ("replayed", self._spec),
+            f"cute_backend: the epilogue {self._spec.key} has no kernel for these operands and is replayed "
+            "with aten, slowly; an earlier warning says why.",
+        )
+        return _replayed(self._spec, a, b, loads)
+
+    def _empty_product(
+        self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], m: int, n: int
+    ) -> list[Tensor]:
+        """The results for a plane without elements, or for a K of 0. Neither needs a kernel."""
+        check_operands(self._spec, a, b, loads)
+        if (m == 0 or n == 0) and not self._spec.reductions:
+            return outputs_like(self._spec, a[0], m, n)
+        return _replayed(self._spec, a, b, loads)

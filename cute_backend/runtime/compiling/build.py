@@ -1,0 +1,288 @@
+"""Obtains kernels in the fastest way: from this process, from disk, or by building several at once.
+
+A kernel is compiled in a process of its own. The DSL compiles one at a time in a process, and an abort inside
+it ends the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from typing import TypeVar, Union
+
+from cute_backend import config
+from cute_backend.errors import BuildError, UnavailableError
+from cute_backend.runtime.disk.cache import (
+    CACHE_DIR_VARIABLE,
+    KernelCache,
+    caches,
+    scratch_folder,
+    writable_cache,
+)
+from cute_backend.runtime.disk.pack import packs
+from cute_backend.runtime.host.forks import free_in_children
+from cute_backend.runtime.host.interpreter import command_of, environment_of
+from cute_backend.runtime.host.notices import count, warn_once
+from cute_backend.runtime.host.space import out_of_space
+from cute_backend.runtime.kernels.built import Built
+from cute_backend.runtime.kernels.edited import file_name
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.link import KernelFunction
+from cute_backend.runtime.kernels.source import text_of, warn_if_edited
+
+log = logging.getLogger(__name__)
+
+UNBUILT, UNWRITABLE = 3, 4
+"""The exit statuses of a worker. UNBUILT: the kernel can't be built. UNWRITABLE: the cache folder can't be
+written, and the output is the number and the text of the system's error."""
+
+_loaded: dict[Kernel, KernelFunction] = {}
+_loading = free_in_children(threading.Lock())
+
+
+def build(kernel: Kernel) -> Built:
+    """Compiles one kernel without reading any cache; its text is kept in the cache folder.
+
+    Raises BuildError, UnavailableError.
+    """
+    warn_if_edited(kernel)
+    return _attempted(_compile_in_process, kernel)
+
+
+def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, KernelFunction]:
+    """Loads those of `kernels` that this process, a pack or a cache has; nothing is compiled."""
+    with _loading:
+        for kernel in kernels:
+            if kernel not in _loaded:
+                found = _load(kernel)
+                if found is not None:
+                    log.debug("%s was loaded", kernel.name)
+                    warn_if_edited(kernel)
+                    _loaded[kernel] = found
+        return {kernel: _loaded[kernel] for kernel in kernels if kernel in _loaded}
+
+
+def _load(kernel: Kernel) -> KernelFunction | None:
+    for pack in packs():
+        if function := pack.load(kernel):
+            return function
+    # A process whose kernels are all in packs needs no cache folder, so it gets no warning about one.
+    return next((function for cache in caches() if (function := cache.load(kernel))), None)
+
+
+Outcome = Union[KernelFunction, BuildError, UnavailableError]
+
+
+def obtain(kernels: Iterable[Kernel], *, built: Callable[[], None] | None = None) -> dict[Kernel, Outcome]:
+    """Returns each of `kernels`, which it builds if necessary, or the error if a kernel can't be built.
+
+    `built` is called after each kernel; without it, a line on the terminal counts the kernels.
+    """
+    kernels = list(dict.fromkeys(kernels))
+    outcomes: dict[Kernel, Outcome] = dict(load_known(kernels))
+    missing = [kernel for kernel in kernels if kernel not in outcomes]
+    if not missing:
+        return outcomes
+    if named := ", ".join(str(pack.path) for pack in packs()):
+        warn_once(
+            ("not packed", named),
+            f"cute_backend: kernels of a program that are not in {named}: {len(missing)}; they are compiled. "
+            "Make the pack again with this program, its sizes and its settings.",
+        )
+    count("kernels_built", len(missing))
+    failures = _build_all(missing, built)
+    outcomes |= load_known(missing)
+    if lost := [
+        kernel for kernel in missing if not (kernel in outcomes or kernel in failures or _has(kernel))
+    ]:
+        failures |= _build_all(lost, built=lambda: None)
+        outcomes |= load_known(lost)
+    for kernel in missing:
+        if kernel not in outcomes:
+            outcomes[kernel] = failures.get(kernel) or _unloadable(kernel)
+    _make_room()
+    return outcomes
+
+
+def build_again(kernels: Sequence[Kernel]) -> None:
+    """Builds kernels that this process may have loaded, but that went from the cache since. Raises
+    BuildError, UnavailableError."""
+    for failure in _build_all(kernels, built=None).values():
+        raise failure
+
+
+def _build_all(
+    kernels: Sequence[Kernel], built: Callable[[], None] | None
+) -> dict[Kernel, BuildError | UnavailableError]:
+    """Builds kernels into the cache, and returns the errors of those that can't be built."""
+    with _counted(len(kernels)) if built is None else nullcontext(built) as step:
+
+        def attempt(kernel: Kernel) -> BuildError | UnavailableError | None:
+            start, failure = time.perf_counter(), None
+            try:
+                _attempted(_build_in_process, kernel)
+            except (BuildError, UnavailableError) as error:
+                failure = error
+            log.info("%s %s after %.1f s", kernel.name, failure or "was built", time.perf_counter() - start)
+            step()
+            return failure
+
+        with ThreadPoolExecutor(min(len(kernels), jobs())) as pool:
+            failures = list(pool.map(attempt, kernels))
+    return {kernel: failure for kernel, failure in zip(kernels, failures, strict=True) if failure}
+
+
+def removed(kernel: Kernel) -> BuildError:
+    """The error of a kernel that was built twice, and whose files are not in the cache any more."""
+    roots = " and ".join(str(cache.root) for cache in caches())
+    return BuildError(
+        f"{kernel.name} was removed from {roots} twice while kernels were built; leave the folder alone "
+        f"until all are built, or name another one in {CACHE_DIR_VARIABLE}"
+    )
+
+
+def _unloadable(kernel: Kernel) -> BuildError:
+    """The error of a kernel that was built without an error, but was not loaded."""
+    return BuildError(f"{kernel.name} was built but does not load") if _has(kernel) else removed(kernel)
+
+
+def _has(kernel: Kernel) -> bool:
+    return any(cache.has(kernel) for cache in caches())
+
+
+def jobs() -> int:
+    """The number of processes that compile in parallel."""
+    return config.compile_jobs or len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def _counted(total: int) -> Iterator[Callable[[], None]]:
+    """A line that counts the kernels that are built."""
+    from cute_backend.runtime.host.progress import line
+
+    with line() as bar:
+        task = bar.add_task("compiling kernels", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _make_room() -> None:
+    """Keeps the cache folder within its limit, after a kernel was written."""
+    from cute_backend.runtime.disk.upkeep import evict
+
+    for cache in caches():
+        if config.cache_limit_mb and cache.writable:
+            evict(cache, config.cache_limit_mb << 20)
+
+
+def spills(kernel: Kernel) -> bool:
+    """Whether a built kernel's threads spill registers."""
+    packed = any(pack.spill_bytes(kernel) for pack in packs())
+    return packed or any(cache.spill_bytes(kernel) for cache in caches())
+
+
+def build_into(cache: KernelCache, kernel: Kernel) -> None:
+    """Builds a kernel into a cache, unless it is there. Raises BuildError, UnavailableError, OSError."""
+    with cache.lock(kernel):
+        if cache.load(kernel) is None:
+            try:
+                cache.save(kernel, compiled(cache, kernel))
+            except OSError:
+                cache.discard(kernel)
+                raise
+
+
+def compiled(cache: KernelCache, kernel: Kernel) -> Built:
+    """Compiles a kernel in this process. Its text is kept in a cache. Raises BuildError, UnavailableError,
+    OSError."""
+    from cute_backend.runtime.compiling.compile import (
+        compile_kernel,  # here, since a warm start needs no compiler
+    )
+
+    try:
+        source = text_of(kernel)
+    except Exception as error:
+        raise BuildError(f"{kernel.name} can't be written: {type(error).__name__}: {error}") from error
+    path = cache.write_source(kernel, source)
+    try:
+        return compile_kernel(kernel, source, path)
+    except BuildError as error:
+        if kernel.edited is None:
+            raise
+        name = file_name(kernel.spec, kernel.config, kernel.alignment)
+        raise BuildError(str(error).replace(str(path), name) + f" ({name} was edited)") from error
+
+
+_Made = TypeVar("_Made")
+
+
+def _attempted(builder: Callable[[KernelCache, Kernel], _Made], kernel: Kernel) -> _Made:
+    """The result of a builder for a kernel. If a folder can't be written, or is full, the next one is tried.
+    One that is removed meanwhile is made again, once. Raises BuildError, UnavailableError."""
+    made_again = set[KernelCache]()
+    while True:
+        try:
+            cache = writable_cache()
+        except OSError as error:
+            raise BuildError(f"{kernel.name} has no folder to be built in: {error}") from error
+        try:
+            return builder(cache, kernel)
+        except FileNotFoundError as error:
+            if cache in made_again:
+                raise removed(kernel) from error
+            made_again.add(cache)
+        except OSError as error:
+            cache.give_up_writing(out_of_space(error) or error)
+
+
+def _build_in_process(cache: KernelCache, kernel: Kernel) -> None:
+    """`build_into` in a process of its own."""
+    _run_worker(cache, kernel)
+
+
+def _compile_in_process(cache: KernelCache, kernel: Kernel) -> Built:
+    """`compiled` in a process of its own."""
+    with cache.watched(), scratch_folder(cache.root) as scratch:
+        result = scratch / "built"
+        _run_worker(cache, kernel, str(result))
+        return Built.from_json(result.read_text())
+
+
+def _run_worker(cache: KernelCache, kernel: Kernel, *arguments: str) -> None:
+    """Runs `worker` on a kernel. Raises BuildError, and OSError if the cache can't take the kernel: a
+    FileNotFoundError if its folder was removed meanwhile."""
+    with cache.watched() as is_removed:
+        try:
+            done = subprocess.run(
+                command_of("cute_backend.runtime.compiling.worker", str(cache.root), *arguments),
+                input=json.dumps(kernel.to_dict()),
+                capture_output=True,
+                text=True,
+                env=environment_of(CUTE_DSL_ARCH=kernel.arch.value),
+                cwd=cache.root,
+            )
+        except OSError as error:
+            if is_removed():
+                raise
+            raise BuildError(
+                f"kernels are compiled in processes, and none can be started for {kernel.name}: {error}"
+            ) from error
+        if done.returncode and is_removed():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(cache.root))
+    if done.returncode == UNWRITABLE:
+        number, _, what = done.stdout.strip().splitlines()[-1].partition(" ")
+        raise OSError(int(number), what)
+    if done.returncode:
+        complaint = done.stdout if done.returncode == UNBUILT else done.stderr
+        last = (complaint.strip().splitlines() or ["no message"])[-1]
+        by = f" by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else ""
+        crashed = f"the compiler of {kernel.name} {'was ended' + by if by else 'crashed'}: {last}"
+        raise BuildError(last if done.returncode == UNBUILT else crashed)

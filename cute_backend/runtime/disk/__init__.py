@@ -1,0 +1,1 @@
+"""Compiled kernels on disk: the cache, its upkeep, and packs."""

@@ -1,0 +1,1 @@
+"""One kernel: its key, its text, its code, and which kernels a launch can need."""

@@ -1,0 +1,156 @@
+"""The key of a kernel, which the compiler, the cache and the launcher share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from cute_backend.errors import UnavailableError
+from cute_backend.planning import Alignment, Arch, TileConfig
+from cute_backend.planning.naming import entry_name
+from cute_backend.runtime.kernels.edited import edited_text
+from cute_backend.spec import EpilogueSpec
+
+_PACKAGE = Path(__file__).parents[2]
+
+_HOST_CPUS = {"x86_64": "x86-64-v2", "aarch64": "generic"}
+"""The LLVM CPU that host code is compiled for, by machine: a fixed baseline, independent of the machine that
+compiles."""
+
+_HOST_FEATURES = {
+    "x86-64-v2": (
+        "cx16",
+        "fxsr",
+        "mmx",
+        "popcnt",
+        "sahf",
+        "sse",
+        "sse2",
+        "sse3",
+        "ssse3",
+        "sse4.1",
+        "sse4.2",
+    ),
+    "generic": ("fp-armv8", "neon"),
+}
+"""The CPU features that LLVM may use: those of version 2 of the x86-64 psABI, or of ARMv8.0."""
+
+
+def host_cpu() -> str:
+    """LLVM's name of the CPU that host code is compiled for. Raises UnavailableError on another machine."""
+    machine = platform.machine()
+    if machine not in _HOST_CPUS:
+        raise UnavailableError(f"kernels are built for hosts {', '.join(_HOST_CPUS)}, not for {machine}")
+    return _HOST_CPUS[machine]
+
+
+def host_features() -> tuple[str, ...]:
+    """LLVM's names of that CPU's features. Raises UnavailableError as `host_cpu` does."""
+    return _HOST_FEATURES[host_cpu()]
+
+
+def host() -> str:
+    """The triple and the baseline CPU of host code, such as "x86_64-linux-gnu x86-64-v2": torch's wheels for
+    Linux are all for glibc. Raises UnavailableError on another machine."""
+    if platform.system() != "Linux":
+        raise UnavailableError(f"kernels are built for hosts that run Linux, not {platform.system()}")
+    return f"{platform.machine()}-linux-gnu {host_cpu()}"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled object: a spec, a tile configuration, which names its architecture, and an alignment."""
+
+    spec: EpilogueSpec
+    config: TileConfig
+    alignment: Alignment
+    edited: str | None = None
+    """The text of the module, if a person has edited it."""
+
+    @staticmethod
+    def found(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Kernel:
+        """The kernel to use in this process, with the edited module that `edited_text` finds, if there is
+        one. Raises UsageError as `edited_text` does."""
+        return Kernel(spec, config, alignment, edited_text(spec, config, alignment))
+
+    @property
+    def arch(self) -> Arch:
+        return self.config.arch
+
+    @cached_property
+    def entry(self) -> str:
+        """The kernel's name in profilers. It depends neither on versions nor on whether the module was
+        edited."""
+        return entry_name(self.spec, self.config, self.alignment)
+
+    @cached_property
+    def name(self) -> str:
+        """A file name that is unique to this kernel and to the versions that compile it."""
+        return f"{self.entry}_{digest_of(self.to_dict(), environment())}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that another process needs to build the kernel, as plain values."""
+        return {
+            "spec": json.loads(self.spec.to_json()),
+            "config": self.config.to_dict(),
+            "variant": self.alignment.value,
+            **({} if self.edited is None else {"edited": self.edited}),
+        }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Kernel:
+        """The inverse of `to_dict`."""
+        spec = EpilogueSpec.from_json(json.dumps(data["spec"]))
+        config, alignment = TileConfig.from_dict(data["config"]), Alignment(data["variant"])
+        return Kernel(spec, config, alignment, data.get("edited"))
+
+
+def digest_of(kernel: dict[str, Any], surroundings: Sequence[str]) -> str:
+    """The digest at the end of a kernel's file name, from the values of `Kernel.to_dict` and an
+    `environment`."""
+    identity = json.dumps([kernel, surroundings], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+@cache
+def environment() -> tuple[str, ...]:
+    """Further facts that a compiled object depends on: versions, the sources that make kernels, the host's
+    triple and CPU."""
+    from cute_backend import __version__
+    from cute_backend.runtime.kernels.toolkit import cuda_major
+
+    return (
+        f"cute_backend {__version__} {_source_digest()}",
+        f"nvidia-cutlass-dsl {version_of('nvidia-cutlass-dsl')} cu{cuda_major()}",
+        f"apache-tvm-ffi {version_of('apache-tvm-ffi')}",
+        host(),
+    )
+
+
+def version_of(distribution: str) -> str:
+    """The installed version of a distribution, or "none"."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _source_digest() -> str:
+    """A digest of every source that influences the code of a kernel."""
+    makers = [_PACKAGE / name for name in ("signature.py", "ops.py", "philox.py")]
+    makers += [_PACKAGE / "runtime" / name for name in ("compiling/compile.py", "kernels/host_code.py")]
+    makers += [Path(__file__)]
+    for folder in ("spec", "planning", "memory_ops", "templates"):
+        makers += sorted((_PACKAGE / folder).rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in makers:
+        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,184 @@
+"""The kernels that launches of a region can need: a tile configuration for every M and every alignment that
+may occur.
+
+They are all built before the region's first launch, so their number is bounded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, choose, named, table, with_rowvecs
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment, Extent, Role, of_role, signature
+from cute_backend.spec import EpilogueSpec
+
+MAX_KERNELS = 16
+"""The most kernels that a region may need: one for each alignment and tile."""
+
+BUCKETS = (
+    *(16, 32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512, 576),
+    *(step << i for i in range(7, 14) for step in (5, 6, 7, 8)),
+)
+"""The values that M is rounded up to when a configuration is chosen: whole tiles of 64 rows, or of the 160
+and 224 of transposed products; from 640 on by at most a quarter. With powers of two, 320 rows would get the
+tile that is best for 512, and take 1.6 times as long as they need (fp8, N = 28672, K = 8192, H200)."""
+
+INVARIANT_M = 512
+"""The M for which the only configuration of a batch-invariant region is chosen. The tiles for a step of
+decoding would be slow in a large batch, and the tiles for a large batch would leave most SMs idle in a step
+of decoding; this M is between the two."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The facts about a region that are known before it runs. A size that is not static is None."""
+
+    spec: EpilogueSpec
+    m: int | None
+    n: int | None
+    k: int | None
+    batch_invariant: bool = False
+    tile: str | None = None
+    """Names of tiles, as in `config.tile`: the first that can serve the spec serves every M."""
+    groups: int | None = None
+    """The number of groups of rows of a grouped product, if it is known."""
+    rowvecs: str = "auto"
+    """The value of `config.rowvec_placement`."""
+
+
+Winners = Callable[[EpilogueSpec, Alignment, int, int], Mapping[int, TileConfig]]
+"""Configurations that tuning found for a spec, an alignment, N and K, by the bucket of M."""
+
+
+def no_winners(spec: EpilogueSpec, alignment: Alignment, n: int, k: int) -> Mapping[int, TileConfig]:
+    """No configurations: the winners of a process without tuning."""
+    return {}
+
+
+def bucket_of(m: int) -> int:
+    """The M that a configuration is chosen for in place of `m`: the next larger of BUCKETS, if there is one.
+
+    So a new M seldom needs a new configuration, and the set of configurations that a region can need is known
+    in advance.
+    """
+    return BUCKETS[min(bisect_left(BUCKETS, m), len(BUCKETS) - 1)]
+
+
+def config_for(
+    problem: Problem, alignment: Alignment, arch: Arch, sm_count: int, winners: Winners = no_winners
+) -> TileConfig:
+    """The configuration that serves a problem of known sizes.
+
+    With `problem.rowvecs` it is changed as `with_rowvecs` does, which may raise UsageError.
+
+    The tile is the winner of tuning for the bucket of M, or for the next smaller or larger one, else the cost
+    model's choice. A batch-invariant region has one tile for all M, and a region whose tile is named has that
+    one. Raises UsageError if the named tile does not fit.
+    """
+    config = _without_rowvecs(problem, alignment, arch, sm_count, winners)
+    return with_rowvecs(config, problem.spec, Rowvecs(problem.rowvecs))
+
+
+def _without_rowvecs(
+    problem: Problem, alignment: Alignment, arch: Arch, sm_count: int, winners: Winners
+) -> TileConfig:
+    """The tile that `config_for` chooses, without regard to `problem.rowvecs`."""
+    if problem.tile is not None:
+        return named(arch, problem.spec, problem.tile)
+    spec, m, n, k = problem.spec, problem.m, problem.n, problem.k
+    assert m is not None and n is not None and k is not None
+    if problem.batch_invariant:
+        # A launch that was prepared for any N and K has kernels of the table alone.
+        return choose(arch, spec, INVARIANT_M, n, k, sm_count, table, problem.groups)
+    bucket = bucket_of(m)
+    tuned = winners(spec, alignment, n, k)
+    place = BUCKETS.index(bucket)
+    near = next((each for each in (bucket, *BUCKETS[max(place - 1, 0) : place + 2]) if each in tuned), None)
+    if near is not None:
+        return tuned[near]
+    return choose(arch, spec, bucket, n, k, sm_count, groups=problem.groups)
+
+
+def buckets_of(low: int, high: int) -> tuple[int, ...]:
+    """The buckets (`bucket_of`) of every M from `low` to `high`."""
+    return tuple(bucket for bucket in BUCKETS if bucket_of(low) <= bucket <= bucket_of(high))
+
+
+def reachable_kernels(
+    problem: Problem,
+    arch: Arch,
+    sm_count: int,
+    winners: Winners = no_winners,
+    buckets: Sequence[int] = BUCKETS,
+) -> list[Kernel]:
+    """Every kernel that launches of `problem` can ask for, at most MAX_KERNELS.
+
+    If M is not static, it may be any M that is rounded up to one of `buckets`.
+    """
+    alignments = reachable_alignments(problem)
+    return [
+        Kernel.found(problem.spec, config, alignment)
+        for alignment in alignments
+        for config in _reachable_configs(problem, alignment, arch, sm_count, winners, buckets)[
+            : MAX_KERNELS // len(alignments)
+        ]
+    ]
+
+
+def reachable_alignments(problem: Problem) -> tuple[Alignment, ...]:
+    """The alignments that launches of `problem` can meet.
+
+    The op allocates its outputs, so their alignment follows from sizes alone. An exact load may begin at any
+    address, so its alignment is known only at launch.
+    """
+    stores = stores_aligned(problem.spec, problem.m, problem.n)
+    if stores is False:
+        return (Alignment.PLAIN,)
+    if stores is True and not _planes(problem.spec, Role.LOAD):
+        return (Alignment.TMA,)
+    return (Alignment.TMA, Alignment.PLAIN)
+
+
+def stores_aligned(spec: EpilogueSpec, m: int | None, n: int | None) -> bool | None:
+    """Whether the pitch of every output is a multiple of TMA's 16 bytes; None if its size is unknown."""
+    sizes = {Extent.M: m, Extent.N: n}
+    verdicts = []
+    for plane in _planes(spec, Role.STORE):
+        assert plane.unit is not None
+        extent = sizes[plane.dims[plane.unit].extent]
+        verdicts.append(None if extent is None else extent * plane.dtype.bits // 8 % TMA_ALIGN == 0)
+    if False in verdicts:
+        return False
+    return None if None in verdicts else True
+
+
+def _planes(spec: EpilogueSpec, role: Role) -> list[Argument]:
+    """The planes of the epilogue in one role. Only the kernels of one alignment move them by TMA."""
+    return [each for each in of_role(signature(spec), role) if each.alignment is ArgumentAlignment.PLANE]
+
+
+def _reachable_configs(
+    problem: Problem,
+    alignment: Alignment,
+    arch: Arch,
+    sm_count: int,
+    winners: Winners,
+    buckets: Sequence[int],
+) -> list[TileConfig]:
+    """The configurations that launches of one alignment can need: tuned ones first, then those that are
+    chosen for the most sizes of M."""
+    spec, n, k = problem.spec, problem.n, problem.k
+    rowvecs = Rowvecs(problem.rowvecs)
+    if problem.tile is not None:
+        return [with_rowvecs(named(arch, spec, problem.tile), spec, rowvecs)]
+    if n is None or k is None:
+        return [with_rowvecs(config, spec, rowvecs) for config in table(arch, spec)]
+    sizes = buckets if problem.m is None else (problem.m,)
+    chosen = Counter(config_for(replace(problem, m=m), alignment, arch, sm_count, winners) for m in sizes)
+    asked = problem.batch_invariant or rowvecs is not Rowvecs.AUTO
+    tuned = set() if asked else set(winners(spec, alignment, n, k).values())
+    return sorted(chosen, key=lambda config: (config not in tuned, -chosen[config]))

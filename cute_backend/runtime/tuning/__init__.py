@@ -1,0 +1,1 @@
+"""Timings of kernels, and what was learnt from them."""

@@ -1,0 +1,200 @@
+"""Times kernels on a GPU, alternating between them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cute_backend.memory_ops.partials import workspace_bytes
+from cute_backend.planning import TileConfig, may_finish_rows
+from cute_backend.runtime.arguments.bind import Binding
+from cute_backend.runtime.arguments.counters import counters_for
+from cute_backend.runtime.arguments.device import Device, max_active_clusters
+from cute_backend.runtime.arguments.outputs import Outputs
+from cute_backend.runtime.arguments.random_operands import random_operands, skewed_split
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.link import KernelFunction
+from cute_backend.signature import Role, signature
+from cute_backend.spec import EpilogueSpec
+
+Run = Callable[[], Any]
+"""Work that is put on the current stream."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Medians in microseconds. Programs that failed to run are missing."""
+
+    kernels: dict[Kernel, float]
+    unfused: float | None = None
+
+
+class Timer(Protocol):
+    """Times kernels of one spec and, interleaved with them, code that computes the same without them."""
+
+    def __call__(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        functions: Mapping[Kernel, KernelFunction],
+        unfused: Run | None,
+        groups: int | None = None,
+    ) -> Timings: ...
+
+
+_SECONDS = 1.5
+"""The seconds that the timing of one problem may take."""
+
+_ROUNDS = (12, 60)
+"""The fewest and the most timings of each candidate."""
+
+_SWEPT = 4
+"""The size of the buffer that is read between two runs, in multiples of L2."""
+
+_HOST_CYCLES = 200_000
+"""The GPU cycles (about 100 us) for which a call may keep the host busy without the GPU having to wait."""
+
+
+@dataclass(frozen=True)
+class GpuTimer:
+    """Times on a real GPU, on random operands: one run of each candidate in a round, each from a cold L2.
+
+    For a product of rows in groups, a time is the mean of two: with groups of one size, and with half of the
+    rows in one group.
+    """
+
+    gpu: Device
+
+    def __call__(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        functions: Mapping[Kernel, KernelFunction],
+        unfused: Run | None,
+        groups: int | None = None,
+    ) -> Timings:
+        """Times kernels, and `unfused` if there is such a run, at one M, N and K. Raises
+        torch.OutOfMemoryError if the operands don't fit into the free memory of the GPU."""
+        with torch.no_grad(), torch.cuda.device(self.gpu.index):
+            try:
+                return self._time(m, n, k, functions, unfused, groups)
+            finally:
+                torch.cuda.empty_cache()
+
+    def _time(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        functions: Mapping[Kernel, KernelFunction],
+        unfused: Run | None,
+        groups: int | None,
+    ) -> Timings:
+        device = torch.device("cuda", self.gpu.index)
+        spec, configs = next(iter(functions)).spec, [kernel.config for kernel in functions]
+        memory = arguments_of(spec, configs, m, n, k, torch.Generator(device).manual_seed(0), groups or 1)
+        runs: dict[Kernel | None, Run] = {
+            kernel: _call(
+                function,
+                taken_by(kernel, memory),
+                max_active_clusters(self.gpu.index, kernel.config.cluster_size),
+            )
+            for kernel, function in functions.items()
+        }
+        if unfused is not None:
+            runs[None] = unfused
+        runs = {name: run for name, run in runs.items() if _works(run)}
+        medians = dict(zip(runs, _medians(list(runs.values()), device), strict=True))
+        if groups is not None:
+            place = next(i for i, each in enumerate(signature(spec)) if each.role is Role.OFFSETS)
+            memory[place].copy_(skewed_split(m, groups))
+            skewed = _medians(list(runs.values()), device)
+            medians = {
+                name: (us + more) / 2 for (name, us), more in zip(medians.items(), skewed, strict=True)
+            }
+        return Timings(
+            {kernel: us for kernel, us in medians.items() if kernel is not None}, medians.get(None)
+        )
+
+
+def arguments_of(
+    spec: EpilogueSpec,
+    configs: Iterable[TileConfig],
+    m: int,
+    n: int,
+    k: int,
+    generator: torch.Generator,
+    groups: int = 1,
+) -> list[Tensor]:
+    """Random arguments of kernels with any of these tiles, in order: operands, loads and what they write.
+
+    Each kernel takes those that `taken_by` returns: if one leaves sums in memory, others have no workspace,
+    and not all count tiles.
+    """
+    bound = Binding(spec).bind(*random_operands(spec, m, n, k, generator, groups))
+    configs = list(configs)
+    roomiest = max(configs, key=lambda config: workspace_bytes(spec, config, m, n))
+    _, memory = Outputs(spec, roomiest).of_size(m, n)._replace(counters=None).allocate(bound.tensors[0])
+    if any(may_finish_rows(spec, config) for config in configs):
+        memory.append(counters_for(max(m, n), bound.tensors[0]))
+    return bound.tensors + memory
+
+
+def taken_by(kernel: Kernel, arguments: list[Tensor]) -> list[Tensor]:
+    """The arguments of a kernel among those of all kernels of its spec. It may lack the workspace or the
+    counters."""
+    counts = may_finish_rows(kernel.spec, kernel.config)
+    return arguments[: len(signature(kernel.spec, kernel.config.sums_in_memory, counts))]
+
+
+def _call(function: KernelFunction, memory: list[Tensor], clusters: int) -> Run:
+    return lambda: function(*memory, clusters)
+
+
+def _works(run: Run) -> bool:
+    """Whether two runs succeed. A kernel that the driver refuses to launch is not a candidate."""
+    try:
+        for _ in range(2):
+            run()
+            torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+def _medians(runs: Sequence[Run], device: torch.device) -> list[float]:
+    """Microseconds between the start and the end of each run.
+
+    Between two runs a buffer larger than L2 is read, which leaves nothing there that a run could use, and
+    nothing that it would have to write back. The host is ahead by a whole round, so a run of several kernels
+    is timed as it goes in a CUDA graph, without the host's pauses.
+    """
+    if not runs:
+        return []
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    swept = torch.zeros(_SWEPT * l2_bytes // 4, device=device)
+    rounds: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = []
+    fewest, most = _ROUNDS
+    until = time.monotonic() + _SECONDS
+    while len(rounds) < fewest or (len(rounds) < most and time.monotonic() < until):
+        pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in runs]
+        torch.cuda._sleep(_HOST_CYCLES * len(runs))
+        for run, (start, end) in zip(runs, pairs, strict=True):
+            swept.sum()
+            start.record()
+            run()
+            end.record()
+        torch.cuda.synchronize()
+        rounds.append(pairs)
+    times = [[start.elapsed_time(end) * 1e3 for start, end in pairs] for pairs in rounds[2:]]
+    return [statistics.median(column) for column in zip(*times, strict=True)]

@@ -1,0 +1,234 @@
+"""Tuning: finds the fastest configuration of a problem by timing those that the cost model predicts to be
+fast.
+
+Candidates are compiled in parallel processes, timed round-robin from a cold L2, and the winner is remembered
+for its bucket of M. Nothing is tuned at a launch, which uses the results of earlier tuning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain
+from typing import Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from cute_backend.errors import BuildError, UnavailableError
+from cute_backend.planning import candidates
+from cute_backend.runtime.arguments.device import Device
+from cute_backend.runtime.compiling.build import Outcome, obtain, spills
+from cute_backend.runtime.host.notices import count, warn_once
+from cute_backend.runtime.host.progress import line
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.link import KernelFunction
+from cute_backend.runtime.kernels.reach import Problem, bucket_of, reachable_alignments, reachable_kernels
+from cute_backend.runtime.tuning.timing import Run, Timer
+from cute_backend.runtime.tuning.tuning_results import Key, Memory, Result
+from cute_backend.spec import EpilogueSpec
+
+log = logging.getLogger(__name__)
+
+
+class Untuned(Enum):
+    """The reasons why a region is not tuned. The value is the name in the counters; `sentence` is the reason
+    for the user to read."""
+
+    sentence: str
+
+    def __new__(cls, key: str, sentence: str) -> Untuned:
+        member = object.__new__(cls)
+        member._value_ = key
+        member.sentence = sentence
+        return member
+
+    SYMBOLIC = "untuned_symbolic", "its N, K or groups are not static, or nothing is known of its M"
+    BATCH_INVARIANT = "untuned_batch_invariant", "config.batch_invariant leaves one configuration for all M"
+    GROUPED = "untuned_grouped", "how its K is split into groups is known to the device alone"
+    CAPTURING = "untuned_capturing", "a CUDA graph is being captured, in which nothing can be timed"
+    MEMORY = "untuned_memory", "its operands do not fit into the GPU's memory beside what is there"
+    FAILED = "untuned_failed", "none of its candidates runs"
+
+    def note(self) -> None:
+        """Counts the reason, and warns of it once in a process."""
+        count(self.value)
+        warn_once(
+            self, f"cute_backend: a region is not tuned and gets the cost model's tile: {self.sentence}."
+        )
+
+
+class Build(Protocol):
+    """The interface of `cute_backend.runtime.compiling.build.obtain`."""
+
+    def __call__(self, kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Outcome]: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """A region to tune: its spec and its sizes. A symbolic M is replaced by an example.
+
+    `dynamic` says that M is symbolic, and `groups` how many groups M rows are in. `unfused` returns a
+    function that computes the same as the region without our kernels; it is called only if that function has
+    to be timed.
+    """
+
+    spec: EpilogueSpec
+    m: int
+    n: int
+    k: int
+    dynamic: bool = False
+    unfused: Callable[[], Run] | None = None
+    groups: int | None = None
+
+
+class Tuner:
+    """Finds the fastest kernels on one GPU, and remembers them."""
+
+    def __init__(
+        self,
+        gpu: Device,
+        timer: Timer,
+        memory: Memory,
+        build: Build = obtain,
+        console: Console | None = None,
+    ) -> None:
+        self._gpu = gpu
+        self._timer = timer
+        self._memory = memory
+        self._build = build
+        self._console = console
+
+    def tune(self, jobs: Sequence[Job]) -> list[Result | None]:
+        """The result of each job, either remembered or found now. A job without a result has None, and is
+        counted."""
+        keys = [self._key(job) for job in jobs]
+        if any(self._memory.get(key) is None for key in keys):
+            with self._progress(len(jobs)) as progress, self._memory.exclusively():
+                # Another process may have done it while this one waited for the lock.
+                missing = {
+                    key: job for key, job in zip(keys, jobs, strict=True) if self._memory.get(key) is None
+                }
+                self._find(missing, progress)
+        return [self._memory.get(key) for key in keys]
+
+    def recall(self, job: Job) -> Result | None:
+        """The remembered result of a job, or None."""
+        return self._memory.get(self._key(job))
+
+    def _key(self, job: Job) -> Key:
+        """The key of a job's result. Only the most common alignment is tuned, which `reachable_alignments`
+        names first."""
+        alignment = reachable_alignments(_problem(job))[0]
+        return Key(job.spec, alignment, bucket_of(job.m), job.n, job.k, self._gpu.model, job.groups)
+
+    def _find(self, jobs: Mapping[Key, Job], progress: _Report) -> None:
+        kernels = {key: self._candidates(key) for key in jobs}
+        tried = [kernel for each in kernels.values() for kernel in each]
+        # The other kernels that the regions can need are needed soon, and are compiled along with the
+        # candidates.
+        everything = list(dict.fromkeys([*tried, *chain.from_iterable(map(self._reached, jobs.values()))]))
+        progress.compiling(len(everything))
+        with ThreadPoolExecutor(1) as pool:
+            building = pool.submit(self._build, everything, built=progress.step)
+            unfused = {key: _unfused(job) for key, job in jobs.items()}
+            outcomes = building.result()
+        progress.timing(len(jobs))
+        for key, job in jobs.items():
+            functions = _sound({kernel: outcomes[kernel] for kernel in kernels[key]})
+            result = self._time(job, functions, unfused.pop(key))
+            if result is not None:
+                log.info("tuned %s: %s in %.1f us", key.text, result.config.name, result.us)
+                self._memory.put({key: result})
+                count("tuned")
+            progress.step()
+
+    def _reached(self, job: Job) -> list[Kernel]:
+        return reachable_kernels(_problem(job), self._gpu.arch, self._gpu.sm_count)
+
+    def _candidates(self, key: Key) -> list[Kernel]:
+        spec, gpu = key.spec, self._gpu
+        configs = candidates(gpu.arch, spec, key.bucket, key.n, key.k, gpu.sm_count, groups=key.groups)
+        return [Kernel.found(spec, each, key.alignment) for each in configs]
+
+    def _time(
+        self, job: Job, functions: Mapping[Kernel, KernelFunction], unfused: Run | None
+    ) -> Result | None:
+        if not functions:
+            Untuned.FAILED.note()
+            return None
+        try:
+            timings = self._timer(job.m, job.n, job.k, functions, unfused, job.groups)
+        except torch.OutOfMemoryError:
+            Untuned.MEMORY.note()
+            return None
+        if not timings.kernels:
+            Untuned.FAILED.note()
+            return None
+        best = min(timings.kernels, key=timings.kernels.__getitem__)
+        return Result(best.config, timings.kernels[best], timings.unfused)
+
+    @contextmanager
+    def _progress(self, regions: int) -> Iterator[_Report]:
+        with line(self._console) as bar:
+            yield _Report(bar, f"{regions} region{'' if regions == 1 else 's'}")
+
+
+class _Report:
+    """The progress line of the tuner."""
+
+    def __init__(self, bar: Progress, what: str) -> None:
+        self._bar = bar
+        self._what = what
+        self._task = bar.add_task(f"tuning {what}: another process is at it", total=None)
+
+    def compiling(self, total: int) -> None:
+        self._bar.reset(self._task, total=total, description=f"tuning {self._what}: compiling candidates")
+
+    def timing(self, total: int) -> None:
+        self._bar.reset(self._task, total=total, description=f"tuning {self._what}: timing")
+
+    def step(self) -> None:
+        self._bar.advance(self._task)
+
+
+def _sound(outcomes: Mapping[Kernel, Outcome]) -> dict[Kernel, KernelFunction]:
+    """The kernels that were built and do not spill. The others are counted, and a failure causes a
+    warning."""
+    functions = {}
+    for kernel, outcome in outcomes.items():
+        if isinstance(outcome, (BuildError, UnavailableError)):
+            count("candidates_failed")
+            warn_once(("failed", str(outcome)), f"cute_backend: tuning leaves out a candidate: {outcome}")
+        elif spills(kernel):
+            count("candidates_spilled")
+        else:
+            functions[kernel] = outcome
+    return functions
+
+
+def _problem(job: Job) -> Problem:
+    return Problem(job.spec, None if job.dynamic else job.m, job.n, job.k, groups=job.groups)
+
+
+def _unfused(job: Job) -> Run | None:
+    """The unfused program that the region is timed against, or None if Inductor can't compile it, which is
+    counted."""
+    if job.unfused is None:
+        return None
+    try:
+        return job.unfused()
+    except Exception as error:
+        count("unfused_not_timed")
+        reason = (str(error).strip() or "no message").splitlines()[0]
+        warn_once(
+            ("unfused", job.spec),
+            "cute_backend: a region is not compared with Inductor's own code, which could not be compiled "
+            f"by itself: {type(error).__name__}: {reason}",
+        )
+        return None

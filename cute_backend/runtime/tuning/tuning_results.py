@@ -1,0 +1,232 @@
+"""Results of tuning, remembered on disk: one JSON file in the cache folder.
+
+An entry belongs to a problem's bucket on one model of GPU, and is valid for the versions that it was made
+with: of this package's sources, the DSL and torch. The file is replaced whole, under a lock, and never
+unpickled. An entry that can't be read causes one warning and is tuned again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cute_backend.planning import Alignment, TileConfig
+from cute_backend.runtime.disk.cache import KernelCache, caches, writable_cache
+from cute_backend.runtime.host.documents import parse
+from cute_backend.runtime.host.notices import warn_once
+from cute_backend.runtime.host.trust import UntrustedError, read_trusted
+from cute_backend.runtime.kernels.kernel import environment
+from cute_backend.runtime.kernels.reach import BUCKETS
+from cute_backend.spec import EpilogueSpec
+
+log = logging.getLogger(__name__)
+
+NOISE = 0.03
+"""The fraction of the best kernel's time by which Inductor's own code must be faster before a region is left
+to Inductor. Medians of one run on one GPU repeat within a third of it, and the graph around a region is not
+timed."""
+
+_FORMAT = 1
+
+_MAX_FILE = 64 << 20
+"""The most bytes of a file of results; usual files have some hundred thousand."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """The key of a result. `bucket` is `bucket_of(M)`, `device` names a model of GPU, and `groups` is the
+    number of groups of rows of a grouped product."""
+
+    spec: EpilogueSpec
+    alignment: Alignment
+    bucket: int
+    n: int
+    k: int
+    device: str
+    groups: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The key in the file."""
+        sizes = f"M {self.bucket}, N {self.n}, K {self.k}"
+        if self.groups is not None:
+            sizes += f", groups {self.groups}"
+        return f"{self.device}; {self.spec.key} {self.alignment.value}; {sizes}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The fastest configuration of a problem, its time in microseconds and that of Inductor's own code.
+
+    `unfused_us` is None if Inductor's code was not timed.
+    """
+
+    config: TileConfig
+    us: float
+    unfused_us: float | None
+
+    @property
+    def unfused_wins(self) -> bool:
+        """Whether the region is better left to Inductor, by more than noise."""
+        return self.unfused_us is not None and self.unfused_us < (1 - NOISE) * self.us
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain values, with the versions that it is valid for."""
+        return {
+            "config": self.config.to_dict(),
+            "us": self.us,
+            "unfused_us": self.unfused_us,
+            "environment": _environment(),
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Result | None:
+        """The inverse of `to_dict`; None for a result of other versions. Malformed data raises the error that
+        Python raises for it."""
+        if data["environment"] != _environment():
+            return None
+        unfused_us = data["unfused_us"]
+        return Result(
+            TileConfig.from_dict(data["config"]),
+            float(data["us"]),
+            None if unfused_us is None else float(unfused_us),
+        )
+
+
+def _environment() -> list[str]:
+    return [*environment(), f"torch {torch.__version__}"]
+
+
+class TunedFile:
+    """The results in one cache folder, as this process last read them."""
+
+    def __init__(self, cache: KernelCache) -> None:
+        self._cache = cache
+        self._path = cache.root / "tuned.json"
+        self._seen: tuple[int, int, int] | None = None
+        self._results: dict[str, Result] = {}
+        self._unwritten: dict[str, Result] = {}
+
+    def get(self, key: Key) -> Result | None:
+        """The result of a problem, or None if it was not tuned, or by other versions only."""
+        self._refresh()
+        return self._unwritten.get(key.text) or self._results.get(key.text)
+
+    def put(self, results: Mapping[Key, Result]) -> None:
+        """Adds results to those in the file. If the file can't be written, only this process remembers
+        them."""
+        new = {key.text: result for key, result in results.items()}
+        try:
+            with self._cache.lock_named("tuned.lock"):
+                entries = self._read()
+                entries.update({text: result.to_dict() for text, result in new.items()})
+                content = json.dumps({"format": _FORMAT, "problems": entries}, indent=1, sort_keys=True)
+                self._cache.write(self._path, content.encode())
+        except OSError as error:
+            self._unwritten.update(new)
+            warn_once(
+                ("tuned file unwritable", self._path),
+                f"cute_backend: {self._path} can't be written ({error}); what is tuned is forgotten when "
+                "this process ends.",
+            )
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """A lock that a process holds while it tunes: two processes that tune at once would disturb each
+        other's timings.
+
+        If the folder can't be written, or is full, no lock is held.
+        """
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._cache.lock_named("tuning.lock"))
+            except OSError as error:
+                log.info("tuning takes no lock in %s: %s", self._cache.root, error)
+            yield
+
+    def _refresh(self) -> None:
+        """Reads the file again if it has changed."""
+        try:
+            status = self._path.stat()
+            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
+        except OSError:
+            self._seen, self._results = None, {}
+            return
+        if seen == self._seen:
+            return
+        results = {text: self._parse(entry) for text, entry in self._read().items()}
+        self._seen, self._results = seen, {text: each for text, each in results.items() if each is not None}
+
+    def _parse(self, entry: Any) -> Result | None:
+        try:
+            return Result.from_dict(entry)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._complain(f"it has an entry that is none ({error!r})")
+            return None
+
+    def _read(self) -> dict[str, Any]:
+        """The entries of the file; none if there is no valid file."""
+        try:
+            data = parse(read_trusted(self._path, _MAX_FILE))
+            if data["format"] == _FORMAT:
+                return dict(data["problems"])
+            self._complain(f"it has format {data['format']}, and this version reads {_FORMAT}")
+        except FileNotFoundError:
+            pass
+        except UntrustedError as error:
+            self._complain(f"it can't be trusted ({error})")
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            self._complain(f"it can't be read ({error!r})")
+        return {}
+
+    def _complain(self, why: str) -> None:
+        warn_once(
+            ("tuned file", self._path),
+            f"cute_backend: {self._path} is not used: {why}; its problems are tuned again on request.",
+        )
+
+
+class Memory:
+    """All results that this process can see: those of every cache folder, written to the last."""
+
+    def __init__(self, files: list[TunedFile]) -> None:
+        self._files = files
+
+    def get(self, key: Key) -> Result | None:
+        """The result of a problem, or None."""
+        return next((found for file in reversed(self._files) if (found := file.get(key))), None)
+
+    def winners(
+        self, spec: EpilogueSpec, alignment: Alignment, n: int, k: int, device: str, groups: int | None = None
+    ) -> dict[int, TileConfig]:
+        """The configurations found for some N, K and number of groups, by the bucket of M."""
+        found = {bucket: self.get(Key(spec, alignment, bucket, n, k, device, groups)) for bucket in BUCKETS}
+        return {bucket: result.config for bucket, result in found.items() if result is not None}
+
+    def put(self, results: Mapping[Key, Result]) -> None:
+        """Remembers results, in this process and in the last folder."""
+        for file in self._files[-1:]:
+            file.put(results)
+
+    def exclusively(self) -> AbstractContextManager[None]:
+        """A lock that a process holds while it tunes."""
+        return self._files[-1].exclusively() if self._files else nullcontext()
+
+
+_files: dict[Path, TunedFile] = {}
+
+
+def remembered() -> Memory:
+    """The memory beside the kernels of this process."""
+    try:
+        found = caches() or [writable_cache()]
+    except OSError:
+        found = []  # nothing can be compiled either, and a warning has said so
+    return Memory([_files.setdefault(cache.root, TunedFile(cache)) for cache in found])
