@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 REPORT = "please report it, with the output of `python -m cute_backend doctor`"
@@ -31,12 +30,16 @@ class BuildError(RuntimeError):
 
 def meant(name: str, known: Iterable[str]) -> str:
     """The known name that is most similar to `name`, as a question; empty if none is similar."""
+    from difflib import get_close_matches  # here, since every process imports this module
+
     close = get_close_matches(name, [*known], n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def nearest(name: str, known: Iterable[str], count: int) -> str:
     """The `count` known names that are most similar to `name`, separated by commas."""
+    from difflib import get_close_matches
+
     return ", ".join(get_close_matches(name, [*known], n=count, cutoff=0))
 
 

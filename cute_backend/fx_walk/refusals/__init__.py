@@ -1,1 +1,1 @@
-"""What users read: reasons, contained errors, graph breaks, names of inputs."""
+"""Messages to users: reasons, contained errors, graph breaks, names of inputs."""

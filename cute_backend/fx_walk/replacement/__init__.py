@@ -1,1 +1,1 @@
-"""What takes the place of a region in the graph, and the choice to leave it to Inductor."""
+"""Calls that take the place of regions in the graph, and the choice to leave a region to Inductor."""

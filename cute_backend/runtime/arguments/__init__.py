@@ -1,1 +1,1 @@
-"""What a kernel is called with: operands, results, room for partials, and the GPU."""
+"""Arguments of a kernel: operands, results, room for partials, and facts about the GPU."""

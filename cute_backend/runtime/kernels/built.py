@@ -1,4 +1,4 @@
-"""What the compiler makes of a kernel."""
+"""A compiled kernel, with its resources."""
 
 from __future__ import annotations
 
