@@ -282,7 +282,10 @@ def test_a_program_is_compiled_as_without_us_whatever_fails(
         (lambda: networkx.Graph().remove_node(1), r"networkx failed at networkx/\S+\.py:\d+, in a"),
         (lambda: inspect.signature(1), r"inspect\.py failed at inspect\.py:\d+, in a"),  # type: ignore[arg-type]
         (lambda: fails(), r"test_walk_contained\.py failed at test_walk_contained\.py:\d+, in a"),
-        (lambda: fake(fx.Graph().placeholder("x")), r"cute_backend failed at fx_walk/static\.py:\d+ with"),
+        (
+            lambda: fake(fx.Graph().placeholder("x")),
+            r"cute_backend failed at fx_walk/graph/static\.py:\d+ with",
+        ),
     ],
     ids=["torch", "fx", "networkx", "standard_library", "no_package", "ours"],
 )

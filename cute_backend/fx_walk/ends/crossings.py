@@ -17,12 +17,10 @@ from cute_backend.fx_walk.graph.static import fake, usual
 from cute_backend.fx_walk.products.anchors import is_anchor
 from cute_backend.fx_walk.products.questions import is_only_read, is_reduction
 from cute_backend.fx_walk.region.draft import Draft
-from cute_backend.fx_walk.region.reductions import Reduced
-from cute_backend.fx_walk.region.region import parts_of
-from cute_backend.fx_walk.region.tiled_scales import Tiled
+from cute_backend.fx_walk.region.value import STEP
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 from cute_backend.planning import PLANES, REDUCTIONS, plane_bits_held, planes_written
-from cute_backend.spec import Axis, LoadKind, Reduction
+from cute_backend.spec import LoadKind, Reduction
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,8 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
         first, value = nodes[0], draft.values[nodes[0]]
         sources = {places[source] for node in nodes for source in node.all_input_nodes if source in places}
         sources.discard(place)
-        finishes = isinstance(value, Reduced) and bool(value.after)
-        reduces = not finishes and (isinstance(value, Reduced) or (value is None and is_reduction(first)))
+        finishes, is_reduced = bool(value.after), value.reduction is not None
+        reduces = not finishes and (is_reduced or (value is STEP and is_reduction(first)))
         home = 0
         if (reduces or need.in_memory) and not is_anchor(first):
             home = kernels.setdefault(outside.waves.kernel_of(_reducing(draft, first)), len(kernels))
@@ -66,12 +64,12 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
                 sources=sum(1 << source for source in sources),
                 loads=0 if is_anchor(first) else loads.of_members(nodes),
                 storable=draft.layout(first) is not None,
-                planes=len(parts_of(draft.first, value)),
-                bits=0 if isinstance(value, Reduced) else sizes.bits(first),
+                planes=len(value.parts),
+                bits=0 if is_reduced else sizes.bits(first),
                 product=is_anchor(first),
                 reduces=reduces,
                 finishes=finishes,
-                apart=not isinstance(value, Reduced) or apart.is_true_of(first, value),
+                apart=apart.is_true_of(first),
                 in_memory=need.in_memory,
                 home=home,
                 followed=need.followed and not need.kernels,
@@ -101,17 +99,21 @@ class _Apart:
     plane: fx.Node | None
     known: dict[Reduction, bool] = field(default_factory=dict)
 
-    def is_true_of(self, member: fx.Node, value: Reduced) -> bool:
-        if value.reduce not in self.known:
-            self.known[value.reduce] = is_finished_apart(self.draft, member, self.plane)
-        return self.known[value.reduce]
+    def is_true_of(self, member: fx.Node) -> bool:
+        """True of other members, too, which no kernel finishes."""
+        reduction = self.draft.values[member].reduction
+        if reduction is None:
+            return True
+        if reduction not in self.known:
+            self.known[reduction] = is_finished_apart(self.draft, member, self.plane)
+        return self.known[reduction]
 
 
 def _last_plane(draft: Draft, groups: list[list[fx.Node]], needs: list[Need]) -> fx.Node | None:
     """The last plane that is needed outside and that the kernel can write."""
     for (node, *_), need in zip(reversed(groups), reversed(needs), strict=True):
-        is_plane = draft.values[node] is not None and not isinstance(draft.values[node], Reduced)
-        if is_plane and (need.in_memory or need.kernels) and draft.layout(node) is not None:
+        is_plane = draft.values[node].reduction is None and draft.layout(node) is not None
+        if is_plane and (need.in_memory or need.kernels):
             return node
     return None
 
@@ -159,7 +161,7 @@ def _groups(draft: Draft) -> list[list[fx.Node]]:
     same: dict[Hashable, int] = {}
     for node, value in draft.values.items():
         place = len(groups)
-        if parts_of(draft.first, value):
+        if value.parts:
             memory = None if is_only_read(root(node)) else root(node)
             equal = same.setdefault((repr(value), draft.block(node), fake(node).dtype, memory), place)
             others = {places[source] for source in node.all_input_nodes if source in places} - {equal}
@@ -175,7 +177,7 @@ def _groups(draft: Draft) -> list[list[fx.Node]]:
 def _reducing(draft: Draft, member: fx.Node) -> fx.Node:
     """The node that reduces, if a member is the result of a reduction after a cast, a getitem, a step of the
     reduction itself or work on its result."""
-    while isinstance(draft.values[member], Reduced) and not is_reduction(member):
+    while draft.values[member].reduction is not None and not is_reduction(member):
         member = next(source for source in member.all_input_nodes if source in draft.values)
     return member
 
@@ -191,20 +193,17 @@ class _Sizes:
         self.draft = draft
         self.m = _ANY_M if config.batch_invariant else usual(draft.first.m)
         self.n = usual(draft.first.n)
-        self.elements = {None: self.m * self.n, Axis.ROW: self.m, Axis.COLUMN: self.n, Axis.ALL: 1}
 
     def of(self, member: fx.Node) -> int:
         value = self.draft.values[member]
-        parts = len(parts_of(self.draft.first, value))
-        axis = value.reduce.axis if isinstance(value, Reduced) else None
-        if isinstance(value, Reduced) and value.reduce.rows:
-            parts *= self.m // value.reduce.rows  # the columns of every batch
-        block = value.block if isinstance(value, Tiled) else self.draft.block(member)
-        return parts * self.elements[axis] // block * fake(member).element_size() if parts else 0
+        if not value.parts:
+            return 0
+        elements = value.elements(self.m, self.n, self.draft.block(member))
+        return elements * fake(member).element_size()
 
     def bits(self, member: fx.Node) -> int:
         """The bits of one element of all planes of a member."""
-        return self.of(member) * 8 // max(self.elements[None], 1)
+        return self.of(member) * 8 // max(self.m * self.n, 1)
 
 
 _NEAR = 32

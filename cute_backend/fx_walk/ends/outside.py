@@ -15,7 +15,6 @@ from cute_backend.fx_walk.members.concatenation import is_concatenation
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.questions import is_reduction
 from cute_backend.fx_walk.region.draft import Draft
-from cute_backend.fx_walk.region.reductions import Reduced
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 
 
@@ -91,7 +90,7 @@ class _Use:
 def needed(draft: Draft, nodes: list[fx.Node], outside: Outside) -> Need:
     """The uses of a value of a draft, which several nodes may have."""
     need, of_parts, kernel_of = Need(), Need(), outside.waves.kernel_of
-    is_reduced = isinstance(draft.values[nodes[0]], Reduced)
+    is_reduced = draft.values[nodes[0]].reduction is not None
     uses, parts = list[_Use](), set[fx.Node]()
 
     def of(use: _Use) -> Need:

@@ -12,11 +12,11 @@ from cute_backend.fx_walk.ends.outside import Outside
 from cute_backend.fx_walk.graph.mutation import is_view
 from cute_backend.fx_walk.graph.static import describe, fake, target_name, tensor_of
 from cute_backend.fx_walk.products.anchors import is_anchor
-from cute_backend.fx_walk.products.pairs import Slices
 from cute_backend.fx_walk.products.questions import base
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection, program_name
 from cute_backend.fx_walk.region.draft import Draft
-from cute_backend.fx_walk.region.region import alternate, is_by_heads
+from cute_backend.fx_walk.region.region import is_by_heads
+from cute_backend.fx_walk.region.value import STEP
 from cute_backend.fx_walk.values.lower import is_reshape
 
 
@@ -98,7 +98,7 @@ def _explain(
     for node in settled.outside:
         if is_reshape(node) or is_view(node) or tensor_of(node) is None:
             continue
-        is_unwritten = draft.values[node] is not None and draft.layout(node) is None
+        is_unwritten = draft.values[node] is not STEP and draft.layout(node) is None
         is_next = not inside.isdisjoint(map(base, node.all_input_nodes))
         # Of all that comes before heads, nothing is stored either if a `cat` joins its parts.
         is_last = draft.values.keys().isdisjoint(node.users) and is_by_heads(node, draft.frames.get(node))
@@ -132,7 +132,7 @@ def _does_not_fit(found: Crossings, boundary: Boundary, unlimited: int) -> Refus
 
 
 def _nothing_to_store(draft: Draft, room: Room) -> Refused:
-    if any(isinstance(value, Slices) for value in draft.values.values()):
+    if any(value.is_split for value in draft.values.values()):
         return Refused(Reason.UNPAIRED, target=target_name(draft.first.node))
     for anchor in draft.anchors:
         if draft.layout(anchor.node) is None:
@@ -145,6 +145,6 @@ def _results(room: Room) -> dict[str, int]:
 
 
 def _odd_layout(draft: Draft, node: fx.Node) -> Refused:
-    if alternate(draft.first, draft.values[node]):
+    if draft.values[node].alternate:
         return Refused(Reason.UNPAIRED, target=target_name(node))
     return Refused(Reason.OUTPUT_LAYOUT, strides=describe(fake(node).stride()))

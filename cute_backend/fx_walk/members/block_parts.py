@@ -19,6 +19,8 @@ from cute_backend.fx_walk.graph.static import arguments, fake, same_sizes, targe
 from cute_backend.fx_walk.members.rotations import check_rotations, taken_piece
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
+from cute_backend.fx_walk.region.member import Member, Search
+from cute_backend.fx_walk.region.value import Plane
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import supported_dtype
 from cute_backend.fx_walk.values.lower import lower_cast
@@ -29,41 +31,73 @@ _MAX_WORK = 64
 
 
 @dataclass(frozen=True)
-class Taken:
+class Taken(Member):
     """A node `head` that takes a part of the last axis of `source`. `inner` is the `split` that it is a
     result of, if any."""
 
-    head: fx.Node
     source: fx.Node
     part: BlockPart
-    inner: tuple[fx.Node, ...] = ()
+
+    def joins(self, draft: Draft) -> bool:
+        return self.source in draft.values and self._frame(draft) is not None
+
+    def join(self, search: Search, draft: Draft) -> Plane:
+        frame = self._frame(draft)
+        assert frame is not None
+        value = draft.read(self.source, self.head)
+        draft.frames[self.head] = frame
+        return Plane(value)
+
+    def _frame(self, draft: Draft) -> Frame | None:
+        """The frame of the part. None if the last axis of the source is not a block of columns, or the source
+        is a part already."""
+        last, frame = fake(self.source).dim() - 1, draft.frames.get(self.source)
+        if frame is None or frame.block > 1 or frame.joins or frame.part is not None:
+            return None
+        return frame.taken(self.part) if frame.n_axes and frame.n_axes[-1] == last else None
 
 
 @dataclass(frozen=True)
-class BlockParts:
-    """The slices of a graph whose parts come together again, and the `cat` nodes that join them, each with
-    the ends of its parts."""
+class Joined(Member):
+    """A `cat` that joins parts again, each of which has an end in `ends`."""
 
-    taken: dict[fx.Node, Taken]
-    joined: dict[fx.Node, tuple[int, ...]]
+    ends: tuple[int, ...]
+
+    def joins(self, draft: Draft) -> bool:
+        tensors = arguments(self.head)["tensors"]
+        frames = [draft.frames.get(each) if each in draft.values else None for each in tensors]
+        return all(frame is not None and frame.part is not None for frame in frames)
+
+    def join(self, search: Search, draft: Draft) -> Plane:
+        return Plane(_lower_joined(draft, self.head, self.ends))
 
 
-def find_block_parts(nodes: Iterable[fx.Node]) -> BlockParts:
-    """The parts of blocks in a graph."""
-    found = BlockParts({}, {})
+def find(nodes: Iterable[fx.Node]) -> Iterator[Member]:
+    """The slices of a graph whose parts come together again, and the `cat` nodes that join them."""
+    taken, joined = _found(nodes)
+    yield from taken.values()
+    yield from joined
+
+
+def taken_parts(nodes: Iterable[fx.Node]) -> dict[fx.Node, Taken]:
+    """The slices of a graph whose parts come together again, by their nodes."""
+    return _found(nodes)[0]
+
+
+def _found(nodes: Iterable[fx.Node]) -> tuple[dict[fx.Node, Taken], list[Joined]]:
+    taken, joined = dict[fx.Node, Taken](), list[Joined]()
     for node in nodes:
         if node.op == "call_function" and target_name(node) == "aten.cat.default":
-            _read(node, found)
-    heads = list(found.taken.values())
-    for each in heads:
-        if any(user not in found.taken for call in each.inner for user in call.users):
-            del found.taken[each.head]
-    return found
+            _read(node, taken, joined)
+    for each in list(taken.values()):
+        if any(user not in taken for call in each.inner for user in call.users):
+            del taken[each.head]
+    return taken, joined
 
 
-def _read(head: fx.Node, found: BlockParts) -> None:
-    """Adds a `cat` to `found`, and the slices that its tensors are computed from, if each is a part of the
-    same value, at its own place."""
+def _read(head: fx.Node, found: dict[fx.Node, Taken], joined: list[Joined]) -> None:
+    """Adds a `cat` to `joined`, and the slices that its tensors are computed from to `found`, if each is a
+    part of the same value, at its own place."""
     args, tensor = arguments(head), tensor_of(head)
     if tensor is None or args["dim"] % tensor.dim() != tensor.dim() - 1 or len(args["tensors"]) < 2:
         return
@@ -81,9 +115,11 @@ def _read(head: fx.Node, found: BlockParts) -> None:
             source: taken for source, taken in of_source.items() if {each.part for each in taken} == {part}
         }
         of_each.append(own)
-    for source in set.intersection(*map(set, of_each)):
-        found.taken.update((each.head, each) for own in of_each for each in own[source])
-        found.joined[head] = ends
+    sources = set.intersection(*map(set, of_each))
+    for source in sources:
+        found.update((each.head, each) for own in of_each for each in own[source])
+    if sources:
+        joined.append(Joined(head, (), ends))
 
 
 def _has_shape(node: fx.Node, shape: Sequence[int]) -> bool:
@@ -109,33 +145,10 @@ def _taken(node: fx.Node) -> Taken | None:
     count, columns = fake(node).shape[-1], fake(piece.source).shape[-1]
     if not isinstance(count, int) or not isinstance(columns, int) or not 0 < count < columns:
         return None
-    return Taken(node, piece.source, BlockPart(piece.start, count, columns), piece.inner[:-1])
+    return Taken(node, piece.inner[:-1], piece.source, BlockPart(piece.start, count, columns))
 
 
-def inner_of(found: BlockParts) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """The `split` nodes behind parts, each with the parts."""
-    for taken in found.taken.values():
-        for node in taken.inner:
-            yield node, taken.head
-
-
-def part_frame(taken: Taken, frame: Frame | None) -> Frame | None:
-    """The frame of a part of a member with `frame`. None if the last axis of the member is not a block of
-    columns, or it is a part already."""
-    last = fake(taken.source).dim() - 1
-    if frame is None or frame.block > 1 or frame.joins or frame.part is not None:
-        return None
-    return frame.taken(taken.part) if frame.n_axes and frame.n_axes[-1] == last else None
-
-
-def joins_parts(draft: Draft, node: fx.Node) -> bool:
-    """Whether a `cat` joins members that are its parts."""
-    tensors = arguments(node)["tensors"]
-    frames = [draft.frames.get(each) if each in draft.values else None for each in tensors]
-    return all(frame is not None and frame.part is not None for frame in frames)
-
-
-def lower_joined(draft: Draft, node: fx.Node, ends: Sequence[int]) -> Operand:
+def _lower_joined(draft: Draft, node: fx.Node, ends: Sequence[int]) -> Operand:
     """Returns the value of a `cat` of parts, and records its frame in the draft. Raises Refused if the parts
     do not make up blocks, or if another op of the region needs their columns in another order."""
     chain, tensors = draft.chain, arguments(node)["tensors"]
@@ -145,9 +158,9 @@ def lower_joined(draft: Draft, node: fx.Node, ends: Sequence[int]) -> Operand:
     last, in_place = fake(node).dim() - 1, all(frame.taken(None) == whole for frame in frames)
     if not in_place or [frame.part for frame in frames] != parts or whole.n_axes[-1] != last:
         raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
-    values = [draft.values[each] for each in tensors]
+    values = [draft.read(each, node) for each in tensors]
     draft.frames[node] = whole
-    result = _selected(chain, [str(value) for value in values], ends)
+    result = _selected(chain, values, ends)
     check_rotations(chain)
     return lower_cast(chain, result, supported_dtype(node, fake(node).dtype))
 

@@ -10,7 +10,7 @@ to each of which a gradient is assigned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -18,27 +18,79 @@ from torch import fx
 from cute_backend.fx_walk.graph.static import (
     arguments,
     collapsed_stride,
+    describe,
     fake,
     first_argument,
     known,
     target_name,
 )
-from cute_backend.fx_walk.products.pairs import Concatenated
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
+from cute_backend.fx_walk.region.member import Member, Search
+from cute_backend.fx_walk.region.value import Reading, Value
 from cute_backend.fx_walk.values.classify import supported_dtype
 from cute_backend.fx_walk.values.lower import CASTS, filling, is_reshape, lower_cast
-from cute_backend.spec import Const
+from cute_backend.spec import Const, Operand
 
 _CONCATENATIONS = ("aten.cat.default",)
 """The ops that join tensors; Inductor writes a `stack` as one of them."""
+
+
+@dataclass(frozen=True)
+class Concatenated(Value):
+    """The values of a member that concatenates planes of the region, like the gradients of gate and up for
+    one weight. The columns of two values may `alternate`: the first has the even ones."""
+
+    values: tuple[str, ...]
+    alternate: bool = False
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return self.values
+
+    def read(self, draft: Draft, reading: Reading) -> Operand:
+        shape = describe(fake(reading.member).shape)
+        raise Refused(Reason.PLANE, shape=shape, m=draft.first.m, n=draft.first.n)
+
+    def admits(self, reader: fx.Node, is_inner: bool) -> bool:
+        return _keeps(reader)  # an op on several planes together is not on the plane
+
+    def is_followed(self, draft: Draft, node: fx.Node) -> bool:
+        return _keeps(node)
+
+    def follow(self, draft: Draft, node: fx.Node) -> Concatenated:
+        if is_reshape(node):
+            return self
+        dtype = supported_dtype(node.name, fake(node).dtype)
+        values = (str(lower_cast(draft.chain, value, dtype)) for value in self.values)
+        return replace(self, values=tuple(values))
+
+
+@dataclass(frozen=True)
+class Concatenation(Member):
+    """A `cat` of planes of the region."""
+
+    def joins(self, draft: Draft) -> bool:
+        return True
+
+    def join(self, search: Search, draft: Draft) -> Concatenated:
+        return _concatenated(draft, self.head)
+
+
+def find(nodes: Iterable[fx.Node]) -> Iterator[Member]:
+    """The concatenations of a graph, and its alternating columns."""
+    for node in nodes:
+        if node.op == "call_function" and (scattered := _read(node)) is not None:
+            yield scattered
+        elif is_concatenation(node):
+            yield Concatenation(node, ())
 
 
 def is_concatenation(node: fx.Node) -> bool:
     return node.op == "call_function" and target_name(node) in _CONCATENATIONS
 
 
-def concatenated(draft: Draft, node: fx.Node) -> Concatenated:
+def _concatenated(draft: Draft, node: fx.Node) -> Concatenated:
     """The value of a `cat` as a member. Raises Refused unless it joins only planes of the region, along an
     axis that comes after those of M and before those of N, or two planes along an axis after all of these."""
     args, tensor = arguments(node), fake(node)
@@ -54,7 +106,7 @@ def concatenated(draft: Draft, node: fx.Node) -> Concatenated:
     raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
 
 
-def keeps_concatenated(node: fx.Node) -> bool:
+def _keeps(node: fx.Node) -> bool:
     """Whether a call gives concatenated planes another shape, in the same memory, or another dtype."""
     if is_reshape(node):
         source = first_argument(node)
@@ -67,47 +119,31 @@ def _is_dense(node: fx.Node) -> bool:
     return known(collapsed_stride(tensor.shape, tensor.stride()) == 1)
 
 
-def kept(draft: Draft, node: fx.Node) -> Concatenated:
-    """The value of a member that keeps the concatenated planes which it reads."""
-    before = draft.values[first_argument(node)]
-    assert isinstance(before, Concatenated)
-    if is_reshape(node):
-        return before
-    dtype = supported_dtype(node.name, fake(node).dtype)
-    return replace(
-        before, values=tuple(str(lower_cast(draft.chain, value, dtype)) for value in before.values)
-    )
-
-
 def _plane(draft: Draft, member: fx.Node, node: fx.Node) -> str:
     """The value of a member that `node` joins to others of its dtype. Raises Refused if it is no plane."""
     value, frame = draft.values.get(member), draft.frames.get(member)
     in_order = frame is not None and frame.block == 1 and frame.is_in_order
-    if not isinstance(value, str) or not in_order or fake(member).dtype is not fake(node).dtype:
+    parts = value.parts if value is not None and value.is_plane else ()
+    if not parts or not in_order or fake(member).dtype is not fake(node).dtype:
         raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
-    return value
+    return parts[0]
 
 
 @dataclass(frozen=True)
-class Scattered:
+class Scattered(Member):
     """A node `head` along whose last axis elements of `even` and `odd` alternate. `inner` are the nodes
     between them and the head, in order, which nothing else reads. They are `added` if each is assigned to
     zeros and the head is the sum, in which no zero is negative."""
 
-    head: fx.Node
     even: fx.Node
     odd: fx.Node
-    inner: tuple[fx.Node, ...]
     added: bool
 
+    def joins(self, draft: Draft) -> bool:
+        return True
 
-def find_scattered(nodes: Iterable[fx.Node]) -> dict[fx.Node, Scattered]:
-    """The alternating columns of a graph, by their heads."""
-    found = {}
-    for node in nodes:
-        if node.op == "call_function" and (scattered := _read(node)) is not None:
-            found[node] = scattered
-    return found
+    def join(self, search: Search, draft: Draft) -> Concatenated:
+        return _alternating(draft, self)
 
 
 def _read(head: fx.Node) -> Scattered | None:
@@ -127,7 +163,7 @@ def _read(head: fx.Node) -> Scattered | None:
     places = {start: node for part in parts if part is not None for start, node in [part]}
     if len(parts) != 2 or places.keys() != {0, 1} or any(set(each.users) != {head} for each in inner):
         return None
-    return Scattered(head, places[0], places[1], tuple(sorted(inner)), name != _SCATTER)
+    return Scattered(head, tuple(sorted(inner)), places[0], places[1], name != _SCATTER)
 
 
 _SCATTER = "aten.slice_scatter.default"
@@ -150,7 +186,7 @@ def _is_assigned_to_zeros(node: fx.Node) -> bool:
     return _assigned(node) is not None and filling(arguments(node)["self"]) == 0
 
 
-def scattered(draft: Draft, found: Scattered) -> Concatenated:
+def _alternating(draft: Draft, found: Scattered) -> Concatenated:
     """The value of alternating columns as a member. Raises Refused unless both are planes of the region."""
     planes = [_plane(draft, each, found.inner[0]) for each in (found.even, found.odd)]
     for each in (found.even, found.odd):

@@ -19,7 +19,8 @@ from cute_backend.fx_walk.graph.static import Size, arguments, fake, known, targ
 from cute_backend.fx_walk.members.block_reductions import check_blocks, rotates
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
-from cute_backend.fx_walk.region.reductions import Reduced
+from cute_backend.fx_walk.region.member import Member, Search
+from cute_backend.fx_walk.region.value import Plane
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import supported_dtype
 from cute_backend.fx_walk.values.lower import lower_cast
@@ -29,22 +30,30 @@ from cute_backend.spec import FIRST_VISITS, Columns, Major, Operand
 
 
 @dataclass(frozen=True)
-class Rotation:
+class Rotation(Member):
     """A `cat` that rotates the halves of blocks of `columns` elements of a value's last axis: to (-y, x) or,
     if it is `inverse`, to (y, -x), as in the derivative. The `cat` divides the axis into blocks, (..., D)
     into (..., D / 2, 2), or leaves it unchanged. `inner` are the nodes on the way, in order, which nothing
     else reads."""
 
-    head: fx.Node
     source: fx.Node
     columns: int
     inverse: bool
-    inner: tuple[fx.Node, ...]
 
     @property
     def splits(self) -> bool:
         """Whether the head has an axis for the columns of a block, and the source has none."""
         return fake(self.head).dim() > fake(self.source).dim()
+
+    def joins(self, draft: Draft) -> bool:
+        return self.source in draft.values
+
+    def join(self, search: Search, draft: Draft) -> Plane:
+        value = draft.read(self.source, self.head)
+        rotated = _rotated_halves(self, draft, value, search.may_share(draft.anchors))
+        if why := search.unrotated(draft.anchors):
+            raise Refused(Reason.ROTATION_COST, why=why)
+        return Plane(rotated)
 
 
 @dataclass(frozen=True)
@@ -61,15 +70,13 @@ class _Piece:
     apart: bool = False
 
 
-def find_rotations(nodes: Iterable[fx.Node]) -> dict[fx.Node, Rotation]:
-    """The rotations of a graph, by their heads."""
-    found = {}
+def find(nodes: Iterable[fx.Node]) -> Iterator[Member]:
+    """The rotations of a graph."""
     for node in nodes:
         if node.op == "call_function" and target_name(node) == "aten.cat.default":
             rotation = _read(node)
             if rotation is not None:
-                found[node] = rotation
-    return found
+                yield rotation
 
 
 def _read(head: fx.Node) -> Rotation | None:
@@ -96,7 +103,7 @@ def _read(head: fx.Node) -> Rotation | None:
     inner = tuple(dict.fromkeys((*first.inner, *second.inner)))
     if any(user is not head and user not in inner for node in inner for user in node.users):
         return None
-    return Rotation(head, first.source, columns, second.negated, inner)
+    return Rotation(head, inner, first.source, columns, second.negated)
 
 
 def _is_whole(piece: _Piece, size: Size, shape: Sequence[Size]) -> bool:
@@ -180,14 +187,7 @@ def _is_along_last(node: fx.Node) -> bool:
     return args["dim"] % rank == rank - 1
 
 
-def inner_of(found: dict[fx.Node, Rotation]) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """The nodes on the way to each rotation, each with its head."""
-    for rotation in found.values():
-        for node in rotation.inner:
-            yield node, rotation.head
-
-
-def lower_rotation(found: Rotation, draft: Draft, value: Operand, may_share: bool) -> Operand:
+def _rotated_halves(found: Rotation, draft: Draft, value: Operand, may_share: bool) -> Operand:
     """Rotates the halves of `value`, which is the chain's value of `found.source`, and records the frame of
     the result. `may_share` says whether the kernel may compute other products of A, too.
 
@@ -212,7 +212,7 @@ def lower_rotation(found: Rotation, draft: Draft, value: Operand, may_share: boo
     else:
         result = chain.rotate_half(value, found.columns)
         check_rotations(chain)
-    if any(isinstance(each, Reduced) for each in draft.values.values()):
+    if any(each.reduction is not None for each in draft.values.values()):
         refuse_rotated(chain)
     result = chain.emit("neg", result) if found.inverse else result
     return lower_cast(chain, result, supported_dtype(found.head, fake(found.head).dtype))

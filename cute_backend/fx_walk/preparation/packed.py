@@ -34,7 +34,7 @@ from cute_backend.fx_walk.graph.static import (
     tensor_of,
 )
 from cute_backend.fx_walk.graph.working_copy import WorkingCopy
-from cute_backend.fx_walk.members.block_parts import find_block_parts
+from cute_backend.fx_walk.members.block_parts import taken_parts
 from cute_backend.fx_walk.preparation.index_lists import neighbours
 from cute_backend.fx_walk.preparation.packed_copies import copied, separate_copies
 from cute_backend.fx_walk.preparation.repeats import repeat_after_work
@@ -116,7 +116,7 @@ def _gains(division: _Division, regions: Sequence[Region]) -> bool:
 def _packed(graph: fx.Graph) -> Iterator[tuple[fx.Node, list[_Part]]]:
     """The products whose readers all read one of two to four disjoint parts of the columns, which together
     are all columns. Each comes with its parts."""
-    joined = find_block_parts(graph.nodes).taken
+    joined = taken_parts(graph.nodes)
     for node in graph.nodes:
         if node.op == "call_function" and target_name(node) in _OPERANDS:
             parts = _parts(node) or []

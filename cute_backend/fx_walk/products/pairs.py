@@ -27,27 +27,7 @@ from cute_backend.fx_walk.refusals.reasons import user_label
 from cute_backend.fx_walk.values.classify import ColumnSlice
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 from cute_backend.signature import TMA_ALIGN
-from cute_backend.spec import Accumulator, Columns, Operand
-
-
-@dataclass(frozen=True)
-class Slices:
-    """The two values of a member that holds the plane of a product in two slices of its columns.
-
-    If `whole`, its elements lie on the plane; otherwise it is a view on the way to the slices.
-    """
-
-    values: tuple[Operand, ...]
-    whole: bool
-
-
-@dataclass(frozen=True)
-class Concatenated:
-    """The values of a member that concatenates planes of the region, like the gradients of gate and up for
-    one weight. The columns of two values may `alternate`: the first has the even ones."""
-
-    values: tuple[str, ...]
-    alternate: bool = False
+from cute_backend.spec import Accumulator, Columns
 
 
 def column_slice(node: fx.Node, m: Size) -> ColumnSlice | None:

@@ -8,11 +8,16 @@ from torch import fx
 
 from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.products.anchor import Anchor
-from cute_backend.fx_walk.products.pairs import Slices
-from cute_backend.fx_walk.region.region import Layout, Value, parts_of, store_layout
+from cute_backend.fx_walk.region.region import Layout, store_layout
+from cute_backend.fx_walk.region.value import Reading, Value
 from cute_backend.fx_walk.values.chain import Chain, Mark
 from cute_backend.fx_walk.values.lower import is_reshape
-from cute_backend.spec import Operand
+from cute_backend.spec import Columns, Operand
+
+
+def alternates(anchor: Anchor) -> bool:
+    """Whether the two products of a pair are the even and the odd columns of one."""
+    return anchor.accumulator.columns is not Columns.ALL
 
 
 @dataclass
@@ -49,21 +54,28 @@ class Draft:
         self.chain.rollback(mark)
         self.work.clear()
 
+    def values_read(self, node: fx.Node) -> list[Value]:
+        """The values of the members that a node reads."""
+        return [self.values[source] for source in node.all_input_nodes if source in self.values]
+
+    def read(self, member: fx.Node, reader: fx.Node, side: int | None = None) -> Operand:
+        """The value of the chain that `reader` reads of a member. `side` is as in `Reading`. Raises Refused
+        if it can't read it."""
+        return self.values[member].read(self, Reading(reader, member, side))
+
     def split(self, node: fx.Node) -> bool:
         """Whether a node reads a value that the region has in two parts."""
-        return any(isinstance(self.values.get(source), Slices) for source in node.all_input_nodes)
+        return any(value.is_split for value in self.values_read(node))
 
     def reads_both(self, node: fx.Node) -> bool:
         """Whether a member's value depends on two accumulators."""
         value = self.values[node]
-        if isinstance(value, Slices):
-            return False
-        return any(len(self.chain.reads(part)) > 1 for part in parts_of(self.first, value))
+        return not value.is_split and any(len(self.chain.reads(part)) > 1 for part in value.parts)
 
     def layout(self, node: fx.Node) -> Layout | None:
         """The memory layout in which a member could be stored, or None if it can't be stored."""
         frame = self.frames.get(node)
-        if not parts_of(self.first, self.values[node]) or (frame is not None and frame.part is not None):
+        if not self.values[node].parts or (frame is not None and frame.part is not None):
             return None
         layout = store_layout(self.first, self.chain, node, self.values[node], frame)
         target = self.chain.target

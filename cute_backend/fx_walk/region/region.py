@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Union
 
 import torch
 from torch import fx
@@ -13,12 +12,10 @@ from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.graph.mutation import root
 from cute_backend.fx_walk.graph.static import DTYPES, Size, fake, known, product
 from cute_backend.fx_walk.products.anchor import Anchor
-from cute_backend.fx_walk.products.pairs import Concatenated, Slices
 from cute_backend.fx_walk.products.questions import is_only_read
 from cute_backend.fx_walk.products.scaling_recipes import BlockScale
 from cute_backend.fx_walk.refusals.reasons import user_label
-from cute_backend.fx_walk.region.reductions import Reduced
-from cute_backend.fx_walk.region.tiled_scales import E8M0, Tiled
+from cute_backend.fx_walk.region.value import E8M0, Value
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import ColumnSlice, LoadView
 from cute_backend.ops import PAIRINGS
@@ -27,21 +24,14 @@ from cute_backend.spec import (
     HEAD_COLUMNS,
     PAIRED_DTYPES,
     BColumns,
-    Columns,
     DType,
     EpilogueSpec,
     Heads,
-    Operand,
     Order,
     Part,
     ProductKind,
     Store,
 )
-
-Value = Union[Operand, Slices, Concatenated, Reduced, Tiled, None]
-"""The result of a member of a region: a value of the chain, two values for the two slices of its columns,
-several concatenated values, a reduction, or scales in tiles. If several nodes together spell a reduction or
-scales in tiles, one of them has this result, and the others have None."""
 
 
 @dataclass(frozen=True)
@@ -178,46 +168,34 @@ def stores_of(
     return stores, outputs
 
 
-def parts_of(anchor: Anchor, value: Value) -> tuple[str, ...]:
-    """The values whose planes make up a member's plane in memory: one value, two halves or several that are
-    concatenated, from left to right, or the even and the odd columns; none for a member that no kernel
-    stores. `anchor` is the region's first."""
-    if isinstance(value, Slices):
-        return tuple(map(str, value.values)) if value.whole else ()
-    if isinstance(value, Concatenated):
-        return value.values
-    stored = value.value if isinstance(value, (Reduced, Tiled)) else value
-    return (stored,) if isinstance(stored, str) else ()
-
-
-def alternate(anchor: Anchor, value: Value) -> bool:
-    """Whether the values of a member are its even and its odd columns."""
-    if isinstance(value, Slices):
-        return anchor.accumulator.columns is not Columns.ALL
-    return isinstance(value, Concatenated) and value.alternate
-
-
 def _stores(
     anchor: Anchor, chain: Chain, node: fx.Node, value: Value, frame: Frame | None
 ) -> Iterator[Store]:
     """The stores of a node, without names yet: one, or one for each part."""
-    block = 0 if frame is None or frame.block == 1 else frame.block
-    if isinstance(value, Tiled):
-        block = value.block
-    reduction, after = (value.reduce, value.after) if isinstance(value, Reduced) else (None, ())
-    layout, parts = store_layout(anchor, chain, node, value, frame), parts_of(anchor, value)
+    block = value.columns_of_each(1 if frame is None else frame.block)
+    layout, parts = store_layout(anchor, chain, node, value, frame), value.parts
     assert parts and layout is not None
-    index = reduction is not None and reduction.kind.is_index
+    index = value.reduction is not None and value.reduction.kind.is_index
     scales = fake(node).dtype is E8M0
     dtype = DType.I64 if index else DType.E8M0 if scales else DTYPES[fake(node).dtype]
-    if alternate(anchor, value):
+    if value.alternate:
         pair = chain.emit(PAIRINGS[dtype], *parts)
         assert isinstance(pair, str)
         yield Store("", pair, PAIRED_DTYPES[dtype], layout.order)
         return
     for place, stored in enumerate(parts):
         part = Part(place, len(parts)) if len(parts) > 1 else None
-        yield Store("", stored, dtype, layout.order, reduction, block, part, layout.heads, after)
+        yield Store(
+            "",
+            stored,
+            dtype,
+            layout.order,
+            value.reduction,
+            0 if block == 1 else block,
+            part,
+            layout.heads,
+            value.after,
+        )
 
 
 @dataclass(frozen=True)
@@ -235,14 +213,10 @@ def store_layout(
     has the strides of a node. None if there is none, or if no kernel stores the node's dtype. Parts of a
     result are only possible in row-major order."""
     tensor = fake(node)
-    if tensor.dtype not in (*DTYPES, E8M0) and not isinstance(value, Reduced):
+    if not value.can_store(tensor.dtype):
         return None
-    if isinstance(value, Reduced) and value.after and not tensor.dtype.is_floating_point:
-        return None
-    if isinstance(value, Tiled):
+    if value.orders == (Order.TILED,):
         return Layout(Order.TILED)
-    if alternate(anchor, value) and DTYPES.get(tensor.dtype) not in PAIRED_DTYPES:
-        return None
     if frame is None:
         axes = list(range(tensor.dim()))
     else:
@@ -250,7 +224,7 @@ def store_layout(
     sizes, strides = ([of[axis] for axis in axes] for of in (tensor.shape, tensor.stride()))
     layouts = [(Order.ROW, _row_major(sizes))]
     if (
-        not isinstance(value, (Reduced, Slices, Concatenated))
+        Order.COLUMN in value.orders
         and anchor.accumulator.kind in (ProductKind.DENSE, ProductKind.GROUPED)
         and not (frame is not None and frame.joins)
     ):
@@ -259,9 +233,9 @@ def store_layout(
     for order, wanted in layouts:
         if _has_strides(sizes, strides, wanted):
             return Layout(order)
-    if frame is None or not isinstance(value, str) or anchor.accumulator.kind is not ProductKind.DENSE:
+    if frame is None or not value.is_plane or anchor.accumulator.kind is not ProductKind.DENSE:
         return None
-    heads = _heads(anchor, chain, value, _by_heads(tensor, frame))
+    heads = _heads(anchor, chain, value.parts[0], _by_heads(tensor, frame))
     return None if heads is None else Layout(Order.ROW, heads)
 
 

@@ -10,25 +10,19 @@ from torch import fx
 
 from cute_backend.fx_walk.ends.redo import cheaper_to_redo
 from cute_backend.fx_walk.graph.static import DTYPES
-from cute_backend.fx_walk.members.block_parts import Taken
-from cute_backend.fx_walk.members.block_reductions import frame_of_blocks
-from cute_backend.fx_walk.members.concatenation import keeps_concatenated
-from cute_backend.fx_walk.members.finishing import is_finishing
-from cute_backend.fx_walk.members.rotations import Rotation
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.capability import target_of
-from cute_backend.fx_walk.products.pairs import Concatenated, Slices, named, reach
+from cute_backend.fx_walk.products.pairs import named, reach
 from cute_backend.fx_walk.products.questions import may_join
 from cute_backend.fx_walk.refusals.reasons import Refused
-from cute_backend.fx_walk.region.draft import Draft
-from cute_backend.fx_walk.region.reductions import Found, Reduced, keeps_reduced
-from cute_backend.fx_walk.region.tiled_scales import Tiled, Tiling
+from cute_backend.fx_walk.region.draft import Draft, alternates
+from cute_backend.fx_walk.region.value import STEP, Plane, Slices
 from cute_backend.fx_walk.search.dependences import cycle, depends
 from cute_backend.fx_walk.search.joining import join
 from cute_backend.fx_walk.search.walk import Walk
 from cute_backend.fx_walk.values.activation import activated
 from cute_backend.fx_walk.values.chain import Chain
-from cute_backend.fx_walk.values.lower import is_pointwise, lower_cast
+from cute_backend.fx_walk.values.lower import lower_cast
 from cute_backend.fx_walk.values.numbers import number
 from cute_backend.fx_walk.values.rounded import as_in_memory
 from cute_backend.spec import LoadKind, Operand
@@ -51,7 +45,7 @@ def seed(walk: Walk, anchors: tuple[Anchor, ...]) -> Draft:
     """A draft of the anchors alone: the accumulators and the work of the anchors' own ops on them."""
     target = target_of(anchors[0].device, walk.capability)
     draft = Draft(anchors, Chain(named(anchors), walk.precision, target))
-    draft.values = dict.fromkeys(anchor.node for anchor in anchors)
+    draft.values = dict.fromkeys((anchor.node for anchor in anchors), STEP)
     draft.expected = {node for anchor in anchors for node in reach(anchor.node, walk.owner)}
     for anchor in anchors:
         draft.frames[anchor.node] = anchor.frame
@@ -63,9 +57,9 @@ def seed(walk: Walk, anchors: tuple[Anchor, ...]) -> Draft:
         with draft.chain.lowering(anchor.node):
             results.append(_product(draft, index))
     if len(draft.values) < len(anchors):
-        draft.values[anchors[0].node] = Slices(tuple(results), whole=True)
+        draft.values[anchors[0].node] = Slices(tuple(results), True, alternates(anchors[0]))
     else:
-        draft.values = {anchor.node: value for anchor, value in zip(anchors, results, strict=True)}
+        draft.values = {anchor.node: Plane(value) for anchor, value in zip(anchors, results, strict=True)}
     return draft
 
 
@@ -104,14 +98,8 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
     seen: set[fx.Node] = set()
 
     def push_users(node: fx.Node) -> None:
-        if isinstance(draft.values[node], Tiled):
-            return  # an op on padded scales is not on the plane
-        joins = isinstance(draft.values[node], Concatenated)
-        reduces = isinstance(draft.values[node], Reduced)
         for reader in node.users:
-            if joins and not keeps_concatenated(reader):
-                continue  # an op on several planes together is not on the plane
-            if reduces and not (keeps_reduced(reader) or _may_finish(walk, reader)):
+            if not draft.values[node].admits(reader, reader in walk.heads):
                 continue
             for user in _heads(walk, draft, reader):
                 if user not in seen and user not in walk.owner and may_join(user):
@@ -122,7 +110,7 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
         push_users(anchor.node)
     while queue:
         _, node = heappop(queue)
-        if _reads_reduced_alone(walk, draft, node) and not is_finishing(draft, node):
+        if _comes_too_late(walk, draft, node):
             continue
         mark = draft.chain.mark()
         try:
@@ -132,44 +120,26 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
             draft.rollback(mark)
             walk.rejections.setdefault(node, refused.rejection(node))
             continue
-        draft.values |= dict.fromkeys(_inner(walk, draft, node))
+        member = walk.member(draft, node)
+        draft.values |= dict.fromkeys(() if member is None else member.inner, STEP)
         draft.values[node] = value
         push_users(node)
     return draft
 
 
-def _may_finish(walk: Walk, reader: fx.Node) -> bool:
-    """Whether a reader of a reduction's result may be work on it, and is no step of another reduction."""
-    return is_pointwise(reader) and reader not in walk.heads
-
-
-def _reads_reduced_alone(walk: Walk, draft: Draft, node: fx.Node) -> bool:
-    """Whether all members that a node reads are reduced, and it does more than keep the result of one and
-    is no part of another reduction."""
-    if node in walk.reductions:
+def _comes_too_late(walk: Walk, draft: Draft, node: fx.Node) -> bool:
+    """Whether all values that a node reads are complete only when the kernel has ended, and it neither
+    follows one of them nor reduces."""
+    if walk.reduces(node):
         return False
-    values = [draft.values[source] for source in node.all_input_nodes if source in draft.values]
-    return bool(values) and all(isinstance(value, Reduced) for value in values) and not keeps_reduced(node)
-
-
-def _inner(walk: Walk, draft: Draft, node: fx.Node) -> tuple[fx.Node, ...]:
-    """The nodes on the way to a reduction, a rotation, a part of blocks, tiled scales or alternating columns
-    of members. For any other node there are none."""
-    found: Found | Rotation | Tiling | Taken | None
-    found = walk.reductions.get(node) or walk.rotations.get(node) or walk.tilings.get(node)
-    found = found or walk.block_parts.taken.get(node)
-    if found is None:
-        return walk.scattered[node].inner if node in walk.scattered else ()
-    return found.inner if found.source in draft.values else ()
+    values = draft.values_read(node)
+    ended = bool(values) and all(value.reduction is not None for value in values)
+    return ended and not any(value.is_followed(draft, node) for value in values)
 
 
 def _heads(walk: Walk, draft: Draft, reader: fx.Node) -> list[fx.Node]:
-    """The nodes that may join for a reader of a member: the reader, or the reductions that it is a part
-    of."""
+    """The nodes that may join for a reader of a member: the reader, or the heads of the members that it is an
+    inner node of, if the region may have these as a whole."""
     heads = walk.heads.get(reader, [reader])
-    found = walk.reductions.get(heads[0])
-    if found is None or not found.is_of_blocks_alone:
-        return heads
-    frame = draft.frames.get(found.source)
-    of_blocks = frame is not None and frame_of_blocks(found, frame, draft.chain) is not None
-    return heads if of_blocks else [reader]
+    is_whole = all(member.is_whole(draft) for member in walk.members.get(heads[0], ()))
+    return heads if is_whole else [reader]

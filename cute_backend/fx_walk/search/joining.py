@@ -1,13 +1,13 @@
 """One step of a region's growth: a node joins, or is refused.
 
 A member may be a pointwise op on the (M, N) plane, a view that splits the plane's rows or columns or moves
-their axes, a rotation of halves, a part of each block of columns, or a reduction or a concatenation, after
-which the region ends.
+their axes, or several nodes that join as a whole, such as a reduction (`members/`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import fx
@@ -24,30 +24,14 @@ from cute_backend.fx_walk.graph.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.fx_walk.members.block_parts import joins_parts, lower_joined, part_frame
-from cute_backend.fx_walk.members.block_reductions import check_blocks, frame_of_blocks, lower_blocks
-from cute_backend.fx_walk.members.concatenation import (
-    concatenated,
-    is_concatenation,
-    keeps_concatenated,
-    kept,
-    scattered,
-)
-from cute_backend.fx_walk.members.finishing import finished, is_finishing
-from cute_backend.fx_walk.members.rotations import check_rotations, lower_rotation, refuse_rotated
-from cute_backend.fx_walk.products.pairs import Concatenated, Slices, column_slice, same_slice
+from cute_backend.fx_walk.members.block_reductions import check_blocks
+from cute_backend.fx_walk.members.reductions import refuse_unknown
+from cute_backend.fx_walk.members.rotations import check_rotations
+from cute_backend.fx_walk.products.pairs import column_slice, same_slice
 from cute_backend.fx_walk.products.questions import is_reduction
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
-from cute_backend.fx_walk.region.draft import Draft
-from cute_backend.fx_walk.region.reductions import (
-    Found,
-    Reduced,
-    keeps_reduced,
-    reduced,
-    refuse_rounds,
-    refuse_unknown,
-)
-from cute_backend.fx_walk.region.tiled_scales import E8M0, Tiled, Tiling, check_tiled
+from cute_backend.fx_walk.region.draft import Draft, alternates
+from cute_backend.fx_walk.region.value import E8M0, Plane, Slices, Value
 from cute_backend.fx_walk.search.dependences import check_mutations
 from cute_backend.fx_walk.search.resolve import Reader, resolve
 from cute_backend.fx_walk.search.views import not_pointwise, rearranged
@@ -59,61 +43,30 @@ from cute_backend.fx_walk.values.rounded import as_in_memory
 from cute_backend.spec import Operand
 
 
-def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concatenated | Reduced | Tiled:
+def join(walk: Walk, draft: Draft, node: fx.Node) -> Value:
     """The value of `node` as a member of the region. Raises Refused if it can't be one."""
     anchor = draft.first
     if draft.split(node):
         joined = _join_split(walk, draft, node)
-        _frame_slice(draft, node, whole=isinstance(joined, Slices))
+        _frame_slice(draft, node, whole=joined.is_split)
         return joined
-    if node in walk.reductions and walk.reductions[node].source in draft.values:
-        return _join_reduction(walk, draft, walk.reductions[node])
-    if node in walk.rotations and walk.rotations[node].source in draft.values:
-        rotation = walk.rotations[node]
-        value = resolve(walk, draft, rotation.source, Reader(node, node))
-        rotated = lower_rotation(rotation, draft, value, walk.may_share(draft.anchors))
-        if why := walk.unrotated(draft.anchors):
-            raise Refused(Reason.ROTATION_COST, why=why)
+    member = walk.member(draft, node)
+    if member is not None:
+        value = member.join(walk, draft)
         check_mutations(walk, draft, node)
-        return rotated
-    if node in walk.block_parts.taken and walk.block_parts.taken[node].source in draft.values:
-        taken = walk.block_parts.taken[node]
-        if (part := part_frame(taken, draft.frames.get(taken.source))) is not None:
-            value = resolve(walk, draft, taken.source, Reader(node, node))
-            draft.frames[node] = part
+        return value
+    for before in draft.values_read(node):
+        if before.is_followed(draft, node):
+            value = before.follow(draft, node)
+            check_mutations(walk, draft, node)
             return value
-    if node in walk.block_parts.joined and joins_parts(draft, node):
-        selected = lower_joined(draft, node, walk.block_parts.joined[node])
-        check_mutations(walk, draft, node)
-        return selected
-    if node in walk.tilings and walk.tilings[node].source in draft.values:
-        return _join_tiles(walk, draft, walk.tilings[node])
-    if node in walk.scattered:
-        alternating = scattered(draft, walk.scattered[node])
-        check_mutations(walk, draft, node)
-        return alternating
-    before = draft.values.get(first_argument(node))
-    if isinstance(before, Reduced) and keeps_reduced(node):
-        return before
-    if isinstance(before, Concatenated) and keeps_concatenated(node):
-        joined_before = kept(draft, node)
-        check_mutations(walk, draft, node)
-        return joined_before
-    if is_finishing(draft, node):
-        work = finished(draft, node)
-        check_mutations(walk, draft, node)
-        return work
     if is_reshape(node):
         source = draft.frames.get(first_argument(node))
         frame = None if source is None else source.reshaped(node, anchor.m, anchor.n)
         if frame is None:
             raise rearranged(node, source)
         draft.frames[node] = frame
-        return resolve(walk, draft, first_argument(node), Reader(node, node))
-    if is_concatenation(node):
-        beside = concatenated(draft, node)
-        check_mutations(walk, draft, node)
-        return beside
+        return Plane(resolve(walk, draft, first_argument(node), Reader(node, node)))
     if is_reduction(node):
         refuse_unknown(node, anchor.m, anchor.n)
     if not is_pointwise(node):
@@ -121,7 +74,7 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concaten
         if result is not None and result.is_complex():
             raise Refused(Reason.UNSUPPORTED_DTYPE, operand=node, dtype=result.dtype)
         raise not_pointwise(walk, node, draft.frames.get(first_argument(node)))
-    return _join_pointwise(walk, draft, node, anchor.n, (None,))[0]
+    return Plane(_join_pointwise(walk, draft, node, anchor.n, (None,))[0])
 
 
 def _join_pointwise(
@@ -165,7 +118,7 @@ def _is_of(draft: Draft, sources: Sequence[fx.Node], shape: Sequence[Size], fram
     return any(draft.frames[node] == frame and same_sizes(fake(node).shape, shape) for node in sources)
 
 
-def _join_split(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices:
+def _join_split(walk: Walk, draft: Draft, node: fx.Node) -> Value:
     """The value of a member that reads the whole plane of a product which the region has in two slices."""
     slices = [anchor.columns for anchor in draft.anchors]
     n = draft.first.b_columns
@@ -175,16 +128,17 @@ def _join_split(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices:
             raise Refused(Reason.UNPAIRED, target=target_name(node))
         taken = column_slice(node, draft.first.m)
         if taken is None:
-            return Slices(source.values, whole=False)
+            return replace(source, whole=False)
         for value, columns in zip(source.values, slices, strict=True):
             if columns is not None and same_slice(taken, columns):
-                return value
-        return Slices(source.values, whole=same_slice(taken, ColumnSlice(0, 1, n)))
+                return Plane(value)
+        return replace(source, whole=same_slice(taken, ColumnSlice(0, 1, n)))
     if is_reduction(node):
         raise Refused(Reason.HALVES_TOGETHER, target=target_name(node))
     if not is_pointwise(node):
         raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
-    return Slices(tuple(_join_pointwise(walk, draft, node, n, range(len(slices)))), whole=True)
+    values = _join_pointwise(walk, draft, node, n, range(len(slices)))
+    return Slices(tuple(values), True, alternates(draft.first))
 
 
 def _frame_slice(draft: Draft, node: fx.Node, whole: bool) -> None:
@@ -194,40 +148,6 @@ def _frame_slice(draft: Draft, node: fx.Node, whole: bool) -> None:
         frame = Frame.of(tensor.shape, anchor.m, anchor.b_columns if whole else anchor.n)
         if frame is not None:
             draft.frames[node] = frame
-
-
-def _join_reduction(walk: Walk, draft: Draft, found: Found) -> Operand | Reduced:
-    anchor, source = draft.first, draft.frames[found.source]
-    if source.part is not None:
-        raise Refused(Reason.REDUCED_PART, target=target_name(found.head), part=source.part)
-    frame = frame_of_blocks(found, source, draft.chain)
-    if frame is None:
-        if source.joins:
-            axes, shape = describe(found.dims), describe(fake(found.source).shape)
-            raise Refused(Reason.REDUCED_AXES, target=target_name(found.head), axes=axes, shape=shape)
-        if found.is_of_blocks_alone:
-            refuse_unknown(found.head, anchor.m, anchor.n)
-        refuse_rounds(found, walk.heads, anchor.m, anchor.n)
-    value = resolve(walk, draft, found.source, Reader(found.head, found.head))
-    result: Operand | Reduced
-    if frame is None:
-        refuse_rotated(draft.chain)
-        result = reduced(found, draft.chain, value, source)
-    else:
-        if found.head in walk.unreduced:
-            raise walk.unreduced[found.head]
-        result = lower_blocks(found, draft.chain, value, frame.block, draft.first.m)
-        draft.frames[found.head] = frame
-    check_mutations(walk, draft, found.head)
-    return result
-
-
-def _join_tiles(walk: Walk, draft: Draft, found: Tiling) -> Tiled:
-    frame = draft.frames[found.source]
-    check_tiled(draft.chain, frame, found.head)
-    value = resolve(walk, draft, found.source, Reader(found.head, found.head))
-    check_mutations(walk, draft, found.head)
-    return Tiled(str(value), frame.block)
 
 
 def _check_loads(chain: Chain) -> None:

@@ -27,8 +27,8 @@ from cute_backend.fx_walk.products.opaque_products import decomposed_product
 from cute_backend.fx_walk.products.pairs import meet, reach, slices_of, split, unlike
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region.draft import Draft
-from cute_backend.fx_walk.region.reductions import Reduced
-from cute_backend.fx_walk.region.region import Region, parts_of, stores_of
+from cute_backend.fx_walk.region.region import Region, stores_of
+from cute_backend.fx_walk.region.value import STEP
 from cute_backend.fx_walk.search.exposed_gathers import exposed_gather
 from cute_backend.fx_walk.search.growth import grown, seed
 from cute_backend.fx_walk.search.joining import join
@@ -96,7 +96,7 @@ def _region(walk: Walk, node: fx.Node) -> Region:
             return region
     draft, settled = _grown(walk, (anchor,))
     fuses = anchor.stands_alone or any(
-        is_pointwise(member) or isinstance(draft.values[member], Reduced) for member in settled.members
+        is_pointwise(member) or draft.values[member].reduction is not None for member in settled.members
     )
     if not fuses or not settled.stored:
         raise _left_out(walk, anchor)
@@ -168,10 +168,10 @@ def _grown(walk: Walk, anchors: tuple[Anchor, ...]) -> tuple[Draft, Settled]:
     """
     while True:
         draft, settled = _settled(walk, grown(walk, anchors))
-        parts = (parts_of(draft.first, draft.values[node]) for node in settled.stored)
-        draft.chain.stored = frozenset(part for each in parts for part in each)
+        parts = (part for node in settled.stored for part in draft.values[node].parts)
+        draft.chain.stored = frozenset(parts)
         refused = unfit_blocks(draft.chain)
-        reducing = {node for node in settled.members if node in walk.reductions} - walk.unreduced.keys()
+        reducing = {node for node in settled.members if walk.reduces(node)} - walk.unreduced.keys()
         if refused is None or not reducing:
             return draft, settled
         walk.unreduced |= dict.fromkeys(reducing, refused)
@@ -193,22 +193,11 @@ def _settled(walk: Walk, draft: Draft) -> tuple[Draft, Settled]:
 def _lowered(walk: Walk, anchors: tuple[Anchor, ...], members: list[fx.Node]) -> Draft:
     """The draft of these members."""
     draft = seed(walk, anchors)
-    found = (
-        each[node]
-        for each in (
-            walk.reductions,
-            walk.rotations,
-            walk.block_parts.taken,
-            walk.tilings,
-            walk.scattered,
-        )
-        for node in members
-        if node in each
-    )
+    found = (member for node in members for member in walk.members.get(node, ()))
     inner = {inner for each in found for inner in each.inner}
     for node in members[len(draft.values) :]:
         with draft.chain.lowering(node):
-            draft.values[node] = None if node in inner else join(walk, draft, node)
+            draft.values[node] = STEP if node in inner else join(walk, draft, node)
     return draft
 
 

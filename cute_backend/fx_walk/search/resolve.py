@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.graph.static import describe, fake, first_argument, known, target_name, tensor_of
+from cute_backend.fx_walk.graph.static import fake, first_argument, known, tensor_of
 from cute_backend.fx_walk.products.group_rows import group_vectors
-from cute_backend.fx_walk.products.pairs import Concatenated, Slices
 from cute_backend.fx_walk.products.questions import (
     is_cast_of_stored,
     is_free_cast,
@@ -25,8 +24,6 @@ from cute_backend.fx_walk.products.questions import (
 )
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.region.draft import Draft
-from cute_backend.fx_walk.region.reductions import Reduced
-from cute_backend.fx_walk.region.tiled_scales import Tiled
 from cute_backend.fx_walk.search.dependences import cycle, depends, reduction_before
 from cute_backend.fx_walk.search.walk import Walk
 from cute_backend.fx_walk.values.classify import LoadView, classify, supported_dtype
@@ -64,7 +61,7 @@ def resolve(walk: Walk, draft: Draft, argument: Any, reader: Reader) -> Operand:
     if not isinstance(argument, fx.Node):
         return number(argument)
     if argument in draft.values:
-        return _of_member(draft, argument, reader)
+        return draft.read(argument, node, side)
     if is_stored(argument):
         argument = walk.firsts.get(argument, argument)  # a program may take a part of a table several times
     frame = draft.frames.get(reader.member)
@@ -115,19 +112,6 @@ def _cast(walk: Walk, draft: Draft, cast: fx.Node, reader: Reader) -> Operand:
     """The value of an operand that is a cast, which the kernel does itself."""
     source = resolve(walk, draft, first_argument(cast), replace(reader, depth=reader.depth + 1))
     return lower_cast(draft.chain, source, supported_dtype(user_label(cast), fake(cast).dtype))
-
-
-def _of_member(draft: Draft, member: fx.Node, reader: Reader) -> Operand:
-    """The value of a member, or its slice on the reader's side."""
-    value = draft.values[member]
-    if value is None or isinstance(value, (Reduced, Tiled)):
-        raise Refused(Reason.FEEDBACK, reduction=member, into=reader.node)
-    if isinstance(value, Concatenated):
-        shape = describe(fake(member).shape)
-        raise Refused(Reason.PLANE, shape=shape, m=draft.first.m, n=draft.first.n)
-    if isinstance(value, Slices) is (reader.side is None) or (isinstance(value, Slices) and not value.whole):
-        raise Refused(Reason.UNPAIRED, target=target_name(reader.node))
-    return value.values[reader.side] if isinstance(value, Slices) else value  # type: ignore[index]
 
 
 def _is_for_the_region_alone(walk: Walk, draft: Draft, node: fx.Node, reader: fx.Node) -> bool:

@@ -10,21 +10,25 @@ from cute_backend import config
 from cute_backend.fx_walk.ends.consumers import Waves
 from cute_backend.fx_walk.ends.outside import Outside
 from cute_backend.fx_walk.graph.mutation import Mutations
-from cute_backend.fx_walk.members import block_parts
-from cute_backend.fx_walk.members.block_parts import find_block_parts
-from cute_backend.fx_walk.members.concatenation import find_scattered
-from cute_backend.fx_walk.members.rotations import find_rotations, inner_of
+from cute_backend.fx_walk.members import (
+    block_parts,
+    concatenation,
+    reductions,
+    rotations,
+    tiled_scales,
+)
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.anchors import is_anchor, read_anchor
 from cute_backend.fx_walk.products.capability import Capability
 from cute_backend.fx_walk.products.equal import first_equals
 from cute_backend.fx_walk.products.questions import after_products
 from cute_backend.fx_walk.refusals.reasons import Refused, Rejection
-from cute_backend.fx_walk.region import tiled_scales
 from cute_backend.fx_walk.region.draft import Draft
-from cute_backend.fx_walk.region.reductions import find_reductions
-from cute_backend.fx_walk.region.tiled_scales import find_tilings
+from cute_backend.fx_walk.region.member import Member
 from cute_backend.spec import Precision
+
+FINDERS = (reductions.find, rotations.find, block_parts.find, tiled_scales.find, concatenation.find)
+"""What finds the members of each kind. Where a node may join as several kinds, the first one wins."""
 
 
 class Walk:
@@ -42,14 +46,11 @@ class Walk:
         """Products that share no launch even if they rotate blocks of columns, each with the reason."""
         self.capability = capability
         self.order = {node: position for position, node in enumerate(graph.nodes)}
-        self.reductions = find_reductions(self.order)
-        self.rotations = find_rotations(self.order)
-        self.block_parts = find_block_parts(self.order)
-        self.tilings = find_tilings(self.order)
-        self.scattered = find_scattered(self.order)
+        self.members = self._members()
+        """The members that join as a whole, by their heads. A node may head several, such as a `cat`; the
+        first that the region has the operands of joins."""
         self.heads = self._heads()
-        """The reductions, rotations, parts of blocks, scales in tiles and alternating columns that a node is
-        an inner part of."""
+        """The heads of the members that a node is an inner node of."""
         self.mutations = Mutations(self.order)
         self.firsts = first_equals(self.order, self.mutations)
         """The first node that has the value of a node, for nodes after it."""
@@ -86,20 +87,27 @@ class Walk:
         """Whether the region of these anchors may share a launch with products of the same A."""
         return config.shared_launches and len(anchors) == 1 and len(self.of_one_a[anchors[0].a]) > 1
 
+    def member(self, draft: Draft, node: fx.Node) -> Member | None:
+        """The member that a node joins a region as, if it joins with inner nodes or in a way of its own."""
+        return next((each for each in self.members.get(node, ()) if each.joins(draft)), None)
+
+    def reduces(self, node: fx.Node) -> bool:
+        """Whether a node is the head of a reduction."""
+        return any(member.reduces for member in self.members.get(node, ()))
+
+    def _members(self) -> dict[fx.Node, list[Member]]:
+        members: dict[fx.Node, list[Member]] = {}
+        for find in FINDERS:
+            for member in find(self.order):
+                members.setdefault(member.head, []).append(member)
+        return members
+
     def _heads(self) -> dict[fx.Node, list[fx.Node]]:
         heads: dict[fx.Node, list[fx.Node]] = {}
-        for found in self.reductions.values():
-            for inner in found.inner:
-                heads.setdefault(inner, []).append(found.head)
-        for scattered in self.scattered.values():
-            for inner in scattered.inner:
-                heads.setdefault(inner, []).append(scattered.head)
-        for inner, head in (
-            *inner_of(self.rotations),
-            *tiled_scales.inner_of(self.tilings),
-            *block_parts.inner_of(self.block_parts),
-        ):
-            heads.setdefault(inner, []).append(head)
+        for members in self.members.values():
+            for member in members:
+                for inner in member.inner:
+                    heads.setdefault(inner, []).append(member.head)
         return heads
 
     def _of_one_a(self) -> dict[fx.Node, list[Anchor]]:

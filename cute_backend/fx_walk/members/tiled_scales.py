@@ -17,30 +17,57 @@ from torch import fx
 from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.graph.static import Size, arguments, fake, known, product, target_name, tensor_of
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
+from cute_backend.fx_walk.region.draft import Draft
+from cute_backend.fx_walk.region.member import Member, Search
+from cute_backend.fx_walk.region.value import E8M0, Reading, Value
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.lower import filling, is_pointwise
-from cute_backend.spec import SCALE_TILE, Scaling, padded
-
-E8M0 = torch.float8_e8m0fnu
+from cute_backend.spec import SCALE_TILE, Operand, Order, Scaling, padded
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """A contiguous tensor `head` that has the scales of `source`, (M, N / b), in tiles. `inner` lists the
-    nodes between the two, in order; nothing else reads them."""
-
-    head: fx.Node
-    source: fx.Node
-    inner: tuple[fx.Node, ...]
-
-
-@dataclass(frozen=True)
-class Tiled:
-    """The result of a member: the value `value` of the chain at the first column of every block of `block`
-    columns, in tiles of scales."""
+class Tiled(Value):
+    """The value `value` of the chain at the first column of every block of `block` columns, in tiles of
+    scales."""
 
     value: str
     block: int
+    orders = (Order.TILED,)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (self.value,)
+
+    def read(self, draft: Draft, reading: Reading) -> Operand:
+        raise Refused(Reason.FEEDBACK, reduction=reading.member, into=reading.node)
+
+    def admits(self, reader: fx.Node, is_inner: bool) -> bool:
+        return False  # an op on padded scales is not on the plane
+
+    def can_store(self, dtype: torch.dtype) -> bool:
+        return dtype is E8M0
+
+    def elements(self, m: int, n: int, block: int) -> int:
+        return m * n // self.block
+
+    def columns_of_each(self, block: int) -> int:
+        return self.block
+
+
+@dataclass(frozen=True)
+class Tiling(Member):
+    """A contiguous tensor `head` that has the scales of `source`, (M, N / b), in tiles. `inner` lists the
+    nodes between the two, in order; nothing else reads them."""
+
+    source: fx.Node
+
+    def joins(self, draft: Draft) -> bool:
+        return self.source in draft.values
+
+    def join(self, search: Search, draft: Draft) -> Tiled:
+        frame = draft.frames[self.source]
+        _check_tiled(draft.chain, frame, self.head)
+        return Tiled(str(draft.read(self.source, self.head)), frame.block)
 
 
 @dataclass(frozen=True)
@@ -51,20 +78,15 @@ class _Factor:
     size: Size
 
 
-def find_tilings(nodes: Iterable[fx.Node]) -> dict[fx.Node, Tiling]:
-    """Returns the scales in tiles of a graph, by their heads."""
-    found = (_followed(node, user) for node in nodes if _is_scale(node) for user in node.users)
-    return {tiling.head: tiling for tiling in found if tiling is not None}
+def find(nodes: Iterable[fx.Node]) -> Iterator[Member]:
+    """Yields the scales in tiles of a graph."""
+    for node in nodes:
+        if _is_scale(node):
+            found = (_followed(node, user) for user in node.users)
+            yield from (tiling for tiling in found if tiling is not None)
 
 
-def inner_of(found: dict[fx.Node, Tiling]) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Yields each inner node with its head."""
-    for tiling in found.values():
-        for node in tiling.inner:
-            yield node, tiling.head
-
-
-def check_tiled(chain: Chain, frame: Frame, head: fx.Node) -> None:
+def _check_tiled(chain: Chain, frame: Frame, head: fx.Node) -> None:
     """Raises Refused unless a kernel can write these scales: they must belong to blocks of 32 columns, and
     the target's MMA must read them."""
     target = chain.target
@@ -99,7 +121,7 @@ def _followed(source: fx.Node, reader: fx.Node) -> Tiling | None:
             return None
         node = user
         inner.append(node)
-    return Tiling(node, source, tuple(inner[:-1]))
+    return Tiling(node, tuple(inner[:-1]), source)
 
 
 def _is_reshape(node: fx.Node) -> bool:

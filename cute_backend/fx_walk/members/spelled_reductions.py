@@ -1,14 +1,12 @@
-"""Reductions of a value on the plane, over rows, over columns and over everything, as graphs spell them.
+"""Reductions as graphs spell them.
 
-A reduction is the end of a region: its result is complete only when the kernel has ended, so no node of the
-same region can read it. Most are one call. `max` with a dimension is a call that gives a pair; `logsumexp`
-arrives decomposed, and its steps are recognised only together, because the third reads the result of the
-first.
+Most are one call. `max` with a dimension is a call that gives a pair; `logsumexp` arrives decomposed, and its
+steps are recognised only together, because the third reads the result of the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -16,36 +14,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.graph.spelled import SpelledOtherwise, operands
 from cute_backend.fx_walk.graph.static import (
-    Size,
     arguments,
-    describe,
     fake,
     first_argument,
     known,
-    on_plane,
-    product,
     target_name,
     tensor_of,
 )
-from cute_backend.fx_walk.products.questions import is_reduction
-from cute_backend.fx_walk.refusals.reasons import Reason, Refused
-from cute_backend.fx_walk.values.chain import Chain
-from cute_backend.fx_walk.values.classify import supported_dtype
-from cute_backend.fx_walk.values.lower import CASTS, filling, is_pointwise, is_reshape, lower_cast
-from cute_backend.spec import BATCH_ROWS, Axis, DType, Op, Operand, ProductKind, ReduceKind, Reduction
-
-
-@dataclass(frozen=True)
-class Reduced:
-    """The result of a member: the reduction of the chain's value `value`, to which the ops `after` are
-    applied, if there are any."""
-
-    value: str
-    reduce: Reduction
-    after: tuple[Op, ...] = ()
+from cute_backend.fx_walk.values.lower import filling, is_pointwise, is_reshape
+from cute_backend.spec import ReduceKind
 
 
 @dataclass(frozen=True)
@@ -84,66 +63,6 @@ def find_reductions(nodes: Iterable[fx.Node]) -> dict[fx.Node, Found]:
     return found
 
 
-def reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduced:
-    """A reduction of `value`, which is the chain's value of `found.source` and has `frame`.
-
-    Raises Refused if it covers a part of M that is not the rows of a batch, or the rows of several products,
-    or has a dtype that no kernel reduces.
-    """
-    rows = _batch_rows(found, frame)
-    axis = Axis.COLUMN if rows else _axis(found, frame)
-    if axis is not Axis.ROW and any(acc.kind is not ProductKind.DENSE for acc in chain.accumulators):
-        raise Refused(Reason.BATCHED, target=target_name(found.head))
-    if found.dtype is not None:
-        value = lower_cast(chain, value, supported_dtype(found.head, found.dtype))
-    own = chain.dtype(value)
-    if own is DType.I32:
-        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=found.source, dtype=fake(found.source).dtype)
-    if not found.kind.is_index:
-        result = supported_dtype(found.head, fake(found.head).dtype)
-        if not (result.is_float or (found.kind.is_extremum and result is own)):
-            raise Refused(
-                Reason.UNSUPPORTED_DTYPE, operand=found.head, dtype=f"an integer {found.kind.value}"
-            )
-    assert isinstance(value, str)
-    return Reduced(value, Reduction(axis, found.kind, rows))
-
-
-def keeps_reduced(node: fx.Node) -> bool:
-    """Whether a reader of a reduction's result only changes its form, so that the kernel can write the
-    reader's result: another shape with its axes in order, or rounding from fp32 to 16 bits."""
-    before, after = tensor_of(first_argument(node)), tensor_of(node)
-    if node.op != "call_function" or before is None or after is None or before.device != after.device:
-        return False
-    if is_reshape(node):
-        return target_name(node) != "aten.permute.default" and known(before.numel() == after.numel())
-    is_cast = target_name(node) in CASTS
-    return is_cast and before.dtype is torch.float32 and after.dtype in (torch.bfloat16, torch.float16)
-
-
-def refuse_unknown(node: fx.Node, m: Size, n: Size) -> None:
-    """Raises Refused for a reduction that kernels do not compute, such as the variance."""
-    back = feeds(node, lambda user: is_pointwise(user) and _on_plane(user, m, n))
-    if back is not None:
-        raise Refused(Reason.FEEDBACK, reduction=node, into=back)
-    raise Refused(Reason.REDUCTION, target=target_name(node))
-
-
-def refuse_rounds(found: Found, steps: Collection[fx.Node], m: Size, n: Size) -> None:
-    """Raises Refused for a reduction whose result another reduction of the plane needs, as in softmax.
-
-    Inductor does both in one kernel that holds a row, and gains nothing if the first is already done. `steps`
-    of a reduction that a kernel does as a whole are excepted.
-    """
-
-    def reduces(user: fx.Node) -> bool:
-        return is_reduction(user) and user not in steps and _on_plane(first_argument(user), m, n)
-
-    back = feeds(found.head, reduces)
-    if back is not None:
-        raise Refused(Reason.FEEDBACK, reduction=found.head, into=back)
-
-
 def feeds(node: fx.Node, wanted: Callable[[fx.Node], bool]) -> fx.Node | None:
     """The first wanted node that depends on `node` through pointwise work and views only."""
     stack, seen = list(node.users), set()
@@ -158,66 +77,6 @@ def feeds(node: fx.Node, wanted: Callable[[fx.Node], bool]) -> fx.Node | None:
             stack.extend(user.users)
     return None
 
-
-def _on_plane(value: Any, m: Size, n: Size) -> bool:
-    tensor = tensor_of(value) if isinstance(value, fx.Node) else None
-    return tensor is not None and on_plane(tensor.shape, m, n)
-
-
-def _batch_rows(found: Found, frame: Frame) -> int:
-    """The rows of a batch, if a reduction is over the last axes of M and over no others that have several
-    elements; 0 otherwise, and if partials of columns would span two batches."""
-    shape = fake(found.source).shape
-    gone = [axis for axis in found.dims if not known(shape[axis] == 1)]
-    last = list(frame.m_axes[len(frame.m_axes) - len(gone) :])
-    rows = product(shape[axis] for axis in gone)
-    is_part = gone == last and 0 < len(gone) < len(frame.m_axes)
-    if not is_part or frame.block > 1 or not frame.is_in_order or found.kind.is_index:
-        return 0
-    return rows if isinstance(rows, int) and rows % BATCH_ROWS == 0 else 0
-
-
-def _axis(found: Found, frame: Frame) -> Axis:
-    """The axis of a reduction over `found.dims`. Axes of size 1 count only if no other axis decides.
-
-    The kernel writes the remaining axes, and counts an index, in the order of the product.
-    """
-    axis, shape = _over(found, frame), describe(fake(found.source).shape)
-    if frame.block > 1:
-        raise _refused(found, f"{shape}, which has one element for each {frame.block} columns")
-    left, gone = {
-        Axis.ROW: (frame.m_axes, frame.n_axes),
-        Axis.COLUMN: (frame.n_axes, frame.m_axes),
-        Axis.ALL: ((), frame.axes),
-    }[axis]
-    if any(list(axes) != sorted(axes) for axes in (left, gone if found.kind.is_index else ())):
-        raise _refused(found, f"{shape}, whose axes were moved")
-    return axis
-
-
-def _over(found: Found, frame: Frame) -> Axis:
-    shape = fake(found.source).shape
-    columns = set(frame.n_axes) or {len(shape) - 1} - set(frame.m_axes)
-    rows = {axis for axis in range(len(shape)) if axis not in columns}
-    long, leading, trailing = set(frame.m_axes), rows & set(found.dims), columns & set(found.dims)
-    over_m = bool(leading) and long <= leading
-    if trailing == columns:
-        if not leading or not long & leading:
-            return Axis.ROW
-        if over_m:
-            return Axis.ALL
-    elif over_m and not trailing:
-        return Axis.COLUMN
-    raise _refused(found, describe(shape))
-
-
-def _refused(found: Found, shape: str) -> Refused:
-    return Refused(
-        Reason.REDUCED_AXES, target=target_name(found.head), axes=describe(found.dims), shape=shape
-    )
-
-
-# Spellings
 
 _CALLS = {
     "aten.sum.default": ReduceKind.SUM,

@@ -1,4 +1,4 @@
-"""Pointwise work on the result of a reduction alone, which a kernel does when it finishes the reduction.
+"""The result of a reduction, and pointwise work on it alone, which a kernel does when it finishes it.
 
 Examples are the scale of a quantisation, `max(amax, eps) / 448`, and the inverse deviation of a norm,
 `rsqrt(mean + eps)`. Otherwise it would take one more kernel, unless a reader of the plane computes it.
@@ -9,21 +9,21 @@ memory has.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.graph.static import DTYPES, fake, known, target_name, tensor_of
+from cute_backend.fx_walk.graph.static import DTYPES, fake, first_argument, known, target_name, tensor_of
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
-from cute_backend.fx_walk.region.reductions import Reduced
+from cute_backend.fx_walk.region.value import Reading, Value
 from cute_backend.fx_walk.values.chain import Chain
-from cute_backend.fx_walk.values.lower import constant, is_pointwise, lower, lower_cast
+from cute_backend.fx_walk.values.lower import CASTS, constant, is_pointwise, is_reshape, lower, lower_cast
 from cute_backend.fx_walk.values.numbers import number
 from cute_backend.fx_walk.values.rounded import as_in_memory, in_memory
-from cute_backend.spec import REDUCED, Operand
+from cute_backend.spec import REDUCED, Axis, Op, Operand, Reduction
 
 _MOST_OPS = 256
 """The most ops with which a kernel finishes a reduction. Every member has all of its ops, so their number
@@ -32,7 +32,52 @@ grows with the square of a chain's length; the longest known are the dozen of a 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def is_finishing(draft: Draft, node: fx.Node) -> bool:
+@dataclass(frozen=True)
+class Reduced(Value):
+    """The reduction of the chain's value `value`, to which the ops `after` are applied, if there are any."""
+
+    value: str
+    reduction: Reduction
+    after: tuple[Op, ...] = ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (self.value,)
+
+    def read(self, draft: Draft, reading: Reading) -> Operand:
+        raise Refused(Reason.FEEDBACK, reduction=reading.member, into=reading.node)
+
+    def admits(self, reader: fx.Node, is_inner: bool) -> bool:
+        return _keeps(reader) or (is_pointwise(reader) and not is_inner)
+
+    def is_followed(self, draft: Draft, node: fx.Node) -> bool:
+        return _keeps(node) or _is_finishing(draft, node)
+
+    def follow(self, draft: Draft, node: fx.Node) -> Reduced:
+        return self if _keeps(node) else _finished(draft, node)
+
+    def can_store(self, dtype: torch.dtype) -> bool:
+        return dtype.is_floating_point or not self.after
+
+    def elements(self, m: int, n: int, block: int) -> int:
+        reduction = self.reduction
+        batches = m // reduction.rows if reduction.rows else 1  # the columns of every batch
+        return batches * {Axis.ROW: m, Axis.COLUMN: n, Axis.ALL: 1}[reduction.axis] // block
+
+
+def _keeps(node: fx.Node) -> bool:
+    """Whether a reader of a reduction's result only changes its form, so that the kernel can write the
+    reader's result: another shape with its axes in order, or rounding from fp32 to 16 bits."""
+    before, after = tensor_of(first_argument(node)), tensor_of(node)
+    if node.op != "call_function" or before is None or after is None or before.device != after.device:
+        return False
+    if is_reshape(node):
+        return target_name(node) != "aten.permute.default" and known(before.numel() == after.numel())
+    is_cast = target_name(node) in CASTS
+    return is_cast and before.dtype is torch.float32 and after.dtype in (torch.bfloat16, torch.float16)
+
+
+def _is_finishing(draft: Draft, node: fx.Node) -> bool:
     """Whether a node is pointwise work whose operands are results of one reduction of the region and numbers,
     and nothing else. Its result has as many elements as the reduction's, and is a float or a bool."""
     result, sources = tensor_of(node), _sources(draft, node)
@@ -41,7 +86,7 @@ def is_finishing(draft: Draft, node: fx.Node) -> bool:
     if result.dtype not in (*_FLOATS, torch.bool):
         return False
     values = [draft.values[source] for source in sources]
-    if len({(value.value, value.reduce) for value in values if isinstance(value, Reduced)}) != 1:
+    if len({(value.value, value.reduction) for value in values if isinstance(value, Reduced)}) != 1:
         return False
     others = [source for source in node.all_input_nodes if source not in sources]
     return all(_is_of_floats(draft, source, result) for source in sources) and all(
@@ -49,8 +94,8 @@ def is_finishing(draft: Draft, node: fx.Node) -> bool:
     )
 
 
-def finished(draft: Draft, node: fx.Node) -> Reduced:
-    """The value of a node for which `is_finishing` holds. Raises Refused if no kernel computes it."""
+def _finished(draft: Draft, node: fx.Node) -> Reduced:
+    """The value of a node for which `_is_finishing` holds. Raises Refused if no kernel computes it."""
     first, *_ = _sources(draft, node)
     base = draft.values[first]
     assert isinstance(base, Reduced)

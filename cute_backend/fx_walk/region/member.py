@@ -1,0 +1,59 @@
+"""Members that join a region as a whole: several nodes of a graph that mean one thing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import fx
+
+from cute_backend.fx_walk.products.anchor import Anchor
+from cute_backend.fx_walk.refusals.reasons import Refused
+from cute_backend.fx_walk.region.draft import Draft
+from cute_backend.fx_walk.region.value import Value
+
+
+class Search(Protocol):
+    """The facts of the search for regions that members depend on."""
+
+    @property
+    def heads(self) -> Mapping[fx.Node, Sequence[fx.Node]]:
+        """The heads of the members that a node is an inner node of."""
+
+    @property
+    def unreduced(self) -> Mapping[fx.Node, Refused]:
+        """Reductions of blocks that no region does, each with the reason."""
+
+    def may_share(self, anchors: Sequence[Anchor]) -> bool:
+        """Whether the region of these anchors may share a launch with products of the same A."""
+
+    def unrotated(self, anchors: Sequence[Anchor]) -> str:
+        """The reason why the region of these anchors may rotate no blocks of columns; empty if it may."""
+
+
+@dataclass(frozen=True)
+class Member(ABC):
+    """Nodes of a graph that mean one thing: the `head` has the result, and `inner` are the nodes on the way
+    to it, in order, which have no value of their own."""
+
+    head: fx.Node
+    inner: tuple[fx.Node, ...]
+
+    reduces = False
+    """Whether it is a reduction."""
+
+    @abstractmethod
+    def joins(self, draft: Draft) -> bool:
+        """Whether the region has what the member reads, so that its head joins as this member or not at
+        all."""
+
+    @abstractmethod
+    def join(self, search: Search, draft: Draft) -> Value:
+        """The value of the head as a member of the region; its frame is recorded in the draft. Raises
+        Refused if the region can't have it."""
+
+    def is_whole(self, draft: Draft) -> bool:
+        """Whether the region may have it as a whole only. Otherwise its inner nodes may join one by one."""
+        return True
