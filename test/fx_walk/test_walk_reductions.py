@@ -21,8 +21,8 @@ import cute_backend
 from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import GraphReport, collect
-from cute_backend.fx_walk.refusals.reasons import LABEL, Reason
 from cute_backend.fx_walk.members.spelled_reductions import find_reductions
+from cute_backend.fx_walk.refusals.reasons import LABEL, Reason
 from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.memory_ops.schedule import kernel_formula
 from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, called, prims, run, walk
