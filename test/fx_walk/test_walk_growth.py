@@ -79,7 +79,6 @@ def calls_of_a_layer(layer: Callable[[Graph, fx.Node, int], fx.Node], layers: in
     return calls / layers
 
 
-@pytest.mark.settings(shared_launches=False)  # whether products depend on each other is asked of all layers
 @pytest.mark.parametrize(
     "layer", [residual, refused, gated, adapted, written, pointwise], ids=lambda layer: layer.__name__
 )

@@ -18,11 +18,8 @@ from cute_backend.fx_walk.search.walk import Walk
 
 
 def depends(walk: Walk, draft: Draft, node: fx.Node) -> bool:
-    """Whether a node outside needs a value of the region. Every region found so far counts as one node.
-
-    A node before the anchor, and before the anchors of the regions found so far, can't need one.
-    """
-    start = min(walk.order[draft.first.node], walk.earliest)
+    """Whether a node outside needs a value of the region. Every region found so far counts as one node."""
+    start = walk.stretches.bound(walk.order[draft.first.node])
     stack, visited = [node], set()
     while stack:
         current = stack.pop()

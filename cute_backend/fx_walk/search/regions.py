@@ -204,7 +204,7 @@ def _lowered(walk: Walk, anchors: tuple[Anchor, ...], members: list[fx.Node]) ->
 def _owned(walk: Walk, draft: Draft, settled: Settled) -> Region:
     """The region of the members that stay, which no other region can have from now on."""
     walk.owner.update(dict.fromkeys(settled.kept, draft))
-    walk.earliest = min(walk.earliest, walk.order[draft.first.node])
+    walk.span(settled.kept, draft.inputs)
     walk.reads.update(draft.inputs)
     stores, outputs = stores_of(draft.first, draft.chain, settled.stored, draft.values, draft.frames)
     frames = {node: draft.frames[node] for node in outputs if node in draft.frames}

@@ -81,14 +81,16 @@ class _Sharing:
                 kept += found
                 continue
             alone = [each for each in map(bare, products) if each is not None]
+            used = set[fx.Node]()
             for region in self._shared([*found, *(each for each in alone if _is_segment(each, walk))]):
                 if len(region.anchors) > 1 or region.products[0] not in products:
                     kept.append(region)
+                    used.update(region.nodes)
                 elif region.unshared:
                     (node,) = region.products
                     walk.rejections[node] = Refused(Reason.UNSHARED, why=region.unshared).rejection(node)
             for node in (node for region in alone for node in region.nodes):
-                if not any(node in region.nodes for region in kept):
+                if node not in used:
                     del walk.owner[node]
         return kept
 
@@ -107,6 +109,7 @@ class _Sharing:
                     bars.setdefault(group[0].products[0], _unshared(other, bar))
             for region in self._settled(group, bars):
                 self.done |= dict.fromkeys(region.nodes, region)
+                self.walk.span(region.nodes, _inputs(region))
                 yield region
 
     def _settled(self, group: Sequence[Region], bars: Mapping[fx.Node, str]) -> list[Region]:
@@ -138,7 +141,7 @@ class _Sharing:
     def _depends(self, region: Region, on: Region) -> bool:
         """Whether an operand of a region depends on another one. Every kernel counts as one node."""
         walk, nodes = self.walk, set(on.nodes)
-        first = min(walk.order[on.products[0]], walk.earliest)
+        first = walk.stretches.bound(walk.order[on.products[0]])
         stack, visited = list(_inputs(region)), set()
         while stack:
             node = stack.pop()

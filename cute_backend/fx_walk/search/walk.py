@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import fx
 
@@ -25,6 +25,7 @@ from cute_backend.fx_walk.products.questions import after_products
 from cute_backend.fx_walk.refusals.reasons import Refused, Rejection
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.member import Member
+from cute_backend.fx_walk.search.stretches import Stretches
 from cute_backend.spec import Precision
 
 FINDERS = (reductions.find, rotations.find, block_parts.find, tiled_scales.find, concatenation.find)
@@ -70,8 +71,13 @@ class Walk:
         self.outside = Outside(self.owner, self.reads, self.redone, Waves(self.order), self.of_one_a)
         self.rejections: dict[fx.Node, Rejection] = {}
         """The rejections of nodes that are in no region."""
-        self.earliest = len(self.order)
-        """The position of the first anchor of any region."""
+        self.stretches = Stretches()
+        """The stretches that the regions found so far span."""
+
+    def span(self, members: Iterable[fx.Node], inputs: Iterable[fx.Node]) -> None:
+        """Notes that one kernel has these members and needs these inputs."""
+        first = min(map(self.order.__getitem__, members))
+        self.stretches.add(first, max(map(self.order.__getitem__, inputs)))
 
     def unrotated(self, anchors: Sequence[Anchor]) -> str:
         """The reason why `config.rotary_embeddings` bars the region of these anchors from rotating blocks of
