@@ -23,7 +23,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import cute_backend
 from cute_backend import config
 from cute_backend.fx_walk.replacement.product_times import OPTION, ProductTimes, times_wanted
+from cute_backend.fx_walk.search import exposed_gathers
 from cute_backend.runtime.calls.op import gemm_epilogue, gemm_epilogue_into
+from cute_backend.runtime.host import notices
 from support.fx_walk.distributed import fake_group, moved, post_grad_graphs
 
 BF16 = torch.bfloat16
@@ -57,6 +59,8 @@ class Sharded(nn.Module):
 @dataclass
 class Scheduled:
     exposed_ms: float = 0.0
+    work_ms: float = 0.0
+    """Of products and pointwise kernels."""
     compute: list[str] = field(default_factory=list)
     graph: Any = None
 
@@ -75,6 +79,15 @@ def estimate(node: fx.Node, size: int | None) -> float | None:
         a, b = (each.meta["val"] for each in node.args[-2:])
         return 2 * a.numel() * b.shape[1] / (0.6 * TENSOR_CORES) * 1e3
     return None
+
+
+def rate(node: fx.Node, size: int | None) -> float | None:
+    """A user's hook that takes this package's products to be as fast as torch's."""
+    if node.target is not gemm_epilogue:
+        return estimate(node, size)
+    args = fx.map_arg(node.args, lambda each: each.meta["val"])
+    formula = torch.utils.flop_counter.flop_registry[torch.ops.cute_backend.gemm_epilogue]
+    return formula(*args) / (0.6 * TENSOR_CORES) * 1e3
 
 
 @pytest.fixture
@@ -132,6 +145,8 @@ def schedule(
         found.compute = [str(node.target) for node in self.compute_nodes]
         result = real(self)
         found.exposed_ms = sum(info.exposed_time_ms for info in self.collective_info.values())
+        estimates = getattr(self, "node_estimations", {})  # 2.11 has none
+        found.work_ms = sum(estimates[node] for node in estimates.keys() - self.collective_info.keys())
         return result
 
     known = {
@@ -191,32 +206,125 @@ def test_gathers_are_hidden_as_with_inductor(
     assert not benchmarked
 
 
+SIZES = [(8, 3, 8192), (4, 3, 4096), (4, 5, 2048), (2, 4, 6144), (8, 2, 1024)]
+"""Ranks, layers and tokens. In the last, the third and, by torch's estimates, the second, gathers take longer
+than products."""
+
+BY_TORCH = {"custom_runtime_estimation": None, "compute_estimator": "analytical"}
+
+
+@pytest.mark.parametrize("by", ["rates", "torch"])
+@pytest.mark.parametrize("ranks, layers, tokens", SIZES)
 def test_gathers_of_low_contention_replace_as_many_as_with_inductor(
-    h100: None, benchmarked: list[str], monkeypatch: pytest.MonkeyPatch
+    ranks: int,
+    layers: int,
+    tokens: int,
+    by: str,
+    h100: None,
+    benchmarked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """And with one more weight in memory at most, and in the same time, by the scheduler's own account."""
     if not hasattr(OPTIONS, "enable_low_contention_collectives"):
         pytest.skip("this torch has no low-contention collectives")
-    if hasattr(OPTIONS, "low_contention_min_bytes_per_rank"):
-        monkeypatch.setattr(OPTIONS, "low_contention_min_bytes_per_rank", 0)
+    options: dict[str, Any] = {
+        "enable_low_contention_collectives": True,
+        "low_contention_min_bytes_per_rank": 0,
+        "custom_runtime_estimation": rate,
+        **(BY_TORCH if by == "torch" else {}),
+    }
     kind = "all_gather of low contention"
-    with fake_group(RANKS), symmetric_memory._test_mode():
-        theirs = schedule("inductor", monkeypatch, enable_low_contention_collectives=True)
-        ours = schedule("cute", monkeypatch, enable_low_contention_collectives=True)
-    assert moved(ours.graph)[kind] >= moved(theirs.graph)[kind] == 8
+    with fake_group(ranks), symmetric_memory._test_mode():
+        theirs = schedule("inductor", monkeypatch, layers, tokens, **options)
+        ours = schedule("cute", monkeypatch, layers, tokens, **options)
+    assert moved(ours.graph)[kind] >= moved(theirs.graph)[kind] == 3 * layers - 1
+    assert gathered_at_once(ours.graph) <= gathered_at_once(theirs.graph) + 2 * K * N
+    # torch takes the results of a call for copies of themselves. No collective is left for the last to hide.
+    assert ours.work_ms + ours.exposed_ms <= 1.003 * (theirs.work_ms + theirs.exposed_ms)
 
 
-def test_the_graphs_first_product_waits_for_one_gather(
+def products(graph: fx.Graph) -> list[int]:
+    return [len(node.args[1]) for node in graph.nodes if node.target is gemm_epilogue]
+
+
+def short(node: fx.Node, size: int | None) -> float | None:
+    """A hook by which products take no time, so that they hide nothing."""
+    return 0.0 if node.target in (torch.ops.aten.mm.default, gemm_epilogue) else estimate(node, size)
+
+
+def of_gathers(node: fx.Node, size: int | None) -> float | None:
+    """A hook that knows gathers alone, so that the cost model predicts products."""
+    return estimate(node, size) if "all_gather" in str(node.target) else None
+
+
+@pytest.mark.parametrize(
+    "tokens, options, pairs",
+    [
+        (8192, {}, 2),
+        (8192, {"enable_overlap_scheduling": False}, 3),
+        (2048, {"custom_runtime_estimation": rate}, 0),
+        (4096, BY_TORCH, 0),
+        (8192, {"custom_runtime_estimation": of_gathers}, 2),
+        (8192, {"custom_runtime_estimation": short}, 3),
+    ],
+    ids=["all but the first", "unscheduled", "late", "late by torch", "by model", "short"],
+)
+def test_pairs_are_apart_where_their_gathers_would_be_exposed(
+    tokens: int,
+    options: dict[str, Any],
+    pairs: int,
+    h100: None,
+    benchmarked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "compute_estimator" in options and not hasattr(OPTIONS, "compute_estimator"):
+        pytest.skip("this torch benchmarks products always")
+    with fake_group(4):
+        scheduled = schedule("cute", monkeypatch, tokens=tokens, **options)
+    assert products(scheduled.graph).count(2) == pairs
+
+
+@pytest.mark.parametrize("cap, pairs", [(200.0, 2), (240.0, 3)])
+def test_pairs_whose_gathers_become_one_are_fused(
+    cap: float, pairs: int, h100: None, benchmarked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight has 112 MiB."""
+    if not hasattr(OPTIONS, "pre_bucketing_fsdp_collectives_bucket_cap_mb"):
+        pytest.skip("this torch has no bucketing before its scheduling")
+    options = {
+        "pre_bucketing_fsdp_collectives": True,
+        "pre_bucketing_fsdp_collectives_bucket_cap_mb": cap,
+    }
+    with fake_group(4):
+        scheduled = schedule("cute", monkeypatch, **options)
+    assert products(scheduled.graph).count(2) == pairs
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_explain_says_why_a_pair_is_apart(shared: bool, h100: None) -> None:
+    prefix = "aten_distributed_optimizations"
+    on = {f"{prefix}.enable_overlap_scheduling": True, f"{prefix}.custom_runtime_estimation": estimate}
+    with fake_group(RANKS), inductor_config.patch(on), config.patch(shared_launches=shared), torch.no_grad():
+        explained = cute_backend.explain(Sharded(), torch.empty(8192, K, dtype=BF16))
+    assert len(explained.regions) == 3
+    text = " ".join(str(explained).split())
+    for other in ("mm", "mm_1"):
+        assert f"shares no launch with {other}, because their weights are gathered separately: while" in text
+
+
+def test_without_torchs_estimates_pairs_are_fused_and_the_lack_is_counted(
     h100: None, benchmarked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gate and up of the first layer are apart, and a pair in the others or without the setting."""
+    def fail(*_: Any) -> float:
+        raise AttributeError("planted")
 
-    def products(graph: fx.Graph) -> list[int]:
-        return [len(node.args[1]) for node in graph.nodes if node.target is gemm_epilogue]
-
-    with fake_group(RANKS):
-        scheduled = schedule("cute", monkeypatch, layers=2)
-        plain = schedule("cute", monkeypatch, layers=2, enable_overlap_scheduling=False)
-    assert products(scheduled.graph).count(2) == 1 and products(plain.graph).count(2) == 2
+    monkeypatch.setattr(notices, "_warned", set())
+    monkeypatch.setattr(exposed_gathers, "assumed_ms", fail)
+    said = pytest.warns(RuntimeWarning, match="planted; products that wait for several gathered weights")
+    with fake_group(RANKS), config.patch(raise_errors=False), said:
+        scheduled = schedule("cute", monkeypatch)
+    assert products(scheduled.graph).count(2) == 3
+    assert counters["cute_backend"]["internal_error"] == 1
 
 
 # Times of products

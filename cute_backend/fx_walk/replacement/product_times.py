@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 
 from cute_backend.fx_walk.graph.static import usual
 from cute_backend.fx_walk.products.capability import device_capability
+from cute_backend.fx_walk.products.torch_times import ROOFLINE, by_torch, option
 from cute_backend.fx_walk.refusals.containment import contain
 from cute_backend.planning import Alignment, Arch
 from cute_backend.planning.cost import cost
@@ -31,9 +32,6 @@ from cute_backend.runtime.kernels.reach import Problem
 Estimate = Callable[[fx.Node, "int | None"], "float | None"]
 """torch's hook: the milliseconds of a node, or None if it has no estimate of its own. The number replaces the
 size of a collective."""
-
-_ROOFLINE = "estimate_roofline_runtime_ms"
-"""torch's estimate from operations and bytes, which 2.11 does not have."""
 
 OPTION = "aten_distributed_optimizations.custom_runtime_estimation"
 
@@ -49,7 +47,7 @@ class ProductTimes:
         self.own = own
 
     def __call__(self, node: fx.Node, override_size: int | None = None) -> float | None:
-        own = self.own or _from_profile(_option({}, "profile_guided_estimations_profile_path", None))
+        own = self.own or _from_profile(option({}, "profile_guided_estimations_profile_path", None))
         given = None if own is None else own(node, override_size)
         if given is not None:
             return given
@@ -61,10 +59,10 @@ class ProductTimes:
 def times_wanted(options: Mapping[str, Any]) -> dict[str, Any]:
     """The option that sets the hook, for options of `torch.compile` under which torch would benchmark
     products; else none."""
-    own = _option(options, "custom_runtime_estimation", None)
+    own = option(options, "custom_runtime_estimation", None)
     if (
-        not _option(options, "enable_overlap_scheduling", False)
-        or _option(options, "compute_estimator", "benchmark") != "benchmark"
+        not option(options, "enable_overlap_scheduling", False)
+        or option(options, "compute_estimator", "benchmark") != "benchmark"
         or isinstance(own, ProductTimes)
     ):
         return {}
@@ -85,24 +83,18 @@ def can_be_rated(dtype: torch.dtype) -> bool:
     and integers on a GPU that is not in its table. Such a product is called in a way in which torch does not
     recognise it: as an op that writes to given tensors.
     """
-    if not _option({}, "enable_overlap_scheduling", False):
+    if not option({}, "enable_overlap_scheduling", False):
         return True
     from torch._inductor.fx_passes import overlap_scheduling
     from torch.utils import _runtime_estimation
 
-    if not hasattr(overlap_scheduling, _ROOFLINE):
+    if not hasattr(overlap_scheduling, ROOFLINE):
         return True
     try:
         _runtime_estimation.get_device_tflops(dtype)
     except AssertionError:
         return False
     return True
-
-
-def _option(options: Mapping[str, Any], name: str, default: Any) -> Any:
-    """An option of torch's distributed passes. Versions of torch have different ones."""
-    settings = getattr(inductor_config, "aten_distributed_optimizations", None)
-    return options.get(f"aten_distributed_optimizations.{name}", getattr(settings, name, default))
 
 
 @cache
@@ -132,7 +124,7 @@ def _milliseconds(node: fx.Node) -> float:
         return cost(tile, spec, m, n, k, count or arch.target.sm_count, of_groups) / 1000
     except Exception as error:
         contain(error, "torch estimates the time of the product")
-        return _by_torch(node)
+        return by_torch(node)
 
 
 def _default(node: fx.Node) -> float | None:
@@ -142,17 +134,7 @@ def _default(node: fx.Node) -> float | None:
 
     if node.op != "call_function" or is_compute_node(node) or _is_collective(node):
         return None
-    return _by_torch(node) or None
-
-
-def _by_torch(node: fx.Node) -> float:
-    """torch's estimate of a node from the bytes that it moves and, in later versions than 2.11, from its
-    operations."""
-    from torch._inductor.fx_passes import overlap_scheduling
-
-    names = (_ROOFLINE, "estimate_mem_bound_runtime_ms")
-    found: Any = next(filter(None, (getattr(overlap_scheduling, name, None) for name in names)))
-    return float(found(node))
+    return by_torch(node) or None
 
 
 def _is_collective(node: fx.Node) -> bool:

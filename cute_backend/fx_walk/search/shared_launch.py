@@ -54,7 +54,19 @@ q, k and v of Llama 8B is predicted to gain nothing in bf16 at 2,048 tokens, as 
 def sharing(walk: Walk, regions: Sequence[Region], bare: Callable[[fx.Node], Region | None]) -> list[Region]:
     """The regions in any order, with each group of regions that share a launch joined into one. `bare`
     returns the region of a product without work after it."""
-    return _Sharing(walk).regions(regions, bare) if config.shared_launches else list(regions)
+    found = _Sharing(walk).regions(regions, bare) if config.shared_launches else regions
+    return [_explained(walk, region) for region in found]
+
+
+def _explained(walk: Walk, region: Region) -> Region:
+    """A region with the reason why it shares no kernel with the other product of a pair, if it was left apart
+    before launches were considered."""
+    for other in walk.of_one_a.get(region.first.a, ()):
+        if region.unshared or other in region.anchors:
+            continue
+        if (why := exposed_gather(walk, (region.first, other))) is not None:
+            return replace(region, unshared=_unshared(other.node, why))
+    return region
 
 
 class _Sharing:
@@ -105,8 +117,8 @@ class _Sharing:
                     group.append(other)
                     left.remove(other)
                 else:
-                    bars[other.products[0]] = _unshared(group[0], bar)
-                    bars.setdefault(group[0].products[0], _unshared(other, bar))
+                    bars[other.products[0]] = _unshared(group[0].products[0], bar)
+                    bars.setdefault(group[0].products[0], _unshared(other.products[0], bar))
             for region in self._settled(group, bars):
                 self.done |= dict.fromkeys(region.nodes, region)
                 self.walk.span(region.nodes, _inputs(region))
@@ -120,7 +132,11 @@ class _Sharing:
         if (loss := _loss(self.walk, group, joined)) is None:
             return [joined]
         first, second, *_ = group
-        return [replace(each, unshared=_unshared(second if each is first else first, loss)) for each in group]
+        others = [second if each is first else first for each in group]
+        return [
+            replace(each, unshared=_unshared(other.products[0], loss))
+            for each, other in zip(group, others, strict=True)
+        ]
 
     def _bar(self, group: Sequence[Region], other: Region) -> str | None:
         """The reason why a region can't join others in one launch, or None if it can."""
@@ -134,9 +150,13 @@ class _Sharing:
         mutation = walk.mutations.first(min(positions) - 1, max(positions) + 1)
         if mutation is not None:
             return f"{program_name(mutation.node)} writes in place between them"
+        # Before dependences: a pair that is left apart has one, since one region reads the other's plane.
+        why = exposed_gather(walk, [anchor for region in every for anchor in region.anchors])
+        if why is not None:
+            return why
         if any(self._depends(each, other) or self._depends(other, each) for each in group):
             return "one depends on the other"
-        return exposed_gather(walk, [anchor for region in every for anchor in region.anchors])
+        return None
 
     def _depends(self, region: Region, on: Region) -> bool:
         """Whether an operand of a region depends on another one. Every kernel counts as one node."""
@@ -158,8 +178,8 @@ class _Sharing:
         return False
 
 
-def _unshared(other: Region, why: str) -> str:
-    return f"shares no launch with {other.products[0].name}, because {why}"
+def _unshared(other: fx.Node, why: str) -> str:
+    return f"shares no launch with {other.name}, because {why}"
 
 
 def _is_left(walk: Walk, node: fx.Node) -> bool:

@@ -25,6 +25,7 @@ from cute_backend.fx_walk.products.questions import after_products
 from cute_backend.fx_walk.refusals.reasons import Refused, Rejection
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.member import Member
+from cute_backend.fx_walk.search.exposed_gathers import products_apart
 from cute_backend.fx_walk.search.stretches import Stretches
 from cute_backend.spec import Precision
 
@@ -58,6 +59,8 @@ class Walk:
         self.anchors = {node: _read(node, self.firsts) for node in self.order if is_anchor(node)}
         self.of_one_a = self._of_one_a()
         """The anchors that multiply one A, in graph order, by that A."""
+        self.apart = products_apart(self.order, self.anchors, self.of_one_a, capability)
+        """The A of products that no kernel computes together, each with the reason."""
         self.after_products = after_products(self.order)
 
         self.owner: dict[fx.Node, Draft] = {}
