@@ -164,3 +164,10 @@ def test_no_module_reaches_itself_by_imports_that_run() -> None:
     del arrows["cute_backend"]
     order = TopologicalSorter(arrows)
     order.prepare()  # raises CycleError with the modules of a circle
+
+
+@pytest.mark.parametrize("page", sorted([*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"]), ids=str)
+def test_pages_name_files_that_exist(page: Path) -> None:
+    """In backquotes, with a folder: `fx_walk/search/walk.py` is relative to the package or to the project."""
+    named = re.findall(r"`([a-z_]+(?:/[a-z_0-9]+)+\.(?:py|md|csv))`", page.read_text())
+    assert not [name for name in named if not any((root / name).is_file() for root in (PACKAGE, ROOT))]

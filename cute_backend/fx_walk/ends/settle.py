@@ -73,7 +73,7 @@ def _sides(draft: Draft, found: Crossings, boundary: Boundary, others: Outside) 
         )
         is_used = not inside.isdisjoint(node.users)
         is_written = boundary.stores >> found.places[node] & 1 and draft.layout(node) is not None
-        if wanted and is_written and (is_used or not draft.is_view(node)):
+        if wanted and is_written and (is_used or not draft.only_moves_axes(node)):
             stored.append(node)
             inside.add(node)
         elif wanted:

@@ -86,6 +86,6 @@ class Draft:
         """The number of columns that each element of a member stands for."""
         return self.frames[node].block if node in self.frames else 1
 
-    def is_view(self, node: fx.Node) -> bool:
-        """Whether a member splits columns or moves axes, and does nothing else."""
+    def only_moves_axes(self, node: fx.Node) -> bool:
+        """Whether a node of the region splits columns or moves axes, and does nothing else."""
         return is_reshape(node) and node in self.frames and not self.frames[node].is_plain

@@ -1,4 +1,9 @@
-"""Members that join a region as a whole: several nodes of a graph that mean one thing."""
+"""Members that join a region as a whole: several nodes of a graph that mean one thing.
+
+A new kind is a file in `members/` with a finder and a class, and the finder is added to `FINDERS` in
+`search/walk.py`. If an op of the kind reads a whole axis, `is_reduction` in `products/questions.py` has to
+know it, since Inductor's own kernels end there: the end of a region counts their bytes (`ends/`).
+"""
 
 from __future__ import annotations
 
@@ -36,23 +41,27 @@ class Search(Protocol):
 @dataclass(frozen=True)
 class Member(ABC):
     """Nodes of a graph that mean one thing: the `head` has the result, and `inner` are the nodes on the way
-    to it, in order, which have no value of their own."""
+    to it, in order, which have no value of their own. No node outside may read an inner node, or the member
+    has to be refused: readers get `Reason.FEEDBACK`."""
 
     head: fx.Node
     inner: tuple[fx.Node, ...]
 
     reduces = False
-    """Whether it is a reduction."""
+    """Whether it is a reduction. Its head may join after values that are complete only when the kernel has
+    ended, since steps between them may be its own; and if no tile holds the blocks that it reduces, it is taken
+    out of the region, and `join` then raises what `Search.unreduced` has."""
 
     @abstractmethod
     def joins(self, draft: Draft) -> bool:
-        """Whether the region has what the member reads, so that its head joins as this member or not at
-        all."""
+        """Whether the region has what the member reads. Its head then joins as this member or not at all;
+        otherwise it may join as another one, or as a node like others."""
 
     @abstractmethod
     def join(self, search: Search, draft: Draft) -> Value:
-        """The value of the head as a member of the region; its frame is recorded in the draft. Raises
-        Refused if the region can't have it."""
+        """The value of the head as a member of the region. If it lies on the plane, its frame is recorded in
+        the draft. It has the dtype of the head (`lower_cast`), and is not rounded otherwise. Raises Refused if
+        the region can't have it."""
 
     def is_whole(self, draft: Draft) -> bool:
         """Whether the region may have it as a whole only. Otherwise its inner nodes may join one by one."""

@@ -1,1 +1,1 @@
-"""The search for regions: order, growth by one node at a time, and regions that share a launch."""
+"""The search for regions: their order, growth by one node at a time, and what forbids a step."""

@@ -55,15 +55,16 @@ def reduction_before(walk: Walk, draft: Draft, node: fx.Node) -> fx.Node | None:
     return next(
         (
             current
-            for current in _before(walk, draft, node)
-            if is_reduction(current) and not draft.values.keys().isdisjoint(_before(walk, draft, current))
+            for current in _ancestors(walk, draft, node)
+            if is_reduction(current) and not draft.values.keys().isdisjoint(_ancestors(walk, draft, current))
         ),
         None,
     )
 
 
-def _before(walk: Walk, draft: Draft, node: fx.Node) -> Iterator[fx.Node]:
-    """The node and the nodes that it needs, back to the next kernel or to the first anchor."""
+def _ancestors(walk: Walk, draft: Draft, node: fx.Node) -> Iterator[fx.Node]:
+    """The node and its ancestors that are in no region yet, back to the first anchor of the draft, and the first
+    ones that are in a region or are no epilogue work."""
     stack, visited = [node], set()
     while stack:
         current = stack.pop()

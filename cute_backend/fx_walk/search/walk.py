@@ -30,7 +30,8 @@ from cute_backend.fx_walk.search.stretches import Stretches
 from cute_backend.spec import Precision
 
 FINDERS = (reductions.find, rotations.find, block_parts.find, tiled_scales.find, concatenation.find)
-"""What finds the members of each kind. Where a node may join as several kinds, the first one wins."""
+"""Functions that find the members of each kind in all nodes of a graph, in graph order. Where a node may join
+as several kinds, the first one wins."""
 
 
 class Walk:

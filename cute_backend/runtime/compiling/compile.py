@@ -134,7 +134,7 @@ def _compile(gpu: Arch, kernel: Kernel, module: ModuleType, scratch: str) -> Any
 
 
 def _tile(kernel: Kernel) -> TileConfig:
-    """The configuration in a kernel's module. The memory and the grid of a launch follow from it."""
+    """The tile of the generated module, by which launches allocate memory: an edited one must have it."""
     return subtiled(kernel.spec, kernel.config, kernel.alignment)
 
 
