@@ -24,6 +24,7 @@ from cute_backend.spec import EpilogueSpec
 from support.epilogues import EPILOGUES
 from support.epilogues import Problem as Inputs
 from support.kernel_check import check_kernels
+from support.sweeps import EXHAUSTIVE
 
 pytestmark = pytest.mark.gpu
 
@@ -171,14 +172,19 @@ def test_timings_tell_kernels_apart_and_repeat() -> None:
     assert min(first.kernels.values()) > 50  # 137 GFLOP
 
 
+PARTS = range(10)
+"""The parts of the configurations that tuning may choose: 220 and 61 of sm_90a."""
+
+
 @pytest.mark.parametrize("name", ["bias_gelu_residual", "e5m2_relu"])
-def test_every_configuration_that_tuning_may_choose_is_right(name: str) -> None:
+@pytest.mark.parametrize("part", [pytest.param(part, marks=EXHAUSTIVE if part else ()) for part in PARTS])
+def test_every_configuration_that_tuning_may_choose_is_right(name: str, part: int) -> None:
     spec = spec_of(name)
     configs = tunable(device_at(0).arch, spec)
     shapes = {replace(c, raster_m=8): c for c in reversed(configs)}
     rasters = {c.raster_m: c for c in configs}
     chosen = {**dict.fromkeys(shapes.values()), **dict.fromkeys(rasters.values())}
-    check_kernels(spec, [(256, 512, 256), (200, 336, 144), (4096, 512, 64)], list(chosen))
+    check_kernels(spec, [(256, 512, 256), (200, 336, 144), (4096, 512, 64)], list(chosen)[part :: len(PARTS)])
 
 
 def test_the_bits_of_a_row_do_not_depend_on_how_many_there_are() -> None:

@@ -2,8 +2,10 @@
 test_memcheck_gpu.py.
 
     cd test
-    python -m support.memcheck build     # first, because the sanitizer slows compilers too
-    compute-sanitizer --tool memcheck python -m support.memcheck
+    python -m support.memcheck 0 build     # first, because the sanitizer slows compilers too
+    compute-sanitizer --tool memcheck python -m support.memcheck 0
+
+The number is that of the part of the tiles: all parts together have all of them.
 """
 
 from __future__ import annotations
@@ -36,9 +38,14 @@ def specs() -> list[EpilogueSpec]:
     return [*found, replace(found[0], accumulators=tuple(promoted))]
 
 
+PARTS = range(3)
+"""The parts of every spec's tiles."""
+
+
 def main() -> None:
-    if sys.argv[1:] == ["build"]:
-        configs = {spec: offered(device_at(0).arch, spec) for spec in specs()}
+    part, *build = sys.argv[1:]
+    configs = {spec: offered(device_at(0).arch, spec)[int(part) :: len(PARTS)] for spec in specs()}
+    if build:
         obtain(
             Kernel(spec, tile, alignment)
             for spec in configs
@@ -46,8 +53,8 @@ def main() -> None:
             for alignment in Alignment
         )
     else:
-        for spec in specs():
-            check_kernels(spec, SHAPES)
+        for spec in configs:
+            check_kernels(spec, SHAPES, configs[spec])
 
 
 if __name__ == "__main__":

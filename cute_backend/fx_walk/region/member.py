@@ -49,7 +49,7 @@ class Member(ABC):
 
     reduces = False
     """Whether it is a reduction. Its head may join after values that are complete only when the kernel has
-    ended, since steps between them may be its own; and if no tile holds the blocks that it reduces, it is taken
+    ended, since steps between them may be its own. If no tile holds the blocks that it reduces, it is taken
     out of the region, and `join` then raises what `Search.unreduced` has."""
 
     @abstractmethod
@@ -60,8 +60,8 @@ class Member(ABC):
     @abstractmethod
     def join(self, search: Search, draft: Draft) -> Value:
         """The value of the head as a member of the region. If it lies on the plane, its frame is recorded in
-        the draft. It has the dtype of the head (`lower_cast`), and is not rounded otherwise. Raises Refused if
-        the region can't have it."""
+        the draft. It has the dtype of the head (`lower_cast`), and is not rounded otherwise. Raises Refused
+        if the region can't have it."""
 
     def is_whole(self, draft: Draft) -> bool:
         """Whether the region may have it as a whole only. Otherwise its inner nodes may join one by one."""

@@ -1,8 +1,8 @@
 """Values of a region's members: what is stored of them, and how further members read them.
 
 The search and the end of a region know only this face. A value that only one kind of member has is defined
-beside that member (`members/`). It is a dataclass, since members with equal values share a store. Most members
-have a `Plane`, and need no value of their own.
+beside that member (`members/`). It is a dataclass, since members with equal values share a store. Most
+members have a `Plane`, and need no value of their own.
 """
 
 from __future__ import annotations

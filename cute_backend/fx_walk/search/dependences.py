@@ -63,8 +63,8 @@ def reduction_before(walk: Walk, draft: Draft, node: fx.Node) -> fx.Node | None:
 
 
 def _ancestors(walk: Walk, draft: Draft, node: fx.Node) -> Iterator[fx.Node]:
-    """The node and its ancestors that are in no region yet, back to the first anchor of the draft, and the first
-    ones that are in a region or are no epilogue work."""
+    """The node and its ancestors that are in no region yet, back to the first anchor of the draft, and the
+    first ones that are in a region or are no epilogue work."""
     stack, visited = [node], set()
     while stack:
         current = stack.pop()
