@@ -39,8 +39,9 @@ noise, options = float(sys.argv[2]), json.loads(sys.argv[3])
 from torch._dynamo.utils import counters
 from support.epilogues import EPILOGUES, Problem
 import cute_backend.registration
-from cute_backend.fx_walk import tuning_jobs
-from cute_backend.runtime import launch, tuning_results
+from cute_backend.fx_walk.replacement import tuning_jobs
+from cute_backend.runtime.calls import launch
+from cute_backend.runtime.tuning import tuning_results
 
 tuning_results.NOISE = noise
 took = []
