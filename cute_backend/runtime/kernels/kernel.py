@@ -145,8 +145,8 @@ def version_of(distribution: str) -> str:
 def _source_digest() -> str:
     """A digest of every source that influences the code of a kernel."""
     makers = [_PACKAGE / name for name in ("signature.py", "ops.py", "philox.py")]
-    makers += [_PACKAGE / "runtime" / name for name in ("compiling/compile.py", "kernels/host_code.py")]
-    makers += [Path(__file__)]
+    compiler = ("compiling/compile.py", "kernels/host_code.py", "kernels/kernel.py")
+    makers += [_PACKAGE / "runtime" / name for name in compiler]
     for folder in ("spec", "planning", "memory_ops", "templates"):
         makers += sorted((_PACKAGE / folder).rglob("*.py"))
     digest = hashlib.sha256()
