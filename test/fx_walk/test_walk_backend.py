@@ -615,7 +615,7 @@ def test_the_uuid_follows_every_source_that_the_pass_or_its_graphs_import() -> N
         root / "backend.py",
         root / "runtime/calls/op.py",
         root / "runtime/calls/call_site.py",
-        *root.glob("fx_walk/*.py"),
+        *root.rglob("fx_walk/**/*.py"),
     }
     while found:
         reached |= found

@@ -19,9 +19,10 @@ import pytest
 from cute_backend.errors import BuildError
 from cute_backend.runtime.compiling import build as building
 from cute_backend.runtime.disk.cache import KernelCache
+from cute_backend.runtime.host import interpreter
 from cute_backend.runtime.host.interpreter import command_of, environment_of
 
-RUNTIME = Path(building.__file__).parent
+HOST = Path(interpreter.__file__).parent
 
 PYTHON = getattr(sys, "_base_executable", sys.executable)
 """The interpreter of this one's virtual environment, for in one the user's site is off."""
@@ -65,11 +66,12 @@ print(done.stdout or json.dumps(done.stderr))
 def package(tmp_path: Path) -> Path:
     """A folder with a package of the same name, that has `interpreter`, `start` and something to run."""
     home = tmp_path / "installed"
-    runtime = home / "cute_backend" / "runtime"
-    runtime.mkdir(parents=True)
+    host = home / "cute_backend" / "runtime" / "host"
+    host.mkdir(parents=True)
     for name in ("interpreter.py", "start.py"):
-        shutil.copy(RUNTIME / name, runtime)
-    (runtime / "__init__.py").touch()
+        shutil.copy(HOST / name, host)
+    for folder in (host, host.parent):
+        (folder / "__init__.py").touch()
     (home / "cute_backend" / "__init__.py").touch()
     (home / "cute_backend" / "probe.py").write_text(PROBE)
     return home
@@ -245,13 +247,13 @@ def kernel() -> Any:
 def test_flags_that_keep_things_out_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "from cute_backend.runtime.host.interpreter import command_of; print(command_of('m')[1])"
     done = subprocess.run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path.append({str(RUNTIME.parents[1])!r}); {code}"],
+        [sys.executable, "-I", "-c", f"import sys; sys.path.append({str(HOST.parents[2])!r}); {code}"],
         capture_output=True,
         text=True,
         check=True,
     )
     assert done.stdout.strip() == "-I"
-    assert command_of("m")[1] == str(RUNTIME / "start.py")
+    assert command_of("m")[1] == str(HOST / "start.py")
     monkeypatch.setenv("PYTHONPATH", "/absolute::relative:/other")
     assert environment_of(MORE="1")["PYTHONPATH"] == "/absolute:/other"
     assert environment_of(MORE="1")["MORE"] == "1"
