@@ -16,7 +16,7 @@ from cute_backend import config
 from cute_backend.errors import BuildError, UnavailableError, UsageError
 from cute_backend.fx_walk.collect import GraphReport, collect
 from cute_backend.fx_walk.graph.static import fake, hint
-from cute_backend.planning import Arch
+from cute_backend.planning import BUCKETS, Arch, buckets_of
 from cute_backend.runtime.arguments.operands import Size, groups_of, parse_spec, plane_of
 from cute_backend.runtime.calls.op import gemm_epilogue
 from cute_backend.runtime.calls.sample_op import run_sample, sample_op
@@ -24,7 +24,7 @@ from cute_backend.runtime.compiling.build import build_again, obtain, removed
 from cute_backend.runtime.disk.cache import caches
 from cute_backend.runtime.disk.pack import Content, packs, write_pack
 from cute_backend.runtime.kernels.kernel import Kernel
-from cute_backend.runtime.kernels.reach import BUCKETS, Problem, buckets_of, reachable_kernels
+from cute_backend.runtime.kernels.reach import Problem, reachable_kernels
 from cute_backend.spec import EpilogueSpec
 
 

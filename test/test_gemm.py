@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from cute_backend import UsageError, config, gemm
 from cute_backend.eager import call as eager
 from cute_backend.fx_walk import epilogue_pass
-from cute_backend.planning import Arch, choose
+from cute_backend.planning import Arch, bucket_of, choose
 from cute_backend.runtime.calls.op import gemm_epilogue
-from cute_backend.runtime.kernels.reach import Problem, bucket_of, reachable_kernels
+from cute_backend.runtime.kernels.reach import Problem, reachable_kernels
 from cute_backend.spec import EpilogueSpec
 from support.epilogues import MMA_SCALED
 from support.epilogues import Problem as Sizes

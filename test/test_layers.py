@@ -133,6 +133,18 @@ def test_a_room_imports_its_own_modules_and_those_below(part: str) -> None:
     assert not upwards
 
 
+def test_the_search_for_regions_asks_the_planner_and_not_the_runtime() -> None:
+    """So what is fused depends on no device and on no result of tuning."""
+    rooms = rooms_of("fx_walk")
+    searching = rooms[rooms.index("search") : rooms.index("refusals")]
+    assert "ends" in searching
+    found = {
+        path: modules_imported(path) for room in searching for path in PACKAGE.glob(f"fx_walk/{room}/*.py")
+    }
+    assert found
+    assert not [path for path, modules in found.items() if any(".runtime." in each for each in modules)]
+
+
 def modules_imported(path: Path, types: bool = True) -> set[str]:
     """The modules of the package that a file imports, with or without those that it needs for types alone."""
     found = set()

@@ -4,8 +4,8 @@ Plans are data, made from a spec and sizes alone: no code here inspects a tensor
 of a kernel is written elsewhere (`memory_ops`).
 
 - Facts about each architecture: `targets`, `served`.
-- Tiles: `tiles`, `rules` (what a spec demands of its tile), `search`, `cost`, `epilogue_time`, `halving`,
-  `hoisting`, `shallow`, `transposing`, `segment_tiles`.
+- Tiles: `tiles`, `rules` (what a spec demands of its tile), `search`, `untuned`, `cost`,
+  `epilogue_time`, `halving`, `hoisting`, `shallow`, `transposing`, `segment_tiles`.
 - Reductions of rows: `last_tile`.
 - Placements: `placements`, `placing`.
 - Resources: `registers`, `shared_memory`, `mma_scales`, `capacity`.
@@ -53,8 +53,16 @@ from cute_backend.planning.tiles import (
     TileConfig,
     tile_k,
 )
+from cute_backend.planning.untuned import (
+    BUCKETS,
+    bucket_of,
+    buckets_of,
+    needs_second_kernel,
+    untuned,
+)
 
 __all__ = [
+    "BUCKETS",
     "CUT_HEAD_COLUMNS",
     "EPILOGUE_STAGES",
     "LAST_TILE_ARCHS",
@@ -76,6 +84,8 @@ __all__ = [
     "Target",
     "TileConfig",
     "blocks_held",
+    "bucket_of",
+    "buckets_of",
     "candidates",
     "choose",
     "clustered",
@@ -86,6 +96,7 @@ __all__ = [
     "is_one_block",
     "may_finish_rows",
     "named",
+    "needs_second_kernel",
     "offered",
     "plan",
     "plane_bits_held",
@@ -98,5 +109,6 @@ __all__ = [
     "tile_k",
     "tunable",
     "unserved",
+    "untuned",
     "with_rowvecs",
 ]

@@ -21,7 +21,7 @@ import cute_backend
 from cute_backend import PackError, aot, config
 from cute_backend.__main__ import main
 from cute_backend.errors import UnavailableError
-from cute_backend.planning import Alignment, Arch
+from cute_backend.planning import Alignment, Arch, buckets_of
 from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.calls import launch as launching
 from cute_backend.runtime.compiling import build as building
@@ -34,7 +34,7 @@ from cute_backend.runtime.disk.pack import Content, Pack, load_pack, packed_kern
 from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels import link as linking
 from cute_backend.runtime.kernels.kernel import Kernel, environment
-from cute_backend.runtime.kernels.reach import MAX_KERNELS, Problem, buckets_of, reachable_kernels
+from cute_backend.runtime.kernels.reach import MAX_KERNELS, Problem, reachable_kernels
 from cute_backend.spec import Axis, EpilogueSpec, LoadKind, Scaling
 from support.compile_once import build_here
 from support.epilogues import BLOCKWISE

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cute_backend.errors import BuildError
-from cute_backend.planning import Alignment, Arch, TileConfig, choose, fastest, table
+from cute_backend.planning import BUCKETS, Alignment, Arch, TileConfig, bucket_of, choose, fastest, table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments import bind, outputs
 from cute_backend.runtime.arguments.device import Device, Grid, UnsupportedDeviceError
@@ -29,10 +29,8 @@ from cute_backend.runtime.calls.launch import launch, prepare
 from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.reach import (
-    BUCKETS,
     MAX_KERNELS,
     Problem,
-    bucket_of,
     config_for,
     reachable_kernels,
 )

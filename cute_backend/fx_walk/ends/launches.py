@@ -1,13 +1,9 @@
-"""The launches of a region: that of its kernel, and a second one if another kernel finishes its reductions.
-
-Which kernel finishes them follows from the plan, by the tile that is chosen for the region's sizes without
-tuning. So what is fused depends neither on the results of tuning nor on `config.tile`.
-"""
+"""The launches of a region: one of its kernel, and a second one if another kernel finishes its
+reductions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 from torch import fx
 
@@ -15,8 +11,7 @@ from cute_backend import config
 from cute_backend.fx_walk.graph.static import Size, fake, usual
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.region import Region, stores_of
-from cute_backend.planning import LAST_TILE_ARCHS, Alignment, Arch, finishes_apart
-from cute_backend.runtime.kernels.reach import Problem, config_for
+from cute_backend.planning import Arch, needs_second_kernel
 from cute_backend.spec import EpilogueSpec
 
 
@@ -40,18 +35,4 @@ def _is_apart(
 ) -> bool:
     m, n, k = map(usual, sizes)
     of_groups = None if groups is None else usual(groups)
-    problem = Problem(spec, m, n, k, config.batch_invariant, groups=of_groups)
-    return any(_is_problem_apart(problem, arch) for arch in archs)
-
-
-@lru_cache(maxsize=1024)
-def _is_problem_apart(problem: Problem, arch: Arch) -> bool:
-    spec, m, n = problem.spec, problem.m, problem.n
-    if arch not in LAST_TILE_ARCHS or not spec.reductions:
-        return bool(spec.reductions)
-    try:
-        tile = config_for(problem, Alignment.TMA, arch, arch.target.sm_count)
-    except ValueError:  # no tile serves the spec, so the architecture has no kernel for it
-        return True
-    assert m is not None and n is not None
-    return finishes_apart(spec, tile, m, n)
+    return any(needs_second_kernel(arch, spec, m, n, k, of_groups, config.batch_invariant) for arch in archs)

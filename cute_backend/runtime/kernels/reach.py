@@ -6,31 +6,28 @@ They are all built before the region's first launch, so their number is bounded.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, choose, named, table, with_rowvecs
+from cute_backend.planning import (
+    BUCKETS,
+    Alignment,
+    Arch,
+    Rowvecs,
+    TileConfig,
+    bucket_of,
+    named,
+    table,
+    untuned,
+    with_rowvecs,
+)
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment, Extent, Role, of_role, signature
 from cute_backend.spec import EpilogueSpec
 
 MAX_KERNELS = 16
 """The most kernels that a region may need: one for each alignment and tile."""
-
-BUCKETS = (
-    *(16, 32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512, 576),
-    *(step << i for i in range(7, 14) for step in (5, 6, 7, 8)),
-)
-"""The values that M is rounded up to when a configuration is chosen: whole tiles of 64 rows, or of the 160
-and 224 of transposed products; from 640 on by at most a quarter. With powers of two, 320 rows would get the
-tile that is best for 512, and take 1.6 times as long as they need (fp8, N = 28672, K = 8192, H200)."""
-
-INVARIANT_M = 512
-"""The M for which the only configuration of a batch-invariant region is chosen. The tiles for a step of
-decoding would be slow in a large batch, and the tiles for a large batch would leave most SMs idle in a step
-of decoding; this M is between the two."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +56,6 @@ def no_winners(spec: EpilogueSpec, alignment: Alignment, n: int, k: int) -> Mapp
     return {}
 
 
-def bucket_of(m: int) -> int:
-    """The M that a configuration is chosen for in place of `m`: the next larger of BUCKETS, if there is one.
-
-    So a new M seldom needs a new configuration, and the set of configurations that a region can need is known
-    in advance.
-    """
-    return BUCKETS[min(bisect_left(BUCKETS, m), len(BUCKETS) - 1)]
-
-
 def config_for(
     problem: Problem, alignment: Alignment, arch: Arch, sm_count: int, winners: Winners = no_winners
 ) -> TileConfig:
@@ -91,21 +79,14 @@ def _without_rowvecs(
         return named(arch, problem.spec, problem.tile)
     spec, m, n, k = problem.spec, problem.m, problem.n, problem.k
     assert m is not None and n is not None and k is not None
-    if problem.batch_invariant:
-        # A launch that was prepared for any N and K has kernels of the table alone.
-        return choose(arch, spec, INVARIANT_M, n, k, sm_count, table, problem.groups)
-    bucket = bucket_of(m)
-    tuned = winners(spec, alignment, n, k)
-    place = BUCKETS.index(bucket)
-    near = next((each for each in (bucket, *BUCKETS[max(place - 1, 0) : place + 2]) if each in tuned), None)
-    if near is not None:
-        return tuned[near]
-    return choose(arch, spec, bucket, n, k, sm_count, groups=problem.groups)
-
-
-def buckets_of(low: int, high: int) -> tuple[int, ...]:
-    """The buckets (`bucket_of`) of every M from `low` to `high`."""
-    return tuple(bucket for bucket in BUCKETS if bucket_of(low) <= bucket <= bucket_of(high))
+    if not problem.batch_invariant:
+        tuned = winners(spec, alignment, n, k)
+        bucket = bucket_of(m)
+        place = BUCKETS.index(bucket)
+        near = (bucket, *BUCKETS[max(place - 1, 0) : place + 2])
+        if (found := next((each for each in near if each in tuned), None)) is not None:
+            return tuned[found]
+    return untuned(arch, spec, m, n, k, sm_count, problem.groups, problem.batch_invariant)
 
 
 def reachable_kernels(

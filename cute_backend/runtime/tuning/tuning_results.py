@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 
-from cute_backend.planning import Alignment, TileConfig
+from cute_backend.planning import BUCKETS, Alignment, TileConfig
 from cute_backend.runtime.disk.cache import KernelCache, caches, writable_cache
 from cute_backend.runtime.host.documents import parse
 from cute_backend.runtime.host.notices import warn_once
 from cute_backend.runtime.host.trust import UntrustedError, read_trusted
 from cute_backend.runtime.kernels.kernel import environment
-from cute_backend.runtime.kernels.reach import BUCKETS
 from cute_backend.spec import EpilogueSpec
 
 log = logging.getLogger(__name__)

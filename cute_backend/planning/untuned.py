@@ -1,0 +1,82 @@
+"""The choice for a problem that was not tuned, and what follows from it about launches.
+
+The runtime chooses a tile by it, and the search for a region's end asks whether a launch needs a second
+kernel. So what is fused depends on the plan alone: neither on the results of tuning nor on `config.tile`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import lru_cache
+
+from cute_backend.planning.last_tile import LAST_TILE_ARCHS, finishes_apart
+from cute_backend.planning.search import choose, table
+from cute_backend.planning.targets import Arch
+from cute_backend.planning.tiles import TileConfig
+from cute_backend.spec import EpilogueSpec
+
+BUCKETS = (
+    *(16, 32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512, 576),
+    *(step << i for i in range(7, 14) for step in (5, 6, 7, 8)),
+)
+"""The values that M is rounded up to when a configuration is chosen: whole tiles of 64 rows, or of the 160
+and 224 of transposed products; from 640 on by at most a quarter. With powers of two, 320 rows would get the
+tile that is best for 512, and take 1.6 times as long as they need (fp8, N = 28672, K = 8192, H200)."""
+
+INVARIANT_M = 512
+"""The M for which the only configuration of a batch-invariant region is chosen. The tiles for a step of
+decoding would be slow in a large batch, and the tiles for a large batch would leave most SMs idle in a step
+of decoding; this M is between the two."""
+
+
+def bucket_of(m: int) -> int:
+    """The M that a configuration is chosen for in place of `m`: the next larger of BUCKETS, if there is one.
+
+    So a new M seldom needs a new configuration, and the set of configurations that a region can need is known
+    in advance.
+    """
+    return BUCKETS[min(bisect_left(BUCKETS, m), len(BUCKETS) - 1)]
+
+
+def buckets_of(low: int, high: int) -> tuple[int, ...]:
+    """The buckets (`bucket_of`) of every M from `low` to `high`."""
+    return tuple(bucket for bucket in BUCKETS if bucket_of(low) <= bucket <= bucket_of(high))
+
+
+def untuned(
+    arch: Arch,
+    spec: EpilogueSpec,
+    m: int,
+    n: int,
+    k: int,
+    sm_count: int,
+    groups: int | None = None,
+    batch_invariant: bool = False,
+) -> TileConfig:
+    """The configuration for a problem that was not tuned: the cost model's choice for the bucket of M. A
+    batch-invariant region has one for all M. Raises ValueError if no tile serves the spec."""
+    if batch_invariant:
+        # A launch that was prepared for any N and K has kernels of the table alone.
+        return choose(arch, spec, INVARIANT_M, n, k, sm_count, table, groups)
+    return choose(arch, spec, bucket_of(m), n, k, sm_count, groups=groups)
+
+
+@lru_cache(maxsize=1024)
+def needs_second_kernel(
+    arch: Arch,
+    spec: EpilogueSpec,
+    m: int,
+    n: int,
+    k: int,
+    groups: int | None = None,
+    batch_invariant: bool = False,
+) -> bool:
+    """Whether a launch that was not tuned has reductions that a second kernel finishes, on the GPU that the
+    target plans for. True for reductions that the architecture has no kernel for."""
+    if arch not in LAST_TILE_ARCHS or not spec.reductions:
+        return bool(spec.reductions)
+    try:
+        config = untuned(arch, spec, m, n, k, arch.target.sm_count, groups, batch_invariant)
+    except ValueError:  # no tile serves the spec
+        return True
+    return finishes_apart(spec, config, m, n)
