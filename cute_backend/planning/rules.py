@@ -78,11 +78,9 @@ MAX_WRITTEN_IN_WHOLE_VISITS = 2
 """The most planes that a kernel writes if its visits are those of `WHOLE_VISITS`: three in fp32 spilled 8
 bytes by element."""
 
-MAX_REDUCED = 256
-"""Columns of the largest blocks that are reduced: those of the widest tile."""
-
-MAX_ROTATED = 256
-"""Columns of the largest block whose halves are rotated, after the sizes that attention heads have."""
+MAX_BLOCK = 256
+"""Columns of the largest blocks that are reduced or whose halves are rotated: those of the widest tile, and
+of the largest attention heads."""
 
 PAIRING_SUBTILES = (32, 16)
 """Columns of subtiles that hold equally many columns of both halves of a block."""
@@ -345,7 +343,7 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
 
     TMA must load B, which must be contiguous along K, in one dense product without block scales. No value may
     depend on the index of a column, and the rotated blocks must divide all others, heads and parts of them
-    among these.
+    among these. No table may have the first columns of blocks alone.
     """
     product, block = spec.product, spec.reordered_columns
     blocks = {load.blocks.columns for load in spec.loads if load.blocks is not None}
@@ -361,7 +359,8 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
         and not spec.reductions
         and not any(op.op == "column_index" for op in spec.ops)
         and not any(columns % block for columns in blocks)
-        and block <= MAX_ROTATED
+        and not any(load.blocks is not None and load.blocks.period for load in spec.loads)
+        and block <= MAX_BLOCK
     )
 
 
@@ -394,7 +393,7 @@ def registers_for_exponentials(config: TileConfig, spec: EpilogueSpec) -> TileCo
     """
     many = config.target.clusters and config.target.accumulators.in_registers
     many = many and config.thread_accumulators > MAX_BESIDE_BLOCKS
-    crowded = many and 0 < spec.pass_columns < MAX_REDUCED and _reduces_exponentials(spec)
+    crowded = many and 0 < spec.pass_columns < MAX_BLOCK and _reduces_exponentials(spec)
     return None if crowded else config
 
 

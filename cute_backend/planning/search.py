@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from cute_backend.planning.cost import cost, work_of
 from cute_backend.planning.halving import can_halve, halving
@@ -22,9 +22,7 @@ from cute_backend.planning.registers import (
 from cute_backend.planning.rules import (
     ABOVE_THE_SMALLEST,
     HALF_HEAD_COLUMNS,
-    MAX_REDUCED,
-    MAX_ROTATED,
-    reads,
+    MAX_BLOCK,
     subtiled,
     suited,
 )
@@ -35,23 +33,19 @@ from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import (
+    BLOCK_PART,
+    HEAD_COLUMNS,
     ROTATE_FIRST,
     ROTATE_HALF,
-    Accumulator,
     Axis,
     BColumns,
-    Blocks,
     Const,
-    DType,
     EpilogueSpec,
     Load,
     LoadKind,
     Op,
     ProductKind,
-    ReduceKind,
-    Reduction,
     Store,
-    Stride,
 )
 
 
@@ -75,14 +69,10 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
             "the columns of a tile, and multiples of these"
         )
     if not found:
-        held = (
-            rotations_held(arch, spec.accumulators, spec.whole_columns > 1, spec.by_visits)
-            if spec.reordered_columns
-            else blocks_held(arch, spec.accumulators, *reads(spec), spec.by_visits, bool(spec.kept))
-        )
+        sizes = ", ".join(map(str, held(arch, spec)))
         raise ValueError(
             f"no tile of {arch.value} holds blocks of {spec.block_columns} columns whole; "
-            f"supported block sizes: {', '.join(map(str, held)) or 'none'}"
+            f"supported block sizes: {sizes or 'none'}"
         )
     if alone is not None and found[-1].cluster_size > 1:
         found += suited(arch, (alone,), spec)
@@ -126,99 +116,47 @@ def _of_segments(
     return found
 
 
-_ONE_PRODUCT = (Accumulator("acc", DType.BF16, DType.BF16),)
+@lru_cache(maxsize=4096)
+def serves(arch: Arch, spec: EpilogueSpec) -> bool:
+    """Whether some tile holds the blocks of columns that a spec reduces, and rotates those that it rotates,
+    all of them at once and beside the planes of the spec."""
+    return bool(_serving(arch, spec))
 
 
-def _means(value: str, columns: int, by_visits: bool) -> tuple[Op, ...]:
-    """Ops that reduce blocks of `columns` columns; also blocks of 8, so that no passes reduce either, if
-    visits have to hold them."""
-    sizes = (columns, 8) if by_visits else (columns,)
-    return tuple(
-        Op(f"mean{size}", "block_mean", (value,), DType.F32, block=size) for size in dict.fromkeys(sizes)
-    )
+@lru_cache(maxsize=256)
+def held(arch: Arch, spec: EpilogueSpec) -> tuple[int, ...]:
+    """Returns the sizes that all blocks of a spec could have instead, so that some tile serves it."""
+    step = HEAD_COLUMNS if any(store.heads for store in spec.stores) else 8
+    sizes = range(step, MAX_BLOCK + 1, step)
+    return tuple(columns for columns in sizes if serves(arch, _resized(spec, columns)))
 
 
-@cache
-def blocks_held(
-    arch: Arch,
-    accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT,
-    planes_read: int = 0,
-    tables: int = 0,
-    by_visits: bool = False,
-    ahead: bool = False,
-) -> tuple[int, ...]:
-    """Returns the sizes of blocks of columns that some tile holds whole, for specs of these products that
-    read this number of planes, of which `tables` are by blocks whose columns lie side by side. `by_visits`
-    says whether visits have to hold the blocks, too (`EpilogueSpec.visit_columns`), and `ahead` whether a
-    plane is read ahead of passes (`EpilogueSpec.early_planes`)."""
-    held, load = [], Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
-    for columns in range(8, MAX_REDUCED + 1, 8):
-        by_blocks = replace(load, stride_n=Stride.OTHER, blocks=Blocks(columns, Stride.ZERO, Stride.ONE))
-        kinds = (by_blocks,) * tables + (load,) * (planes_read - tables)
-        loads = tuple(replace(each, name=f"exact{i}") for i, each in enumerate(kinds))
-        first = tuple(
-            Op(f"t{i}", "add", (accumulators[0].name, load.name), DType.F32)
-            for i, load in enumerate(loads[:ahead])
-        )
-        means = first + _means(first[0].name if first else accumulators[0].name, columns, by_visits)
-        plane, row = Store("out0", means[-1].name, DType.F32), Reduction(Axis.ROW, ReduceKind.SUM)
-        specs = [
-            EpilogueSpec(accumulators, loads, means, (replace(plane, reduce=kind),)) for kind in (None, row)
-        ]
-        if all(_serving(arch, spec) for spec in specs):
-            held.append(columns)
-    return tuple(held)
+def _resized(spec: EpilogueSpec, columns: int) -> EpilogueSpec:
+    """The spec with blocks and heads of `columns` columns in place of its own. Pairs of neighbours remain,
+    unless it rotates larger blocks, too. If it reduces blocks of several sizes, which only visits can hold,
+    the smaller ones become blocks of 8."""
+    widest = max((op.reduced_columns for op in spec.ops), default=0)
 
+    def of_op(op: Op) -> Op:
+        if op.op == BLOCK_PART:
+            return replace(op, operands=(Const(columns),), block=columns)
+        if op.op == ROTATE_FIRST:
+            first = Const(min(op.first_columns, columns))
+            return replace(op, operands=(*op.values, first), block=columns)
+        if op.block == 0 or (op.op == ROTATE_HALF and not spec.reordered_columns):
+            return op
+        return replace(op, block=8 if 0 < op.reduced_columns < widest else columns)
 
-@cache
-def rotations_held(
-    arch: Arch,
-    accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT,
-    reduces: bool = False,
-    by_visits: bool = False,
-) -> tuple[int, ...]:
-    """Returns the sizes of blocks whose halves some tile can rotate for these products, by reordering
-    columns. `reduces` says whether the specs also reduce the same blocks, and `by_visits` as for
-    `blocks_held`."""
-    held, acc = [], accumulators[0].name
-    for columns in range(16, MAX_ROTATED + 1, 16):
-        blocks = Blocks(columns, Stride.ZERO, Stride.ONE)
-        cos = Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.OTHER, blocks=blocks)
-        chain = (
-            *(_means(acc, columns, by_visits) if reduces else ()),
-            Op("t1", ROTATE_HALF, (acc,), DType.F32, block=columns),
-            Op("t2", "mul", ("t1", "exact0"), DType.F32),
-        )
-        spec = EpilogueSpec(accumulators, (cos,), chain, (Store("out0", "t2", DType.BF16),))
-        if _serving(arch, spec):
-            held.append(columns)
-    return tuple(held)
+    def of_load(load: Load) -> Load:
+        blocks = load.blocks
+        return load if blocks is None else replace(load, blocks=replace(blocks, columns=columns, period=0))
 
+    def of_store(store: Store) -> Store:
+        heads = store.heads and replace(store.heads, columns=columns)
+        return replace(store, block=columns if store.block else 0, heads=heads)
 
-@cache
-def rotates_first(
-    arch: Arch,
-    accumulators: tuple[Accumulator, ...],
-    columns: int,
-    block: int,
-    whole: int = 1,
-    planes_read: int = 0,
-    tables: int = 0,
-) -> bool:
-    """Returns whether some tile rotates the first `columns` columns of each block of `block` columns, for
-    specs of these products that read this number of planes, of which `tables` have these columns of each
-    block alone, and that reduce blocks of `whole` columns, if that is more than 1."""
-    acc, period = accumulators[0].name, block if columns < block else 0
-    load = Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
-    blocks = Blocks(columns, Stride.ZERO, Stride.ONE, period)
-    kinds = (replace(load, stride_n=Stride.OTHER, blocks=blocks),) * tables + (load,) * (planes_read - tables)
-    loads = tuple(replace(each, name=f"exact{i}") for i, each in enumerate(kinds))
-    chain = (
-        Op("t0", "block_mean" if whole > 1 else "abs", (acc,), DType.F32, block=whole if whole > 1 else 0),
-        Op("t1", ROTATE_FIRST, (acc, Const(columns)), DType.F32, block=block),
-        Op("t2", "mul", ("t0", "t1"), DType.F32),
-    )
-    return bool(_serving(arch, EpilogueSpec(accumulators, loads, chain, (Store("out0", "t2", DType.BF16),))))
+    ops, loads, stores = map(of_op, spec.ops), map(of_load, spec.loads), map(of_store, spec.stores)
+    return replace(spec, loads=tuple(loads), ops=tuple(ops), stores=tuple(stores))
 
 
 def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:

@@ -11,8 +11,17 @@ from torch import Tensor
 
 from cute_backend import ops
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, planes_written, subtiled, table
-from cute_backend.planning.search import blocks_held
+from cute_backend.planning import (
+    Alignment,
+    Arch,
+    TileConfig,
+    held,
+    offered,
+    planes_written,
+    serves,
+    subtiled,
+    table,
+)
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.compiling.build import build
@@ -221,20 +230,38 @@ def test_a_gated_pair_is_quantised_by_blocks_of_128() -> None:
     assert all(build(Kernel(spec, config, alignment)).spill_bytes == 0 for alignment in Alignment)
 
 
-HELD = [(arch, columns) for arch in FIRST for columns in blocks_held(arch)]
+def means(*sizes: int, planes: int = 0, accumulators: tuple[Accumulator, ...] = (ACC,)) -> EpilogueSpec:
+    """The mean of blocks, of the means of smaller blocks if there are several `sizes`, as only visits can
+    reduce them. It reads a number of planes."""
+    loads = tuple(replace(PLANE, name=f"exact{i}") for i in range(planes))
+    names = ("acc", *(f"t{i}" for i in range(len(sizes))))
+    chain = tuple(
+        op(name, "block_mean", names[i], block=size)
+        for i, (name, size) in enumerate(zip(names[1:], sizes, strict=True))
+    )
+    return EpilogueSpec(accumulators, loads, chain, (Store("out0", names[-1], DType.F32),))
+
+
+HELD = [(arch, columns) for arch in FIRST for columns in held(arch, means(16))]
 
 
 def test_the_blocks_that_tiles_hold() -> None:
     visits = dict.fromkeys(Arch, (8, 16, 32, 64, 128))
     visits[Arch.SM100A] = visits[Arch.SM103A] = (8, 16, 32, 64)
     visits[Arch.SM90A] = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128)
-    assert {arch: blocks_held(arch, by_visits=True) for arch in Arch} == visits
-    held = dict.fromkeys(Arch, (8, 16, 32, 64, 128))
-    held[Arch.SM100A] = held[Arch.SM103A] = (8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
-    held[Arch.SM90A] = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
-    assert {arch: blocks_held(arch) for arch in Arch} == held
-    assert blocks_held(Arch.SM90A, planes_read=1, by_visits=True) == visits[Arch.SM90A]
-    assert blocks_held(Arch.SM90A, planes_read=2, by_visits=True) == (8, 16, 32, 64)
+    assert {arch: held(arch, means(8, 16)) for arch in Arch} == visits
+    passes = dict.fromkeys(Arch, (8, 16, 32, 64, 128))
+    passes[Arch.SM100A] = passes[Arch.SM103A] = (8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
+    passes[Arch.SM90A] = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
+    assert {arch: held(arch, means(16)) for arch in Arch} == passes
+    assert held(Arch.SM90A, means(8, 16, planes=1)) == visits[Arch.SM90A]
+    assert held(Arch.SM90A, means(8, 16, planes=2)) == (8, 16, 32, 64)
+
+
+def test_a_tile_serves_all_blocks_of_a_spec_at_once() -> None:
+    """A visit has 80 or 96 columns; 480 would hold both."""
+    assert serves(Arch.SM90A, means(16, 80)) and serves(Arch.SM90A, means(16, 96))
+    assert not serves(Arch.SM90A, means(16, 80, 96))
 
 
 @pytest.mark.parametrize("arch", Arch)
@@ -242,16 +269,18 @@ def test_two_products_share_the_columns_of_a_tile(arch: Arch) -> None:
     pair = (ACC, replace(ACC, name="acc1"))
     halves = (replace(ACC, columns=Columns.EVEN), replace(ACC, name="acc1", columns=Columns.ODD))
     few, by_tma = (8, 16, 32, 64), arch.target.planes_by_tma
-    held = (8, 16, 32, 48, 64, 96, 128) if by_tma else few
-    assert blocks_held(arch, pair) == blocks_held(arch, halves) == held
+    passes = (8, 16, 32, 48, 64, 96, 128) if by_tma else few
+    for accumulators in (pair, halves):
+        assert held(arch, means(16, accumulators=accumulators)) == passes
     wide = (*few, 128) if arch is Arch.SM90A else few
-    assert blocks_held(arch, pair, by_visits=True) == blocks_held(arch, halves, by_visits=True) == wide
-    assert blocks_held(arch, pair, planes_read=1, by_visits=True) == few
+    for accumulators in (pair, halves):
+        assert held(arch, means(8, 16, accumulators=accumulators)) == wide
+    assert held(arch, means(8, 16, planes=1, accumulators=pair)) == few
 
 
 @pytest.mark.parametrize(("arch", "columns"), HELD)
 def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
-    specs = [norm(columns)] if columns in blocks_held(arch, by_visits=True) else []
+    specs = [norm(columns)] if columns in held(arch, means(8, 16)) else []
     for spec in (*specs, of_few_results(softmax(columns)), quantised(columns)):
         for config in table(arch, spec):
             for alignment in Alignment:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cute_backend import ops
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, rotations_held, subtiled, table
+from cute_backend.planning import Alignment, Arch, TileConfig, held, offered, plan, subtiled, table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.compiling.build import build
@@ -67,6 +67,12 @@ def rotary(columns: int, batches: bool = False, head: int = 0) -> EpilogueSpec:
     )
     stores = (Store("out0", "t4", DType.F32), Store("out1", "t5", DType.BF16))
     return EpilogueSpec((ACC,), (BIAS, cos, sin, RESIDUAL), chain, stores)
+
+
+def of_first_columns(name: str) -> Load:
+    """A table of the first 128 columns of heads of 256."""
+    blocks = Blocks(128, Stride.ZERO, Stride.ONE, period=256)
+    return Load(name, LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.OTHER, (), blocks)
 
 
 def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -261,9 +267,9 @@ def test_tma_brings_no_table_whose_rows_or_columns_end_within_a_box(change: str)
 def test_the_blocks_that_tiles_rotate() -> None:
     hopper = 16, 32, 64, 96, 128, 160, 192, 256
     blackwell = *hopper[:2], 48, 64, 80, *hopper[3:]
-    held = {Arch.SM90A: hopper, Arch.SM100A: blackwell, Arch.SM103A: blackwell}
-    assert {arch: rotations_held(arch) for arch in Arch} == {arch: held.get(arch, ()) for arch in Arch}
-    for arch, sizes in held.items():
+    rotated = {Arch.SM90A: hopper, Arch.SM100A: blackwell, Arch.SM103A: blackwell}
+    assert {arch: held(arch, rotary(64)) for arch in Arch} == {arch: rotated.get(arch, ()) for arch in Arch}
+    for arch, sizes in rotated.items():
         for columns in sizes:
             for config in offered(arch, rotary(columns)):
                 for alignment in Alignment:
@@ -287,6 +293,7 @@ UNSERVED = {
     "a batch": {"accumulators": (replace(ACC, kind=ProductKind.BATCHED),)},
     "two products": {"accumulators": (ACC, replace(ACC, name="acc1"))},
     "a reduction": {"stores": (Store("out0", "t4", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.SUM)),)},
+    "first columns alone": {"loads": (BIAS, *map(of_first_columns, ("exact0", "exact1")), RESIDUAL)},
     "another size": {"stores": (Store("out0", "t4", DType.F32, block=64),)},
 }
 

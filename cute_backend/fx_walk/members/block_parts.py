@@ -16,13 +16,14 @@ from torch import fx
 
 from cute_backend.fx_walk.graph.frame import BlockPart, Frame
 from cute_backend.fx_walk.graph.static import arguments, fake, same_sizes, target_name, tensor_of
-from cute_backend.fx_walk.members.rotations import check_rotations, taken_piece
+from cute_backend.fx_walk.members.rotations import taken_piece
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.member import Member, Search
 from cute_backend.fx_walk.region.value import Plane
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import supported_dtype
+from cute_backend.fx_walk.values.held import check_blocks
 from cute_backend.fx_walk.values.lower import lower_cast
 from cute_backend.spec import Const, Operand
 
@@ -161,7 +162,7 @@ def _lower_joined(draft: Draft, node: fx.Node, ends: Sequence[int]) -> Operand:
     values = [draft.read(each, node) for each in tensors]
     draft.frames[node] = whole
     result = _selected(chain, values, ends)
-    check_rotations(chain)
+    check_blocks(chain)
     return lower_cast(chain, result, supported_dtype(node, fake(node).dtype))
 
 

@@ -8,8 +8,6 @@ says.
 
 from __future__ import annotations
 
-from math import lcm
-
 from torch import fx
 
 from cute_backend import config
@@ -20,9 +18,10 @@ from cute_backend.fx_walk.products.questions import is_reduction
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import supported_dtype
+from cute_backend.fx_walk.values.held import check_blocks
 from cute_backend.fx_walk.values.lower import is_pointwise, lower_cast
-from cute_backend.planning import NARROW_SUBTILE_N, blocks_held, rotates_first
-from cute_backend.spec import Const, DType, Operand, ReduceKind
+from cute_backend.planning import NARROW_SUBTILE_N
+from cute_backend.spec import Const, DType, Op, Operand, ReduceKind
 
 WIDEST_ROW = 128
 """The most columns of a whole row that a kernel reduces and reads again. Rows of 256 columns were normed in
@@ -50,8 +49,11 @@ def frame_of_blocks(found: Found, frame: Frame, chain: Chain) -> Frame | None:
         return left
     if config.block_reductions != "always" and len(chain.accumulators) == 1:
         return None
-    held = held_blocks(chain, chain.by_visits or any(chain.planes_read))
-    return left if left.block in held and left.block <= WIDEST_ROW and _is_read_again(found) else None
+    # If the kernel reads planes, visits have to hold the row, as if it also reduced blocks of another size.
+    sizes = (left.block, 8) if any(chain.planes_read) else (left.block,)
+    further = (Op(f"row{size}", "block_sum", (chain.last,), DType.F32, block=size) for size in sizes)
+    fits = 1 < left.block <= WIDEST_ROW and chain.is_served(*further)
+    return left if fits and _is_read_again(found) else None
 
 
 def _pays(chain: Chain, visited: int) -> bool:
@@ -76,38 +78,6 @@ def _is_read_again(found: Found) -> bool:
         return works and any(plane is not None and known(plane.numel() == size) for plane in planes)
 
     return feeds(found.head, meets) is not None
-
-
-def held_blocks(chain: Chain, by_visits: bool) -> tuple[int, ...]:
-    """The sizes of blocks that tiles of the target hold, or also visits of these. On a CPU, those of any
-    target that has this product."""
-    ahead = chain.reads_in_passes and not by_visits
-    held = (
-        blocks_held(arch, chain.accumulators, *chain.planes_read, by_visits, ahead) for arch in chain.archs
-    )
-    return tuple(sorted(set().union(*held)))
-
-
-def check_blocks(chain: Chain) -> None:
-    """Raise Refused if no tile holds the blocks that the chain reduces, all of them at once and beside the
-    planes that it reads, or none rotates the first columns of blocks beside these."""
-    held, reduced = held_blocks(chain, chain.by_visits), lcm(*chain.reduced)
-    names = ", ".join(map(str, held))
-    if reduced > 1 and reduced not in held:
-        raise Refused(Reason.BLOCK_SIZE, columns=reduced, held=names)
-    for first, block in chain.first:
-        if not rotates(chain, first, block):
-            raise Refused(Reason.BLOCK_SIZE, columns=block, held=names)
-
-
-def rotates(chain: Chain, columns: int, block: int) -> bool:
-    """Whether some tile rotates the first `columns` columns of blocks of `block` columns, beside the blocks
-    that the chain reduces and the planes that it reads."""
-    reduced = lcm(*chain.reduced)
-    return any(
-        rotates_first(arch, chain.accumulators, columns, block, reduced, *chain.planes_read)
-        for arch in chain.archs
-    )
 
 
 def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int, rows: Size) -> Operand:

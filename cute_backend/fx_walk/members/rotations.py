@@ -16,17 +16,16 @@ from torch import fx
 
 from cute_backend.fx_walk.graph.frame import BlockPart
 from cute_backend.fx_walk.graph.static import Size, arguments, fake, known, target_name, tensor_of
-from cute_backend.fx_walk.members.block_reductions import check_blocks, rotates
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.member import Member, Search
 from cute_backend.fx_walk.region.value import Plane
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import supported_dtype
+from cute_backend.fx_walk.values.held import check_blocks, held_sizes
 from cute_backend.fx_walk.values.lower import lower_cast
 from cute_backend.ops import PAIRED_COLUMNS
-from cute_backend.planning import rotations_held
-from cute_backend.spec import FIRST_VISITS, Columns, Major, Operand
+from cute_backend.spec import FIRST_VISITS, ROTATE_FIRST, ROTATE_HALF, Const, DType, Op, Operand
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,7 @@ def _rotated_halves(found: Rotation, draft: Draft, value: Operand, may_share: bo
     last = fake(found.source).dim() - 1
     part = frame.part
     single = may_share and known(draft.first.n == found.columns)
-    apart = _rotates_apart(chain, found, part, single)
+    apart = _rotates_apart(chain, found, value, part, single)
     if part is not None and found.columns > 2 and not (part.is_regular or apart):
         raise Refused(Reason.ROTATED_PART, part=part, columns=found.columns)
     if frame.block > 1 or not frame.n_axes or frame.n_axes[-1] != last:
@@ -208,17 +207,18 @@ def _rotated_halves(found: Rotation, draft: Draft, value: Operand, may_share: bo
     draft.frames[found.head] = replace(frame, n_axes=(*frame.n_axes, last + 1)) if found.splits else frame
     if apart:
         result = chain.rotate_first(value, found.columns, found.columns if part is None else part.columns)
-        check_blocks(chain)
     else:
         result = chain.rotate_half(value, found.columns)
-        check_rotations(chain)
+    check_blocks(chain)
     if any(each.reduction is not None for each in draft.values.values()):
         refuse_rotated(chain)
     result = chain.emit("neg", result) if found.inverse else result
     return lower_cast(chain, result, supported_dtype(found.head, fake(found.head).dtype))
 
 
-def _rotates_apart(chain: Chain, found: Rotation, part: BlockPart | None, single: bool) -> bool:
+def _rotates_apart(
+    chain: Chain, found: Rotation, value: Operand, part: BlockPart | None, single: bool
+) -> bool:
     """Whether the kernel rotates a head's first columns, or a whole head, in a visit that has all of them,
     because TMA can't order columns so that a thread has both halves, or would have to order those of wide
     parts, after which it can't write results by heads. A `single` head has no axis of heads, without which
@@ -230,46 +230,16 @@ def _rotates_apart(chain: Chain, found: Rotation, part: BlockPart | None, single
         or (part is not None and (part.start, part.count) != (0, columns))
     ):
         return False
-    held = _rotated(chain, bool(chain.blocks))
+    halves = Op("rotated", ROTATE_HALF, (value,), DType.F32, block=columns)
+    block = columns if part is None else part.columns
+    first = Op("rotated", ROTATE_FIRST, (value, Const(columns)), DType.F32, block=block)
     regular = part is None or (part.is_regular and columns <= FIRST_VISITS[0])
-    if not held or (columns in held and regular and not single):
-        return False
-    return rotates(chain, columns, columns if part is None else part.columns)
-
-
-def _rotated(chain: Chain, reduces: bool) -> set[int]:
-    """The sizes of blocks whose halves a tile rotates, in which the columns are ordered anew."""
-    held = (rotations_held(arch, chain.accumulators, reduces, chain.by_visits) for arch in chain.archs)
-    return set().union(*held)
+    if chain.is_served(halves):
+        return not (regular and not single) and chain.is_served(first)
+    return bool(held_sizes(chain, halves)) and chain.is_served(first)
 
 
 def refuse_rotated(chain: Chain) -> None:
     """Raises Refused for a reduction of rows or columns, if the chain rotates blocks."""
     for columns in chain.rotated - {2}:
         raise Refused(Reason.ROTATED_PLACES, columns=columns)
-
-
-def check_rotations(chain: Chain) -> None:
-    """Raises Refused if no tile rotates the halves of the chain's blocks."""
-    apart = chain.accumulators[0].columns is Columns.ALL
-    for columns in chain.rotated - ({2} if apart else set()):
-        seen = {view.blocks.columns for view in chain.views if view.blocks is not None}
-        sizes = seen | chain.blocks | chain.rotated
-        sizes |= chain.parts if columns > 2 else set()
-        reduces = bool(chain.blocks)
-        held = _rotated(chain, reduces)
-        apart = columns > 2 and any(view.period for view in chain.views)
-        if columns not in held or apart or any(size % columns for size in sizes):
-            blocks, names = ", ".join(map(str, sorted(sizes))), ", ".join(map(str, sorted(held)))
-            held_sizes = names or f"none {_why_none(chain, reduces)}"
-            raise Refused(Reason.ROTATION_SIZE, columns=columns, sizes=blocks, held=held_sizes)
-
-
-def _why_none(chain: Chain, reduces: bool) -> str:
-    """The kind of product of whose blocks no tile rotates the halves, whatever their size."""
-    along_k = tuple(replace(acc, b_major=Major.K) for acc in chain.accumulators)
-    if along_k != chain.accumulators and any(
-        rotations_held(arch, along_k, reduces, chain.by_visits) for arch in chain.archs
-    ):
-        return "if B is contiguous along N, as a (K, N) weight is; store it as (N, K), and multiply by w.t()"
-    return "after this kind of product; one dense product without scales of blocks is supported"

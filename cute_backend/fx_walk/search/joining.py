@@ -24,9 +24,7 @@ from cute_backend.fx_walk.graph.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.fx_walk.members.block_reductions import check_blocks
 from cute_backend.fx_walk.members.reductions import refuse_unknown
-from cute_backend.fx_walk.members.rotations import check_rotations
 from cute_backend.fx_walk.products.pairs import column_slice, same_slice
 from cute_backend.fx_walk.products.questions import is_reduction
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
@@ -38,6 +36,7 @@ from cute_backend.fx_walk.search.views import not_pointwise, rearranged
 from cute_backend.fx_walk.search.walk import Walk
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import ColumnSlice
+from cute_backend.fx_walk.values.held import check_blocks
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape, lower
 from cute_backend.fx_walk.values.rounded import as_in_memory
 from cute_backend.spec import Operand
@@ -152,6 +151,5 @@ def _frame_slice(draft: Draft, node: fx.Node, whole: bool) -> None:
 
 def _check_loads(chain: Chain) -> None:
     check_blocks(chain)
-    check_rotations(chain)
     if len(chain.views) > config.max_loads:
         raise Refused(Reason.TOO_MANY_OPERANDS, count=len(chain.views), limit=config.max_loads)

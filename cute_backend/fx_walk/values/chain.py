@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import lcm
@@ -13,7 +13,7 @@ from cute_backend.fx_walk.graph.static import Size, target_name
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.values.classify import LoadView
 from cute_backend.ops import OPS, result_dtype
-from cute_backend.planning import Arch, Target
+from cute_backend.planning import Arch, Target, serves
 from cute_backend.spec import (
     BLOCK_PART,
     LEAST_AHEAD,
@@ -73,6 +73,8 @@ class Chain:
         self._made: dict[_Key, str] = {}
         """The name of each op by its other fields, so that a long region is lowered in linear time."""
         self._of_blocks: list[Op] = []
+        self._served: dict[Hashable, bool] = {}
+        """The answers of `is_served`, by the facts that they depend on."""
         self._dtypes = {acc.name: DType.F32 for acc in accumulators}
         self.stored: frozenset[str] = frozenset()
         """The values that the kernel stores, once they are known. Until then, the values that no op reads
@@ -125,6 +127,11 @@ class Chain:
         return self._step("cast", (value,), dtype, overflow)
 
     @property
+    def last(self) -> str:
+        """The value that was made last: the first accumulator if there are no ops."""
+        return self._ops[-1].name if self._ops else self.accumulators[0].name
+
+    @property
     def blocks(self) -> set[int]:
         """The sizes, in columns, of the blocks that are reduced or of which a visit has all, to rotate their
         first columns."""
@@ -138,19 +145,46 @@ class Chain:
     @property
     def by_visits(self) -> bool:
         """Whether only visits can reduce the blocks, whatever their sizes (`block_passes`)."""
-        return bool(self.blocks) and self._passes is None
+        return bool(self.blocks) and self._passes(self._ops) is None
 
-    @property
-    def reads_in_passes(self) -> bool:
-        """Whether the passes that reduce the blocks read planes."""
-        return bool(self.blocks) and self._passes is not None and bool(self._passes.early)
-
-    @property
-    def _passes(self) -> BlockPasses | None:
+    def _passes(self, ops: Sequence[Op]) -> BlockPasses | None:
         planes = {load.name for load in self._loads if load.kind is LoadKind.EXACT}
-        read = {name for op in self._ops for name in op.values}
-        stored = self.stored or {op.name for op in self._ops} - read
-        return block_passes(self._ops, self.accumulators, planes, stored, ())
+        return block_passes(ops, self.accumulators, planes, self._ends(ops), ())
+
+    def _ends(self, ops: Sequence[Op]) -> frozenset[str]:
+        """The values that the kernel may store: `stored`, or those that no op reads."""
+        read = {name for op in ops for name in op.values}
+        return self.stored or frozenset(op.name for op in ops if op.name not in read)
+
+    def is_served(self, *further: Op) -> bool:
+        """Whether some tile of the target holds the blocks that the chain reduces and rotates, with `further`
+        ops at its end; on a CPU, one of any target that has this product.
+
+        It is asked after each step, and constructing a spec takes a time that grows with the chain. So the
+        planner is asked only if the loads, the blocks or the passes over them have changed.
+        """
+        of_blocks = (*self._of_blocks, *further)
+        if not of_blocks:
+            return True
+        ops = (*self._ops, *further)
+        facts = tuple(self._loads), of_blocks, self._passes(ops), self.stored
+        if facts not in self._served:
+            spec = self.provisional(*further)
+            self._served[facts] = any(serves(arch, spec) for arch in self.archs)
+        return self._served[facts]
+
+    def provisional(self, *further: Op) -> EpilogueSpec:
+        """The spec of the chain with `further` ops at its end, if the kernel wrote a single plane in fp32. It
+        is the sum of all values that the kernel may store, since how many of them it stores is not known."""
+        ops = [*self._ops, *further]
+        ends = self._ends(ops)
+        names = (*self._dtypes, *(op.name for op in further))
+        value, *others = [name for name in names if name in ends] or [ops[-1].name]
+        for other in others:
+            ops.append(Op(f"end{len(ops)}", "add", (value, other), DType.F32))
+            value = ops[-1].name
+        stores = (Store("out0", value, DType.F32),)
+        return EpilogueSpec(self.accumulators, tuple(self._loads), tuple(ops), stores, self.precision)
 
     @property
     def reduced(self) -> set[int]:
