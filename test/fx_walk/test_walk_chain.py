@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from torch import fx
 
 from cute_backend.fx_walk.values import chain as chains
 from cute_backend.fx_walk.values.chain import Chain
+from cute_backend.fx_walk.values.classify import LoadView
 from cute_backend.planning import Arch, serves
-from cute_backend.spec import Accumulator, DType, EpilogueSpec, Op, Precision, ReduceKind, Store
+from cute_backend.spec import (
+    Accumulator,
+    DType,
+    EpilogueSpec,
+    LoadKind,
+    Op,
+    Precision,
+    ReduceKind,
+    Store,
+    Stride,
+)
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 
@@ -58,3 +70,36 @@ def test_a_provisional_spec_stores_one_plane_of_all_ends() -> None:
     assert [store.value for store in spec.stores] == [spec.ops[-1].name]
     chain.stored = frozenset({"t1"})
     assert [store.value for store in chain.provisional().stores] == ["t1"]
+
+
+def vector(node: fx.Node) -> LoadView:
+    return LoadView(node, LoadKind.ROWVEC, DType.F32, Stride.ZERO, Stride.ONE, (), ((0,),))
+
+
+def test_a_chain_of_some_members_is_numbered_by_them_alone() -> None:
+    """The first member leaves: its load and its op go, and what it shares with the second becomes that
+    one's."""
+    graph = fx.Graph()
+    gone, kept, wide, row, bias = (
+        graph.placeholder(name) for name in ("gone", "kept", "wide", "row", "bias")
+    )
+    chain = Chain((ACC,), Precision.FUSED)
+    biased = chain.emit("add", "acc", chain.load(vector(bias), "bias"))
+    with chain.lowering(gone):
+        shared = chain.emit("exp", biased)
+        left = chain.emit("mul", shared, chain.load(vector(wide)))
+    with chain.lowering(kept):
+        value = chain.emit("mul", chain.emit("exp", biased), chain.load(vector(row)))
+    fewer, names = chain.kept({kept: (value,)}, {gone})
+    spec = fewer.build([Store("out0", str(names[value]), DType.F32)])
+    assert [(load.name, node) for load, node in zip(spec.loads, fewer.nodes(), strict=True)] == [
+        ("bias", bias),
+        ("rowvec0", row),
+    ]
+    assert [(op.name, op.op, op.operands) for op in spec.ops] == [
+        ("t0", "add", ("acc", "bias")),
+        ("t1", "exp", ("t0",)),
+        ("t2", "mul", ("t1", "rowvec0")),
+    ]
+    assert fewer.origins == {"t0": kept, "t1": kept, "t2": kept}
+    assert left not in names and chain.emit("exp", biased) == shared

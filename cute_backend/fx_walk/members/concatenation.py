@@ -10,7 +10,7 @@ to each of which a gradient is assigned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -47,6 +47,9 @@ class Concatenated(Value):
     @property
     def parts(self) -> tuple[str, ...]:
         return self.values
+
+    def renamed(self, names: Mapping[Operand, Operand]) -> Concatenated:
+        return replace(self, values=tuple(str(names.get(value, value)) for value in self.values))
 
     def read(self, draft: Draft, reading: Reading) -> Operand:
         shape = describe(fake(reading.member).shape)

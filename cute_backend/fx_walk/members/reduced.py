@@ -9,6 +9,7 @@ memory has.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +44,9 @@ class Reduced(Value):
     @property
     def parts(self) -> tuple[str, ...]:
         return (self.value,)
+
+    def renamed(self, names: Mapping[Operand, Operand]) -> Reduced:
+        return replace(self, value=str(names.get(self.value, self.value)))
 
     def read(self, draft: Draft, reading: Reading) -> Operand:
         raise Refused(Reason.FEEDBACK, reduction=reading.member, into=reading.node)

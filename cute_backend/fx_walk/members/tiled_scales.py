@@ -8,8 +8,8 @@ tiles once the factors are in the order of the layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -37,6 +37,9 @@ class Tiled(Value):
     @property
     def parts(self) -> tuple[str, ...]:
         return (self.value,)
+
+    def renamed(self, names: Mapping[Operand, Operand]) -> Tiled:
+        return replace(self, value=str(names.get(self.value, self.value)))
 
     def read(self, draft: Draft, reading: Reading) -> Operand:
         raise Refused(Reason.FEEDBACK, reduction=reading.member, into=reading.node)

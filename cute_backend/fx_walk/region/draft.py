@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -62,6 +63,18 @@ class Draft:
         """The value of the chain that `reader` reads of a member. `side` is as in `Reading`. Raises Refused
         if it can't read it."""
         return self.values[member].read(self, Reading(reader, member, side))
+
+    def cut(self, members: Sequence[fx.Node]) -> Draft:
+        """The draft of some of its members alone, whose names have no gaps."""
+        values = {node: self.values[node] for node in members}
+        parts = {node: value.operands for node, value in values.items()}
+        chain, names = self.chain.kept(parts, self.values.keys() - values.keys())
+        return Draft(
+            self.anchors,
+            chain,
+            {node: value.renamed(names) for node, value in values.items()},
+            frames={node: frame for node, frame in self.frames.items() if node in values},
+        )
 
     def split(self, node: fx.Node) -> bool:
         """Whether a node reads a value that the region has in two parts."""

@@ -8,8 +8,8 @@ members have a `Plane`, and need no value of their own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -62,6 +62,15 @@ class Value(ABC):
         """The values of the chain whose planes make up its plane in memory, from left to right, or the even
         and the odd columns. There are none if no kernel stores it."""
 
+    @property
+    def operands(self) -> Sequence[Operand]:
+        """The values of the chain that it has, whether or not a kernel stores it."""
+        return self.parts
+
+    def renamed(self, names: Mapping[Operand, Operand]) -> Value:
+        """It in a chain that has other `names` for its operands."""
+        return self
+
     @abstractmethod
     def read(self, draft: Draft, reading: Reading) -> Operand:
         """The value of the chain that a node reads. Raises Refused if the node can't read this one."""
@@ -107,6 +116,9 @@ class Plane(Value):
     def parts(self) -> tuple[str, ...]:
         return (self.value,) if isinstance(self.value, str) else ()
 
+    def renamed(self, names: Mapping[Operand, Operand]) -> Plane:
+        return replace(self, value=names.get(self.value, self.value))
+
     def read(self, draft: Draft, reading: Reading) -> Operand:
         if reading.side is not None:
             raise Refused(Reason.UNPAIRED, target=target_name(reading.node))
@@ -128,6 +140,13 @@ class Slices(Value):
     @property
     def parts(self) -> tuple[str, ...]:
         return tuple(map(str, self.values)) if self.whole else ()
+
+    @property
+    def operands(self) -> Sequence[Operand]:
+        return self.values
+
+    def renamed(self, names: Mapping[Operand, Operand]) -> Slices:
+        return replace(self, values=tuple(names.get(value, value) for value in self.values))
 
     def read(self, draft: Draft, reading: Reading) -> Operand:
         if reading.side is None or not self.whole:

@@ -28,10 +28,8 @@ from cute_backend.fx_walk.products.pairs import meet, reach, slices_of, split, u
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.region import Region, stores_of
-from cute_backend.fx_walk.region.value import STEP
 from cute_backend.fx_walk.search.exposed_gathers import exposed_gather
 from cute_backend.fx_walk.search.growth import grown, seed
-from cute_backend.fx_walk.search.joining import join
 from cute_backend.fx_walk.search.shared_launch import sharing
 from cute_backend.fx_walk.search.visits import visits
 from cute_backend.fx_walk.search.walk import Walk
@@ -178,27 +176,16 @@ def _grown(walk: Walk, anchors: tuple[Anchor, ...]) -> tuple[Draft, Settled]:
 
 
 def _settled(walk: Walk, draft: Draft) -> tuple[Draft, Settled]:
-    """Cuts a draft back to the members that stay, and lowers these again so that names have no gaps.
+    """Cuts a draft back to the members that stay.
 
     Some layouts of results, such as heads of 16 columns, are possible only beside a reduction of the same
     blocks. If it leaves, the choice is repeated among the members that stayed.
     """
     while True:
         settled = settle(draft, walk.outside, walk.rejections)
-        draft = _lowered(walk, draft.anchors, settled.members)
+        draft = draft.cut(settled.members)
         if all(draft.layout(node) is not None for node in settled.stored):
             return draft, settled
-
-
-def _lowered(walk: Walk, anchors: tuple[Anchor, ...], members: list[fx.Node]) -> Draft:
-    """The draft of these members."""
-    draft = seed(walk, anchors)
-    found = (member for node in members for member in walk.members.get(node, ()))
-    inner = {inner for each in found for inner in each.inner}
-    for node in members[len(draft.values) :]:
-        with draft.chain.lowering(node):
-            draft.values[node] = STEP if node in inner else join(walk, draft, node)
-    return draft
 
 
 def _owned(walk: Walk, draft: Draft, settled: Settled) -> Region:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import lcm
@@ -329,6 +329,33 @@ class Chain:
             loads=tuple(load for load in whole.loads if load.name in read),
             ops=tuple(op for op in whole.ops if op.name in ops),
         )
+
+    def kept(
+        self, members: Mapping[fx.Node, Sequence[Operand]], left: Container[fx.Node]
+    ) -> tuple[Chain, dict[Operand, Operand]]:
+        """The chain of some members, given with their values in the order of joining, and its names of those
+        values. It has the loads and the ops that they need, numbered in that order without gaps. An op that
+        was made for a member in `left` is one of the first other member that needs it."""
+        chain = Chain(self.accumulators, self.precision, self.target)
+        loads = {load.name: index for index, load in enumerate(self._loads)}
+        ops = {op.name: index for index, op in enumerate(self._ops)}
+        names: dict[Operand, Operand] = {}
+        for member, values in members.items():
+            needed, stack = set[str](), [value for value in values if isinstance(value, str)]
+            while stack:
+                name = stack.pop()
+                if name not in names and name not in needed:
+                    needed.add(name)
+                    stack += self._ops[ops[name]].values if name in ops else ()
+            for index in sorted(loads[name] for name in needed & loads.keys()):
+                name, view = self._loads[index].name, self.views[index]
+                numbered = name.removeprefix(view.kind.value).isdigit()
+                names[name] = chain.load(view, None if numbered else name)
+            for index in sorted(ops[name] for name in needed & ops.keys()):
+                node = self._nodes[index]
+                with chain.lowering(member if node is None or node in left else node):
+                    names[self._ops[index].name] = chain.repeat(self._ops[index], names)
+        return chain, names
 
     def _step(
         self,
