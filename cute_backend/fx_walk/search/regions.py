@@ -106,10 +106,9 @@ def _bare(walk: Walk, node: fx.Node) -> Region | None:
     the product can't be written."""
     anchor = walk.anchors[node]
     assert isinstance(anchor, Anchor)
-    try:
+    with walk.trial():
         return _owned(walk, *_settled(walk, seed(walk, (anchor,))))
-    except Refused:
-        return None
+    return None
 
 
 def _pairs(walk: Walk, anchor: Anchor) -> Iterator[tuple[Anchor, ...]]:
@@ -147,15 +146,12 @@ def _left_out(walk: Walk, anchor: Anchor) -> Refused:
 
 def _of_pair(walk: Walk, anchors: tuple[Anchor, ...]) -> Region | None:
     """The region of two accumulators that an op of the region combines. None if they form no region."""
-    rejections = dict(walk.rejections)
-    try:
+    with walk.trial():
         draft, settled = _grown(walk, anchors)
         if not any(map(draft.reads_both, settled.members)):
             raise Refused(Reason.NOTHING_TO_FUSE, refused="")
         return _owned(walk, draft, settled)
-    except Refused:
-        walk.rejections = rejections
-        return None
+    return None
 
 
 def _grown(walk: Walk, anchors: tuple[Anchor, ...]) -> tuple[Draft, Settled]:

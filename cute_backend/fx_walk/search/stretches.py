@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
 
 
+@dataclass
 class Stretches:
     """Stretches of positions in a graph, in order. None overlaps or touches another one."""
 
-    def __init__(self) -> None:
-        self._firsts: list[int] = []
-        self._lasts: list[int] = []
+    _firsts: list[int] = field(default_factory=list)
+    _lasts: list[int] = field(default_factory=list)
+
+    def copy(self) -> Stretches:
+        return Stretches(list(self._firsts), list(self._lasts))
 
     def add(self, first: int, last: int) -> None:
         """Adds the stretch from a kernel's first member to its last operand, unless that comes earlier."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch import fx
 
@@ -32,6 +34,18 @@ from cute_backend.spec import Precision
 FINDERS = (reductions.find, rotations.find, block_parts.find, tiled_scales.find, concatenation.find)
 """Functions that find the members of each kind in all nodes of a graph, in graph order. Where a node may join
 as several kinds, the first one wins."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A copy of what changes in a walk as regions are found."""
+
+    owner: dict[fx.Node, Draft]
+    reads: set[fx.Node]
+    redone: set[fx.Node]
+    unreduced: dict[fx.Node, Refused]
+    rejections: dict[fx.Node, Rejection]
+    stretches: Stretches
 
 
 class Walk:
@@ -82,6 +96,36 @@ class Walk:
         """Notes that one kernel has these members and needs these inputs."""
         first = min(map(self.order.__getitem__, members))
         self.stretches.add(first, max(map(self.order.__getitem__, inputs)))
+
+    def state(self) -> State:
+        """A copy of what has been found so far."""
+        return State(
+            dict(self.owner),
+            set(self.reads),
+            set(self.redone),
+            dict(self.unreduced),
+            dict(self.rejections),
+            self.stretches.copy(),
+        )
+
+    def restore(self, state: State) -> None:
+        """Forgets what has been found since `state`. The containers stay, for `outside` has them, too."""
+        self.owner.clear()
+        self.owner.update(state.owner)
+        self.reads.intersection_update(state.reads)
+        self.redone.intersection_update(state.redone)
+        self.unreduced = dict(state.unreduced)
+        self.rejections = dict(state.rejections)
+        self.stretches = state.stretches.copy()
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """A context that a refusal ends without a trace: the walk is then as it was before."""
+        state = self.state()
+        try:
+            yield
+        except Refused:
+            self.restore(state)
 
     def unrotated(self, anchors: Sequence[Anchor]) -> str:
         """The reason why `config.rotary_embeddings` bars the region of these anchors from rotating blocks of

@@ -1,0 +1,73 @@
+"""A trial that is refused: the walk is as it was before it."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from torch import fx
+
+from cute_backend.fx_walk.refusals.reasons import Reason, Refused
+from cute_backend.fx_walk.region.draft import Draft
+from cute_backend.fx_walk.search import regions
+from cute_backend.fx_walk.search.walk import State, Walk
+from cute_backend.fx_walk.values.chain import Chain
+from cute_backend.spec import Precision
+from support.fx_walk.synthetic import Graph, aten, walk
+
+
+def pair_and_another() -> fx.Graph:
+    """A pair, and a product after which nothing can be fused."""
+    made = Graph()
+    a = made.input("a", (64, 32))
+    gate, up, other = (
+        made.call(aten.mm.default, a, made.input(name, (32, 48), strides=(1, 32))) for name in ("g", "u", "o")
+    )
+    both = made.call(aten.mul.Tensor, made.call(aten.relu.default, gate), up)
+    return made.output(both, made.call(aten.cumsum.default, other, 1))
+
+
+def test_a_refused_trial_leaves_no_trace() -> None:
+    graph = pair_and_another()
+    found = Walk(graph, Precision.FUSED, lambda device: (9, 0))
+    first, node, *_ = graph.nodes
+    refused = Refused(Reason.NOTHING_TO_FUSE, refused="")
+    found.redone.add(first)
+    found.unreduced[first] = refused
+    found.rejections[first] = refused.rejection(first)
+    before = found.state()
+    with found.trial():
+        found.owner[node] = Draft((), Chain((), Precision.FUSED))
+        found.reads.add(node)
+        found.redone.add(node)
+        found.unreduced[node] = refused
+        found.rejections[node] = refused.rejection(node)
+        found.span([first], [node])
+        raise refused
+    assert found.state() == before
+    assert (found.outside.owner, found.outside.reads, found.outside.redone) == ({}, set(), {first})
+
+
+def test_a_trial_keeps_what_is_not_refused() -> None:
+    found = Walk(pair_and_another(), Precision.FUSED, lambda device: (9, 0))
+    with found.trial():
+        found.redone.update(found.order)
+    assert found.redone == found.order.keys()
+
+
+def test_all_that_a_search_changes_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[Walk, dict[str, Any]]] = []
+
+    def observed(*args: Any) -> Walk:
+        made = Walk(*args)
+        begun.append((made, {name: copy(value) for name, value in vars(made).items()}))
+        return made
+
+    monkeypatch.setattr(regions, "Walk", observed)
+    assert [len(region.anchors) for region in walk(pair_and_another())[0]] == [2]
+    ((after, before),) = begun
+    facts = before.keys() - {field.name for field in fields(State)} - {"outside", "mutations"}
+    assert {name: before[name] for name in facts} == {name: vars(after)[name] for name in facts}
+    assert {"owner", "reads", "rejections", "stretches"} <= before.keys() - facts
