@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -17,6 +17,9 @@ import cute_backend
 from cute_backend import config
 from cute_backend.api import Explanation
 from cute_backend.fx_walk.refusals.reasons import Reason
+from cute_backend.fx_walk.region.region import Region
+from cute_backend.fx_walk.search import regions as search
+from cute_backend.fx_walk.search.walk import Walk
 from support.fx_walk.synthetic import Graph, aten, walk
 
 BF16 = torch.bfloat16
@@ -295,3 +298,73 @@ def test_a_rotation_that_shares_no_launch_is_left_to_inductor() -> None:
         explanation = explained(alone, ROPED[0], V, *ROPED[1:])
     assert not any(region.spec.rotated_columns for region in explanation.regions)
     assert any(each.reason is Reason.ROTATION_COST for each in explanation.rejections)
+
+
+def visited(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The products for which the search looks for a region, as it goes on."""
+    names: list[str] = []
+
+    def noted(found: Walk, node: fx.Node) -> Region:
+        names.append(node.name)
+        return region(found, node)
+
+    region = search._region
+    monkeypatch.setattr(search, "_region", noted)
+    return names
+
+
+class Rope(Graph):
+    """Products of operands with 64 rows, of which some are rotated by heads of 128 columns."""
+
+    def times(self, a: fx.Node, name: str, columns: int = 1024) -> fx.Node:
+        k = a.meta["val"].shape[1]
+        return self.call(aten.mm.default, a, self.input(name, (k, columns), strides=(1, k)))
+
+    def turned(self, product: fx.Node) -> fx.Node:
+        heads = self.call(aten.reshape.default, product, [64, -1, 128])
+        left, right = (self.call(aten.slice.Tensor, heads, 2, *ends) for ends in ((0, 64), (64, 128)))
+        other = self.call(aten.cat.default, [self.call(aten.neg.default, right), left], -1)
+        cos, sin = (self.input(f"{name}_{product.name}", (64, 1, 128)) for name in ("cos", "sin"))
+        parts = (self.call(aten.mul.Tensor, *each) for each in ((heads, cos), (other, sin)))
+        return self.call(aten.add.Tensor, *parts)
+
+
+@pytest.mark.settings(rotary_embeddings="auto")
+def test_a_search_goes_back_to_the_first_product_of_a_rotation_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second product of `x` depends on the first. Products of other operands are visited once."""
+    made, names = Rope(), visited(monkeypatch)
+    before = made.call(aten.relu.default, made.times(made.input("y", (64, 4096)), "before", 4096))
+    x = made.call(aten.cumsum.default, before, 1)
+    turned = made.turned(made.times(x, "q", 4096))
+    v = made.call(aten.mul.Tensor, made.times(x, "v"), made.call(aten.sum.default, turned))
+    found, rejections = walk(made.output(turned, made.call(aten.relu.default, made.times(v, "after"))))
+    assert names == [
+        "mm_default_3",
+        "mm_default_2",
+        "mm_default_1",
+        "mm_default_2",
+        "mm_default_1",
+        "mm_default",
+    ]
+    assert not any(region.rotates for region in found)
+    assert Reason.ROTATION_COST in {each.reason for each in rejections}
+
+
+@pytest.mark.settings(rotary_embeddings="auto")
+def test_a_search_is_repeated_if_a_later_region_comes_between_the_products_of_a_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`q` and `v` could share a launch. The region of `z` is found last: it reads a result of `q`, and `v`
+    reads one of its results."""
+    made, names = Rope(), visited(monkeypatch)
+    x, y = (made.input(name, (64, 4096)) for name in "xy")
+    positive = made.call(aten.relu.default, made.times(y, "z"))
+    turned = made.turned(made.times(x, "q", 4096))
+    v = made.call(aten.add.Tensor, made.times(x, "v"), made.call(aten.cumsum.default, positive, 1))
+    z = made.call(aten.mul.Tensor, positive, made.call(aten.sum.default, turned))
+    found, rejections = walk(made.output(turned, z, v))
+    assert names == 2 * ["mm_default_2", "mm_default_1", "mm_default"]
+    assert not any(region.rotates for region in found)
+    assert Reason.ROTATION_COST in {each.reason for each in rejections}

@@ -13,7 +13,8 @@ grows from a pair instead. A value that is needed outside becomes a further stor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from torch import fx
 
@@ -32,7 +33,7 @@ from cute_backend.fx_walk.search.exposed_gathers import exposed_gather
 from cute_backend.fx_walk.search.growth import grown, seed
 from cute_backend.fx_walk.search.shared_launch import sharing
 from cute_backend.fx_walk.search.visits import visits
-from cute_backend.fx_walk.search.walk import Walk
+from cute_backend.fx_walk.search.walk import State, Walk
 from cute_backend.fx_walk.values.lower import is_pointwise
 from cute_backend.spec import Precision
 
@@ -44,33 +45,15 @@ def find_regions(
 
     Every node needs a fake tensor in `meta["val"]`. The graph is read, not changed, and no guard is added.
 
-    By default, rotary embeddings stay in a kernel only if it shares a launch, which is decided last. So if a
-    region has rotations and turns out to have a launch of its own, the search is repeated without them.
+    By default, rotary embeddings stay in a kernel only if it shares a launch, which is asked once all
+    products of an A have been visited (`_visited`). The search is repeated only if a region of an earlier
+    product has come between the products of a launch since.
     """
-    alone: dict[fx.Node, str] = {}
-    while True:
-        walk = Walk(graph, precision, capability, alone)
-        regions, rejections = _find(walk)
-        rotating = {
-            region.first.node: f"its product {region.unshared or 'shares no launch'}"
-            for region in regions
-            if region.rotates and not region.is_shared
-        }
-        if config.rotary_embeddings != "auto" or not rotating:
-            return regions, rejections
-        alone |= rotating
-
-
-def _find(walk: Walk) -> tuple[list[Region], list[Rejection]]:
-    regions: list[Region] = []
-    for node in visits(walk.anchors):
-        if node in walk.owner:
-            continue
-        try:
-            regions.append(_region(walk, node))
-        except Refused as refused:
-            walk.rejections[node] = refused.rejection(node)
-    regions = sharing(walk, regions, lambda node: _bare(walk, node))
+    walk = Walk(graph, precision, capability)
+    beginning, bare = walk.state(), partial(_bare, walk)
+    while alone := _rotating_alone(regions := sharing(walk, _visited(walk), bare)):
+        walk.alone |= alone
+        walk.restore(beginning)
     for node in walk.order:
         if (product := decomposed_product(node)) is not None:
             walk.rejections.setdefault(node, Refused(Reason.MATRIX_VECTOR, target=product).rejection(node))
@@ -78,6 +61,69 @@ def _find(walk: Walk) -> tuple[list[Region], list[Rejection]]:
         walk.rejections[node] for node in walk.order if node in walk.rejections and node not in walk.owner
     ]
     return sorted(regions, key=lambda region: walk.order[region.products[-1]]), rejections
+
+
+def _rotating_alone(regions: Sequence[Region]) -> dict[fx.Node, str]:
+    """The products that rotate blocks of columns in launches of their own although they should not, each with
+    the reason why it shares none."""
+    return {
+        region.first.node: f"its product {region.unshared or 'shares no launch'}"
+        for region in regions
+        if config.rotary_embeddings == "auto" and region.rotates and not region.is_shared
+    }
+
+
+def _visited(walk: Walk) -> list[Region]:
+    """The regions of the products, in the order of visits.
+
+    Once the last product of an A has been visited, it is asked which of them would share a launch. If one
+    rotates and would share none, the visits go back to the first of them, and what has been found since is
+    forgotten.
+    """
+    regions: list[Region] = []
+    order = list(visits(walk.anchors))
+    groups = [_rotating_group(walk, node) for node in order]
+    first = {a: place for place, a in reversed([*enumerate(groups)])}
+    last = {a: place for place, a in enumerate(groups)}
+    begun: dict[fx.Node, tuple[State, int]] = {}
+    place = 0
+    while place < len(order):
+        node, a = order[place], groups[place]
+        if a is not None and place == first[a]:
+            begun[a] = walk.state(), len(regions)
+        if node not in walk.owner:
+            try:
+                regions.append(_region(walk, node))
+            except Refused as refused:
+                walk.rejections[node] = refused.rejection(node)
+        place += 1
+        if a in begun and place > last[a]:
+            state, count = begun.pop(a)
+            if alone := _alone_of(walk, a, regions[count:]):
+                walk.alone |= alone
+                walk.restore(state)
+                del regions[count:]
+                place = first[a]
+    return regions
+
+
+def _rotating_group(walk: Walk, node: fx.Node) -> fx.Node | None:
+    """The A of a product whose region may rotate blocks if it shares a launch with others of that A."""
+    anchor = walk.anchors[node]
+    if isinstance(anchor, Refused) or config.rotary_embeddings != "auto" or not walk.may_share((anchor,)):
+        return None
+    return anchor.a
+
+
+def _alone_of(walk: Walk, a: fx.Node, regions: Sequence[Region]) -> dict[fx.Node, str]:
+    """The products of an A that would rotate in launches of their own, as far as regions are known."""
+    found = [region for region in regions if region.first.a is a]
+    if not _rotating_alone(found):
+        return {}
+    state = walk.state()
+    alone = _rotating_alone(sharing(walk, found, partial(_bare, walk), a))
+    walk.restore(state)
+    return alone
 
 
 def _region(walk: Walk, node: fx.Node) -> Region:

@@ -20,6 +20,7 @@ from torch import fx
 
 from cute_backend import config
 from cute_backend.fx_walk.ends.boundary import LAUNCH_BYTES
+from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.capability import target_of
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, program_name
 from cute_backend.fx_walk.region.region import Region
@@ -51,10 +52,14 @@ q, k and v of Llama 8B is predicted to gain nothing in bf16 at 2,048 tokens, as 
 136.6 us in torch (H200, benchmarks/qkv.py)."""
 
 
-def sharing(walk: Walk, regions: Sequence[Region], bare: Callable[[fx.Node], Region | None]) -> list[Region]:
+def sharing(
+    walk: Walk, regions: Sequence[Region], bare: Callable[[fx.Node], Region | None], a: fx.Node | None = None
+) -> list[Region]:
     """The regions in any order, with each group of regions that share a launch joined into one. `bare`
-    returns the region of a product without work after it."""
-    found = _Sharing(walk).regions(regions, bare) if config.shared_launches else regions
+    returns the region of a product without work after it. Only products of `a` are asked about, if it is
+    given."""
+    products_of = walk.of_one_a if a is None else {a: walk.of_one_a[a]}
+    found = _Sharing(walk).regions(regions, bare, products_of) if config.shared_launches else regions
     return [_explained(walk, region) for region in found]
 
 
@@ -78,15 +83,20 @@ class _Sharing:
         self.done: dict[fx.Node, Region] = {}
         """The regions that are settled, by their nodes."""
 
-    def regions(self, regions: Sequence[Region], bare: Callable[[fx.Node], Region | None]) -> list[Region]:
-        """Does the work of `sharing`."""
+    def regions(
+        self,
+        regions: Sequence[Region],
+        bare: Callable[[fx.Node], Region | None],
+        products_of: Mapping[fx.Node, Sequence[Anchor]],
+    ) -> list[Region]:
+        """Does the work of `sharing`, for the products of each A."""
         walk, kept, of_one_a = self.walk, [], dict[fx.Node, list[Region]]()
         for region in regions:
             if _is_segment(region, walk):
                 of_one_a.setdefault(region.first.a, []).append(region)
             else:
                 kept.append(region)
-        for a, anchors in walk.of_one_a.items():
+        for a, anchors in products_of.items():
             found = of_one_a.get(a, [])
             products = [anchor.node for anchor in anchors if _is_left(walk, anchor.node)]
             if len(found) + len(products) < 2:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -49,18 +49,15 @@ class State:
 
 
 class Walk:
-    """The attributes before `owner` are facts of the graph; the others change as regions are found."""
+    """The attributes before `alone` are facts of the graph; the others change as regions are found."""
 
     def __init__(
         self,
         graph: fx.Graph,
         precision: Precision,
         capability: Capability,
-        alone: Mapping[fx.Node, str] | None = None,
     ) -> None:
         self.precision = precision
-        self.alone = alone or {}
-        """Products that share no launch even if they rotate blocks of columns, each with the reason."""
         self.capability = capability
         self.order = {node: position for position, node in enumerate(graph.nodes)}
         self.members = self._members()
@@ -78,6 +75,9 @@ class Walk:
         """The A of products that no kernel computes together, each with the reason."""
         self.after_products = after_products(self.order)
 
+        self.alone: dict[fx.Node, str] = {}
+        """Products that share no launch even if they rotate blocks of columns, each with the reason. They are
+        known again after `restore`."""
         self.owner: dict[fx.Node, Draft] = {}
         """The region that computes each node."""
         self.reads: set[fx.Node] = set()
