@@ -1,4 +1,4 @@
-"""A trial that is refused: the walk is as it was before it."""
+"""What a search takes back: all of a trial that is refused, and a reduction that does not pay."""
 
 from __future__ import annotations
 
@@ -71,3 +71,28 @@ def test_all_that_a_search_changes_is_undone(monkeypatch: pytest.MonkeyPatch) ->
     facts = before.keys() - {field.name for field in fields(State)} - {"outside", "mutations"}
     assert {name: before[name] for name in facts} == {name: vars(after)[name] for name in facts}
     assert {"owner", "reads", "rejections", "stretches"} <= before.keys() - facts
+
+
+@pytest.mark.settings(block_reductions="auto")
+def test_a_region_shrinks_by_a_reduction_that_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 96 columns are reduced in passes until a plane is read after them. Without the reduction the
+    region keeps the first sum, for which it is not grown from its product again."""
+    made, grown = Graph(), list[int]()
+    plane, other = (made.input(name, (8, 288)) for name in ("plane", "other"))
+    y = made.call(aten.add.Tensor, made.mm(8, 288, 16), plane)
+    heads = made.call(aten.reshape.default, y, [8, 3, 96])
+    away = made.call(aten.sub.Tensor, heads, made.call(aten.amax.default, heads, [2], True))
+    last = made.call(aten.add.Tensor, made.call(aten.reshape.default, away, [8, 288]), plane)
+    graph = made.output(y, made.call(aten.cumsum.default, made.call(aten.mul.Tensor, last, other), 0))
+
+    def noted(found: Walk, draft: Draft) -> Draft:
+        grown.append(len(draft.values))
+        return regions_grown(found, draft)
+
+    regions_grown = regions.grown
+    monkeypatch.setattr(regions, "grown", noted)
+    (region,), rejections = walk(graph)
+    assert grown == [1, 3]
+    assert [node.name for node in region.nodes] == ["mm_default", "add_tensor"]
+    reasons = {rejection.node: rejection.reason for rejection in rejections}
+    assert (reasons["amax_default"], reasons["sub_tensor"]) == (Reason.BLOCK_COST, Reason.FEEDBACK)

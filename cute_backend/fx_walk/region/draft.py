@@ -73,6 +73,7 @@ class Draft:
             self.anchors,
             chain,
             {node: value.renamed(names) for node, value in values.items()},
+            expected=self.expected,
             frames={node: frame for node, frame in self.frames.items() if node in values},
         )
 

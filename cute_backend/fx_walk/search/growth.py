@@ -28,16 +28,17 @@ from cute_backend.fx_walk.values.rounded import as_in_memory
 from cute_backend.spec import LoadKind, Operand
 
 
-def grown(walk: Walk, anchors: tuple[Anchor, ...]) -> Draft:
-    """The draft of a region, grown as far as possible.
+def grown(walk: Walk, draft: Draft) -> Draft:
+    """A draft, grown as far as possible from the members that it has.
 
     The kernel repeats work on operands if that reads fewer bytes. The inputs of that work may take fewer
-    loads than its results, which leaves room for further members, so the region then grows again.
+    loads than its results, which leaves room for further members, so the region then grows again from its
+    anchors.
     """
-    draft = _grow(walk, seed(walk, anchors))
+    draft = _grow(walk, draft)
     while redone := cheaper_to_redo(draft, walk.owner, walk.after_products) - walk.redone:
         walk.redone |= redone
-        draft = _grow(walk, seed(walk, anchors))
+        draft = _grow(walk, seed(walk, draft.anchors))
     return draft
 
 
@@ -102,12 +103,17 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
             if not draft.values[node].admits(reader, reader in walk.heads):
                 continue
             for user in _heads(walk, draft, reader):
-                if user not in seen and user not in walk.owner and may_join(user):
+                if (
+                    user not in seen
+                    and user not in draft.values
+                    and user not in walk.owner
+                    and may_join(user)
+                ):
                     seen.add(user)
                     heappush(queue, (walk.order[user], user))
 
-    for anchor in draft.anchors:
-        push_users(anchor.node)
+    for joined in draft.values:
+        push_users(joined)
     while queue:
         _, node = heappop(queue)
         if _comes_too_late(walk, draft, node):

@@ -204,17 +204,29 @@ def _grown(walk: Walk, anchors: tuple[Anchor, ...]) -> tuple[Draft, Settled]:
     """The draft of a region, as far as it grows and its members stay.
 
     Whether blocks can be reduced in narrow visits may depend on what is stored. If it turns out that they
-    can't, and the kernel should not reduce them in others, the region grows again without these reductions.
+    can't, and the kernel should not reduce them in others, the region shrinks to what does not follow from
+    these reductions, and grows on from there.
     """
+    draft = grown(walk, seed(walk, anchors))
     while True:
-        draft, settled = _settled(walk, grown(walk, anchors))
-        parts = (part for node in settled.stored for part in draft.values[node].parts)
-        draft.chain.stored = frozenset(parts)
-        refused = unfit_blocks(draft.chain)
+        cut, settled = _settled(walk, draft)
+        parts = (part for node in settled.stored for part in cut.values[node].parts)
+        cut.chain.stored = frozenset(parts)
+        refused = unfit_blocks(cut.chain)
         reducing = {node for node in settled.members if walk.reduces(node)} - walk.unreduced.keys()
         if refused is None or not reducing:
-            return draft, settled
+            return cut, settled
         walk.unreduced |= dict.fromkeys(reducing, refused)
+        draft = grown(walk, _without(walk, draft, reducing))
+
+
+def _without(walk: Walk, draft: Draft, reducing: set[fx.Node]) -> Draft:
+    """The draft of the members that do not follow from some reductions, and are no part of them."""
+    left = reducing.union(*(member.inner for node in reducing for member in walk.members[node]))
+    for node in draft.values:
+        if not left.isdisjoint(node.all_input_nodes):
+            left.add(node)
+    return draft.cut([node for node in draft.values if node not in left])
 
 
 def _settled(walk: Walk, draft: Draft) -> tuple[Draft, Settled]:
