@@ -280,7 +280,9 @@ def hoist_budget(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -
             return 0
         taken += COPYING
     working = WORKING if config.column_groups == 1 else WORKING_ON_HALVES
-    return config.epilogue_registers(spec.product.kind) - working - taken
+    # All are staged unless they are hoisted.
+    vectors = len(spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC))
+    return config.epilogue_registers(spec.product.kind, vectors) - working - taken
 
 
 def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:

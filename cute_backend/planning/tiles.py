@@ -51,11 +51,13 @@ one loads and multiplies. The third then gives registers up to the other two."""
 HALF_REGISTERS = 224
 """Registers of an epilogue thread with half of a tile's columns."""
 
-HALF_REGISTERS_IN_GROUPS = 216
-"""`HALF_REGISTERS` if the rows of a product are in groups. Warps that load and multiply then find the group
-of each tile, and keep its number, its first row and its end. With the 56 registers that `HALF_REGISTERS` left
-them, they spilled 8 to 32 bytes beside nearly every epilogue of more than one load; with 72 registers, none
-beside any."""
+REGISTERS_IN_GROUPS = 216
+"""Registers of a thread of two warpgroups that run the epilogue, if the rows of a product are in groups and
+the warps of the third need more than they have otherwise. These find the group of each tile, and keep its
+number, its first row and its end. With the 56 registers that `HALF_REGISTERS` left them on sm_100a, they
+spilled 8 to 32 bytes beside nearly every epilogue of more than one load. With 40 on sm_90a, they spilled 8 to
+24 if one of them stages two vectors, such as scales of columns and a bias. With 72, they spilled none. Other
+epilogues of sm_90a keep 232: with 216, a plane by element beside row maxima spilled 8 bytes."""
 
 TILE_K_BYTES = 128
 """Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
@@ -369,11 +371,12 @@ class TileConfig:
         """How many of the warps that share a tile have different rows of it."""
         return 4 * self.row_groups
 
-    def epilogue_registers(self, kind: ProductKind) -> int:
-        """Registers that a thread of the epilogue may use."""
-        if self.column_groups == 1:
-            return self.target.epilogue_registers
-        return HALF_REGISTERS_IN_GROUPS if kind is ProductKind.GROUPED else HALF_REGISTERS
+    def epilogue_registers(self, kind: ProductKind, staged: int) -> int:
+        """Registers that a thread of the epilogue may use, for which `staged` vectors are staged."""
+        crowded = self.column_groups > 1 or (staged > 1 and self.warpgroups > 1)
+        if kind is ProductKind.GROUPED and crowded:
+            return REGISTERS_IN_GROUPS
+        return self.target.epilogue_registers if self.column_groups == 1 else HALF_REGISTERS
 
     @property
     def thread_accumulators(self) -> int:

@@ -224,7 +224,7 @@ class Sm100Gemm(Gemm):
             meetings += (self.last_meeting,)
         dealt: tuple[int, ...] = ()
         if groups > 1:
-            dealt = (config.epilogue_registers(self.kind),) * groups
+            dealt = (config.epilogue_registers(self.kind, len(self.epilogue.staged)),) * groups
             dealt += (STARTING_REGISTERS * (groups + 1) - sum(dealt),)
         return Crew(tuple(roles), tuple(rings), meetings, dealt)
 

@@ -105,7 +105,8 @@ because TMA zero-fills rows beyond a tensor more slowly than it loads rows: M = 
 M = N = K = 4096 took 2 percent longer (H200)."""
 
 LOAD_REGISTERS = 40
-"""Registers per thread of the loading warpgroup; `Target.epilogue_registers` sets those of the others."""
+"""Registers per thread of the loading warpgroup if each other thread has `Target.epilogue_registers`. It has
+those, too, that the others leave (`TileConfig.epilogue_registers`)."""
 
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
 """L2 cache policies, as `createpolicy.fractional` encodes them for all of a copy's data (PTX ISA). Data that
@@ -216,13 +217,15 @@ class Sm90Gemm(FragmentGemm):
         self.groups = tuple(
             Meeting(f"warpgroup {i}", 3 + i, ((self.consume, WARPS),)) for i in range(config.warpgroups)
         )
+        dealt = config.epilogue_registers(self.kind, len(self.epilogue.staged))
+        loading = LOAD_REGISTERS + (config.target.epilogue_registers - dealt) * config.warpgroups
         return Crew(
             roles=(self.load, *(role for role, needed in optional if needed), self.consume),
             rings=tuple(
                 ring for ring in (self.ab_ring, self.exact_ring, self.row_ring, self.sum_ring) if ring
             ),
             meetings=(*(self.turns if config.pingpong else ()), *self.groups),
-            registers=(LOAD_REGISTERS, *[config.target.epilogue_registers] * config.warpgroups),
+            registers=(loading, *[dealt] * config.warpgroups),
         )
 
     @cute.jit
@@ -459,7 +462,7 @@ class Sm90Gemm(FragmentGemm):
         )
 
         if warp < WARPS:
-            cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+            cute.arch.setmaxregister_decrease(self.crew.registers[0])
         if warp == self.load.first:
             self._load(shared, cta_layout, a_tma, b_tmas, s_a, s_b, tails)
         if cutlass.const_expr(stages.exact > 0):
@@ -472,7 +475,7 @@ class Sm90Gemm(FragmentGemm):
             if warp == self.scales.first:
                 self._load_scales(shared, scales, thread % WARP)
         if warp >= self.consume.first:
-            cute.arch.setmaxregister_increase(config.target.epilogue_registers)
+            cute.arch.setmaxregister_increase(self.crew.registers[1])
             self._consume(shared, add_mma, set_mma, s_a, s_b, store_tmas, thread, warp)
 
     @cute.jit

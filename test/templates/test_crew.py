@@ -13,7 +13,7 @@ import cutlass
 import pytest
 
 from cute_backend.planning import Arch, TileConfig
-from cute_backend.spec import Scaling
+from cute_backend.spec import ProductKind, Scaling
 from cute_backend.templates import crew, sm90, sm100
 from cute_backend.templates.block_scaled import Sm90BlockScaled
 from cute_backend.templates.crew import Arrivals, Crew, Meeting, Ring, Role, one
@@ -34,6 +34,10 @@ class Full:
 
     def stage(self, tile, glob, smem):
         raise NotImplementedError("no kernel is compiled")
+
+
+class Twice(Full):
+    staged = (*Full.staged, SmemOperand("rowvec0", cutlass.Float32))
 
 
 class Bare:
@@ -169,6 +173,15 @@ SOUND = Crew((LOAD, WORK), (RING,), (Meeting("turn", 1, ((WORK, 8),)),), (40, 23
 def test_facts_that_contradict_are_refused_with_the_arithmetic(changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         replace(SOUND, **changes)
+
+
+@pytest.mark.parametrize("kind", ProductKind)
+@pytest.mark.parametrize("epilogue", [Full, Twice])
+def test_warps_that_find_groups_and_stage_two_vectors_have_more_registers(kind, epilogue):
+    more = kind is ProductKind.GROUPED and epilogue is Twice
+    dealt = Sm90Gemm(epilogue(), TURNS, kind=kind).crew.registers
+    assert dealt == ((72, 216, 216) if more else (40, 232, 232))
+    assert Sm90Gemm(epilogue(), TileConfig(SM90, 64, 64), kind=kind).crew.registers == (40, 232)
 
 
 def test_barriers_beside_those_of_the_rings_need_room():

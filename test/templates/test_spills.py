@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from _pytest.mark import ParameterSet
 
 from cute_backend.fx_walk.collect import collect
@@ -188,6 +190,40 @@ def test_groups_that_read_a_plane_by_element_do_not_spill() -> None:
     (report,) = collect(epilogue.fn, epilogue.inputs(Problem(256, 256, 256)))
     spec = report.regions[0].spec
     assert_none_spills([Kernel(spec, table_of(Arch.SM100A, spec)[0], Alignment.PLAIN)])
+
+
+def scaled_in_groups(a, experts_fp8, scale_rows, scale_experts, ends, row, column, residual):
+    # Rowwise fp8 with rows in groups, which reads vectors of every kind.
+    scales = scale_rows, scale_experts
+    y = torch._scaled_grouped_mm(a, experts_fp8, *scales, ends, out_dtype=torch.bfloat16, use_fast_accum=True)
+    return ((F.silu(y) + row) * column[:, None] + residual).to(torch.bfloat16)
+
+
+def scaled_in_groups_spec() -> EpilogueSpec:
+    program = replace(GROUPED["grouped_fp8"], fn=scaled_in_groups)
+    (report,) = collect(program.fn, program.inputs(Problem(256, 256, 256)))
+    return report.regions[0].spec
+
+
+@pytest.mark.parametrize(
+    ("tile", "alignment"), [("128x224_2x1", Alignment.TMA), ("128x128_2x1_pingpong", Alignment.PLAIN)]
+)
+def test_warps_that_find_groups_and_stage_two_vectors_have_registers(tile: str, alignment: Alignment) -> None:
+    """With 40 registers in each of their threads, both spilled 16 bytes on sm_90a."""
+    spec = scaled_in_groups_spec()
+    config = next(config for config in tunable(Arch.SM90A, spec) if config.name == tile)
+    assert_none_spills([Kernel(spec, config, alignment)])
+
+
+@pytest.mark.exhaustive
+def test_no_tile_spills_for_groups_with_vectors_of_every_kind() -> None:
+    """One kernel of each tile that may serve them on sm_90a, whatever its cluster and raster."""
+    spec, kernels = scaled_in_groups_spec(), {}
+    for config in tunable(Arch.SM90A, spec):
+        for alignment in Alignment:
+            tile = config.tile_m, config.tile_n, config.pingpong, alignment
+            kernels.setdefault(tile, Kernel(spec, config, alignment))
+    assert_none_spills(list(kernels.values()))
 
 
 STRIDES = {

@@ -496,7 +496,7 @@ MUTANTS = [
     Mutant(
         "more registers asked for than there are",
         COOPERATIVE,
-        instead("setmaxregister_increase(config.target.epilogue_registers)", "setmaxregister_increase(240)"),
+        instead("setmaxregister_increase(self.crew.registers[1])", "setmaxregister_increase(240)"),
         Deadlock,
         r"wgmma warp (.|\n)*240 registers per thread, .* more for the warp; the pool of CTA",
     ),
