@@ -544,7 +544,8 @@ def fewer_columns_by_element(config: TileConfig, spec: EpilogueSpec, alignment: 
 def a_loop_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
     """Narrows subtiles, so that visits are the iterations of a loop, if planes move by element and either one
     of them lies by columns, or rows have a logsumexp, or blocks of rows share scales of columns, or a thread
-    with many accumulators reduces blocks in passes, or planes are read ahead of passes.
+    with many accumulators reduces blocks in passes, or planes are read ahead of passes
+    or, in groups, beside vectors of 16 bits.
 
     Each column of a plane by columns needs an address of its own: with subtiles of 32 columns, 128 x 128
     spilled 80 bytes for a dense product and 112 for a grouped one, and with 16 none. A logsumexp keeps two
@@ -552,13 +553,15 @@ def a_loop_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignme
     88 beside that and a mean of rows, and with 16 none. Scales that a thread keeps leave few registers for
     addresses: with subtiles of 32 columns, 256 x 128 spilled 24 bytes, and with 16 none. The same
     holds for results of blocks: with 32 columns, 128 x 256 spilled 32 bytes. Ahead of passes, addresses are
-    needed twice: with 32 columns, 64 x 192 and 128 x 192 spilled 8 to 176 bytes, and with 16 none.
+    needed twice: with 32 columns, 64 x 192 and 128 x 192 spilled 8 to 176 bytes, and with 16 none. Where rows
+    are in groups, a bias in bf16 beside scales of columns and a plane spilled 8 bytes with 32 columns
+    (128 x 128 under ping-pong), and none with 16.
     """
     unrolled = config.target.unrolled_subtile_n
     by_columns = any(store.order is Order.COLUMN for store in spec.planes)
     long = by_columns or _has_logsumexp_of_rows(spec) or shares_column_scales(config, spec)
     long = long or (spec.pass_columns > 0 and config.thread_accumulators > MAX_BESIDE_BLOCKS)
-    long = long or spec.kept != ""
+    long = long or spec.kept != "" or _reads_short_vectors_in_groups(spec)
     if alignment is not Alignment.PLAIN or not long:
         return config
     if unrolled is None or config.products > 1 or config.subtile_n in WHOLE_VISITS:
@@ -566,6 +569,13 @@ def a_loop_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignme
     narrow = unrolled // 2
     fits = spec.fits_visit(narrow)
     return replace(config, subtile_n=min(config.subtile_n, narrow)) if fits else config
+
+
+def _reads_short_vectors_in_groups(spec: EpilogueSpec) -> bool:
+    """Whether rows are in groups, and planes are read beside vectors along N of which one is not in fp32."""
+    vectors = spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC)
+    short = len(vectors) > 1 and any(load.dtype.bits < 32 for load in vectors)
+    return short and spec.product.kind is ProductKind.GROUPED and bool(spec.loads_of(LoadKind.EXACT))
 
 
 def _reduces_exponentials(spec: EpilogueSpec) -> bool:
