@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+import cute_backend
 from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
@@ -173,6 +174,23 @@ def test_the_result_is_eagers(rounds: bool, fresh_compiler: None) -> None:
             assert torch.equal(result, right)
         else:
             assert (result.float() - right.float()).norm() < 1e-2 * right.float().norm()
+
+
+@pytest.mark.settings(rotary_embeddings="always", shared_launches=False)
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_neighbours_and_then_halves_are_rotated_in_one_kernel(arch: str) -> None:
+    """The halves are rotated in a visit that has whole heads, so no column leaves its neighbour."""
+    w, cos = integers(4 * WIDTH, 64).sign(), integers(1, 1, WIDTH)
+
+    def program(x: Tensor) -> Tensor:
+        y = (x @ w.t()).float().view(M, 4, WIDTH)
+        return (rotate_half(rotate_every_two(y) * cos) + y).flatten(1)
+
+    x = integers(M, 64) % 2  # so that all sums are exact
+    (report,) = collect(program, (x,), arch=arch)
+    (region,) = report.regions
+    assert {2, WIDTH} <= {op.block for op in region.spec.ops}
+    assert torch.equal(cute_backend.simulate(program, x, arch=arch), program(x))
 
 
 @pytest.mark.settings(rotary_embeddings="always")
