@@ -115,8 +115,10 @@ def test_the_docstring_of_a_part_lists_its_rooms(part: str) -> None:
     folders = {path.parent.name for path in (PACKAGE / part).glob("*/__init__.py")}
     assert sorted(rooms_of(part)) == sorted(folders)
     assert len([*(PACKAGE / part).glob("[!_]*.py")]) <= 12
+    page = (ROOT / "docs" / "code.md").read_text()
     for folder in folders:
-        assert ast.get_docstring(ast.parse((PACKAGE / part / folder / "__init__.py").read_text())), folder
+        belongs = ast.get_docstring(ast.parse((PACKAGE / part / folder / "__init__.py").read_text()))
+        assert f"| `{folder}/` | {belongs} |" in page
 
 
 @pytest.mark.parametrize("part", ROOMS)

@@ -1,1 +1,1 @@
-"""Where a region ends: the stores with which the fewest bytes are read and written."""
+"""Ends of regions: what could cross a region's boundary, and the stores with the fewest bytes."""

@@ -1,1 +1,1 @@
-"""Facts about FX graphs and the plane of a product, and helpers that add calls; no chain, no product."""
+"""Facts about FX graphs and the plane of a product, and calls that are added to graphs; no chain."""

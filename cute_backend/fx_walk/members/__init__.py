@@ -1,1 +1,1 @@
-"""Work that joins a region as a whole: several nodes that mean one thing."""
+"""The kinds of members that are several nodes: reductions, rotations, concatenations, tiled scales."""

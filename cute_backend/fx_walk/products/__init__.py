@@ -1,1 +1,1 @@
-"""Matrix products as graphs spell them, and what can be asked of one node beside them."""
+"""Matrix products as graphs spell them, pairs of them, and what can be asked of one node beside them."""

@@ -1,1 +1,1 @@
-"""Calls that take the place of regions in the graph, and the choice to leave a region to Inductor."""
+"""Calls of the op in place of regions, and the choice to leave a region to Inductor, also by tuning."""

@@ -1,1 +1,1 @@
-"""From aten calls and strides to steps and loads of a chain, one value at a time."""
+"""The chain, which is a spec while it grows: steps from aten calls, loads from strides, their checks."""

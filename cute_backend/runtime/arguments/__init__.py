@@ -1,1 +1,1 @@
-"""Arguments of a kernel: operands, results, room for partials, and facts about the GPU."""
+"""Arguments of a kernel: rules for operands, results, room for partials, and facts about the GPU."""

@@ -1,1 +1,1 @@
-"""From kernels to callable functions: this process, the disk, or the compiler in other processes."""
+"""Functions of kernels: from this process, from disk, or by the compiler in other processes."""

@@ -1,1 +1,1 @@
-"""Compiled kernels on disk: the cache, its upkeep, and packs."""
+"""Compiled kernels on disk: the cache with the folders that it may use, its upkeep, and packs."""

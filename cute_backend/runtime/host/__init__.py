@@ -1,1 +1,1 @@
-"""The process and its machine: messages, forks, other interpreters, files that may be hostile or full."""
+"""The process and its machine: messages, forks, other interpreters, hostile files, full disks."""
