@@ -450,3 +450,11 @@ def test_blocks_are_reduced_where_that_pays_or_always(program: Callable, setting
     assert all(table(Arch.SM90A, region.spec) for region in report.regions)
     if taken and setting == "auto":
         assert all(region.spec.visit_columns == 1 for region in report.regions)
+
+
+@pytest.mark.settings(block_reductions="always", raise_errors=True)
+def test_rows_of_eight_columns_behind_a_plane() -> None:
+    """Eight columns are also the other block that the planner is asked about beside a row."""
+    x, w, plane = (torch.ones(size, dtype=torch.bfloat16) for size in ((16, 32), (32, 8), (16, 8)))
+    (report,) = collect(lambda x, w, plane: (x @ w + plane).softmax(-1), (x, w, plane))
+    assert report.regions

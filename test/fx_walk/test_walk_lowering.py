@@ -108,7 +108,8 @@ def fn(x, w, y, u):
 generator = torch.Generator().manual_seed(rank)
 args = whole(16, 32), whole(32, 32), whole(16, 48), whole(48, 32)
 assert torch.equal(torch.compile(fn, backend="cute")(*args), fn(*args))
-assert counters["cute_backend"]["regions"] == 3
+counted = counters["cute_backend"]
+assert counted["regions"] + counted["cached_regions"] == 3  # one rank may find what the other has cached
 dist.destroy_process_group()
 """
 

@@ -51,7 +51,9 @@ def frame_of_blocks(found: Found, frame: Frame, chain: Chain) -> Frame | None:
         return None
     # If the kernel reads planes, visits have to hold the row, as if it also reduced blocks of another size.
     sizes = (left.block, 8) if any(chain.planes_read) else (left.block,)
-    further = (Op(f"row{size}", "block_sum", (chain.last,), DType.F32, block=size) for size in sizes)
+    further = (
+        Op(f"row{size}", "block_sum", (chain.last,), DType.F32, block=size) for size in dict.fromkeys(sizes)
+    )
     fits = 1 < left.block <= WIDEST_ROW and chain.is_served(*further)
     return left if fits and _is_read_again(found) else None
 
