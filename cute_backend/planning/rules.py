@@ -544,8 +544,8 @@ def fewer_columns_by_element(config: TileConfig, spec: EpilogueSpec, alignment: 
 def a_loop_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
     """Narrows subtiles, so that visits are the iterations of a loop, if planes move by element and either one
     of them lies by columns, or rows have a logsumexp, or blocks of rows share scales of columns, or a thread
-    with many accumulators reduces blocks in passes, or planes are read ahead of passes
-    or, in groups, beside vectors of 16 bits.
+    with many accumulators reduces blocks in passes, or planes are read ahead of passes, or
+    rows are in groups and planes are read beside vectors of 16 bits.
 
     Each column of a plane by columns needs an address of its own: with subtiles of 32 columns, 128 x 128
     spilled 80 bytes for a dense product and 112 for a grouped one, and with 16 none. A logsumexp keeps two

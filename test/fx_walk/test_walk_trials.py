@@ -1,4 +1,4 @@
-"""What a search takes back: all of a trial that is refused, and a reduction that does not pay."""
+"""A search leaves no trace of a trial that was refused, and takes out a reduction that does not pay."""
 
 from __future__ import annotations
 

@@ -24,8 +24,10 @@ from cute_backend.runtime.compiling import compile as compiling
 from cute_backend.runtime.compiling import worker
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.disk import cache as caching
-from cute_backend.runtime.disk.cache import KernelCache, caches, private_folder
+from cute_backend.runtime.disk.cache import KernelCache, caches
 from cute_backend.runtime.host import notices
+from cute_backend.runtime.host import private_folder as host_folders
+from cute_backend.runtime.host.private_folder import private_folder
 from cute_backend.runtime.host.space import check_room, out_of_space
 from cute_backend.runtime.kernels import link as linking
 from cute_backend.runtime.kernels.built import Built
@@ -58,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Built) -> Ite
     for name in ("temporary", "memory"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(caching, "_MEMORY", str(tmp_path / "memory"))
+    monkeypatch.setattr(host_folders, "_MEMORY", str(tmp_path / "memory"))
     caching._cache_at.cache_clear()
     yield root
     caching._cache_at.cache_clear()

@@ -1,1 +1,1 @@
-"""A growing region and a finished one; what a member is, and its value; how regions follow each other."""
+"""A growing region and a finished one; what a member is, and its value; which regions read which."""

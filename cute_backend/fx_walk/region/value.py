@@ -85,8 +85,9 @@ class Value(ABC):
         return False
 
     def follow(self, draft: Draft, node: fx.Node) -> Value:
-        """The value of a node for which `is_followed` holds. Raises Refused if no kernel computes it."""
-        raise NotImplementedError
+        """The value of a node for which `is_followed` holds; this one, unless the node changes it. Raises
+        Refused if no kernel computes it."""
+        return self
 
     def can_store(self, dtype: torch.dtype) -> bool:
         """Whether a kernel stores the value of a node of this dtype."""

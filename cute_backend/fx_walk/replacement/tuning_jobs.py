@@ -14,10 +14,8 @@ from cute_backend.fx_walk.graph.static import hint
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.replacement.unfused import compile_unfused
-from cute_backend.runtime.arguments.device import device_at
-from cute_backend.runtime.tuning.timing import GpuTimer
-from cute_backend.runtime.tuning.tune import Job, Tuner, Untuned
-from cute_backend.runtime.tuning.tuning_results import Result, remembered
+from cute_backend.runtime.tuning.tune import Job, Untuned, tuner_for
+from cute_backend.runtime.tuning.tuning_results import Result
 from cute_backend.spec import ProductKind
 
 
@@ -47,12 +45,6 @@ def recall(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
         if isinstance(job, Job)
     }
     return _judge(regions, found)
-
-
-def tuner_for(index: int) -> Tuner:
-    """The tuner of a GPU."""
-    gpu = device_at(index)
-    return Tuner(gpu, GpuTimer(gpu), remembered())
 
 
 def _judge(

@@ -1,1 +1,1 @@
-"""The search for regions: their order, growth by one node at a time, and what forbids a step."""
+"""The search for regions: the order of products, growth by one node at a time, and what forbids a step."""

@@ -149,9 +149,9 @@ class Chain:
 
     def _passes(self, ops: Sequence[Op]) -> BlockPasses | None:
         planes = {load.name for load in self._loads if load.kind is LoadKind.EXACT}
-        return block_passes(ops, self.accumulators, planes, self._ends(ops), ())
+        return block_passes(ops, self.accumulators, planes, self._storable(ops), ())
 
-    def _ends(self, ops: Sequence[Op]) -> frozenset[str]:
+    def _storable(self, ops: Sequence[Op]) -> frozenset[str]:
         """The values that the kernel may store: `stored`, or those that no op reads."""
         read = {name for op in ops for name in op.values}
         return self.stored or frozenset(op.name for op in ops if op.name not in read)
@@ -177,9 +177,9 @@ class Chain:
         """The spec of the chain with `further` ops at its end, if the kernel wrote a single plane in fp32. It
         is the sum of all values that the kernel may store, since how many of them it stores is not known."""
         ops = [*self._ops, *further]
-        ends = self._ends(ops)
+        storable = self._storable(ops)
         names = (*self._dtypes, *(op.name for op in further))
-        value, *others = [name for name in names if name in ends] or [ops[-1].name]
+        value, *others = [name for name in names if name in storable] or [ops[-1].name]
         for other in others:
             ops.append(Op(f"end{len(ops)}", "add", (value, other), DType.F32))
             value = ops[-1].name

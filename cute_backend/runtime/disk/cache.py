@@ -25,7 +25,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -34,7 +34,8 @@ from typing import TYPE_CHECKING, Any
 from cute_backend.runtime.host.documents import parse
 from cute_backend.runtime.host.forks import free_in_children
 from cute_backend.runtime.host.notices import warn_once
-from cute_backend.runtime.host.space import check_room, out_of_space
+from cute_backend.runtime.host.private_folder import private_folder
+from cute_backend.runtime.host.space import out_of_space
 from cute_backend.runtime.host.trust import UntrustedError, check_folder, read_trusted
 from cute_backend.runtime.kernels.kernel import Kernel, environment
 from cute_backend.runtime.kernels.link import LIBRARY, OBJECT, KernelFunction, link, load
@@ -54,9 +55,6 @@ hundred times the largest so far."""
 
 _ROOM = 8 << 20
 """The bytes that a kernel needs on disk while it is built: its code twice, PTX and cubin, some 1 MiB."""
-
-_MEMORY = "/dev/shm"
-"""A folder in memory, used when no disk has space."""
 
 
 class CacheFolderError(RuntimeError):
@@ -313,33 +311,6 @@ def _make_own() -> KernelCache:
     atexit.register(_remove_in, os.getpid(), root)
     _own.append(KernelCache(root))
     return _own[-1]
-
-
-def private_folder(room: int, without: Collection[Path] = ()) -> Path:
-    """A new folder, of this process alone, on a disk that has `room` bytes left.
-
-    It is in the temporary folder or, where that is full or not to be trusted, in memory; places in `without`
-    are not used. Raises OSError if no place has room.
-    """
-    failures = []
-    for place in (tempfile.gettempdir, lambda: _MEMORY):
-        try:
-            within = Path(place())
-            if within in without:
-                failures.append(f"{within} did not take a kernel")
-                continue
-            folder = Path(tempfile.mkdtemp(prefix="cute_backend_", dir=within))
-        except OSError as error:
-            failures.append(str(error))
-            continue
-        try:
-            check_folder(folder)
-            check_room(folder, room)
-            return folder
-        except (OSError, UntrustedError) as error:
-            failures.append(f"{within} can't be used: {error}")
-            shutil.rmtree(folder, ignore_errors=True)
-    raise OSError("; ".join(failures))
 
 
 def _remove_in(process: int, root: Path) -> None:

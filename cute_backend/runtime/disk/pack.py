@@ -29,10 +29,10 @@ from typing import Any
 import torch
 
 from cute_backend.planning import Alignment, Arch, TileConfig
-from cute_backend.runtime.disk.cache import private_folder
 from cute_backend.runtime.host.archive import Archive, ArchiveError
 from cute_backend.runtime.host.documents import parse
 from cute_backend.runtime.host.notices import warn_once
+from cute_backend.runtime.host.private_folder import private_folder
 from cute_backend.runtime.host.trust import UntrustedError, open_trusted
 from cute_backend.runtime.kernels.kernel import Kernel, environment
 from cute_backend.runtime.kernels.link import LIBRARY, KernelFunction, load

@@ -22,15 +22,15 @@ from rich.progress import Progress
 
 from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import bucket_of, candidates
-from cute_backend.runtime.arguments.device import Device
+from cute_backend.runtime.arguments.device import Device, device_at
 from cute_backend.runtime.compiling.build import Outcome, obtain, spills
 from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.runtime.host.progress import line
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.runtime.kernels.reach import Problem, reachable_alignments, reachable_kernels
-from cute_backend.runtime.tuning.timing import Run, Timer
-from cute_backend.runtime.tuning.tuning_results import Key, Memory, Result
+from cute_backend.runtime.tuning.timing import GpuTimer, Run, Timer
+from cute_backend.runtime.tuning.tuning_results import Key, Memory, Result, remembered
 from cute_backend.spec import EpilogueSpec
 
 log = logging.getLogger(__name__)
@@ -232,3 +232,9 @@ def _unfused(job: Job) -> Run | None:
             f"by itself: {type(error).__name__}: {reason}",
         )
         return None
+
+
+def tuner_for(index: int) -> Tuner:
+    """The tuner of a GPU."""
+    gpu = device_at(index)
+    return Tuner(gpu, GpuTimer(gpu), remembered())
