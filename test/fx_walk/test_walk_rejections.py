@@ -78,6 +78,15 @@ def written_before(view_op: Any) -> Callable[[Graph], fx.Node]:
     return make
 
 
+def written_before_a_cast(graph: Graph) -> fx.Node:
+    """The sums are rounded only after a plane was written that is read for them."""
+    buffer, mm = graph.input("buffer", (64, 48)), graph.mm()
+    wide = graph.call(prims.convert_element_type.default, graph.call(aten.add.Tensor, mm, buffer), F32)
+    sums = graph.call(aten.sum.dim_IntList, wide, [1])
+    graph.call(aten.add_.Tensor, buffer, 1)
+    return graph.call(prims.convert_element_type.default, sums, BF16)
+
+
 def write_in_between(graph: Graph) -> fx.Node:
     """Fusing the second op would move the write behind it: it writes what the first gave."""
     buffer, load = graph.input("buffer", (64, 48)), graph.input("load", (48,))
@@ -569,6 +578,7 @@ CASES: dict[Reason, dict[str, Case]] = {
     Reason.MUTATED_LOAD: {
         "view": Case(written_before(aten.view.default)),
         "reshape": Case(written_before(aten.reshape.default)),
+        "cast_of_sums": Case(written_before_a_cast, 1),
     },
 }
 
