@@ -101,6 +101,13 @@ def cycle(graph: Graph) -> fx.Node:
     return graph.call(aten.div.Tensor, relu, graph.call(aten.cumsum.default, relu, 1))
 
 
+def cycle_through_moved_axes(graph: Graph) -> fx.Node:
+    """That the refused op has its axes in another order is no reason: it is in no kernel."""
+    relu = graph.call(aten.relu.default, graph.mm(64, 64))
+    moved = graph.call(aten.permute.default, relu, [1, 0])
+    return graph.call(aten.add.Tensor, relu, graph.call(aten.special_bessel_j0.default, moved))
+
+
 def residual_of_a_block(graph: Graph) -> fx.Node:
     """The value that is added back has gone through a norm and a product, so it is no feedback."""
     value = relu(graph)
@@ -559,6 +566,7 @@ CASES: dict[Reason, dict[str, Case]] = {
         "load": Case(add_load("load", (64, 48), dtype=torch.float64)),
     },
     Reason.CYCLE: {
+        "moved_axes": Case(cycle_through_moved_axes, 1),
         "own_scan": Case(cycle, 1),
         "own_maximum": Case(selected_by_its_own_maximum, 1),
         "block": Case(residual_of_a_block, 1),

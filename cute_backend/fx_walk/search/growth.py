@@ -124,6 +124,7 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
                 value = join(walk, draft, node)
         except Refused as refused:
             draft.rollback(mark)
+            draft.frames.pop(node, None)
             walk.rejections.setdefault(node, refused.rejection(node))
             continue
         member = walk.member(draft, node)
