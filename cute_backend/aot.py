@@ -12,11 +12,10 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from cute_backend import config
 from cute_backend.errors import BuildError, UnavailableError, UsageError
 from cute_backend.fx_walk.collect import GraphReport, collect
 from cute_backend.fx_walk.graph.static import fake, hint
-from cute_backend.planning import BUCKETS, Arch, buckets_of
+from cute_backend.planning import BUCKETS, Arch, Constraints, buckets_of
 from cute_backend.runtime.arguments.operands import Size, groups_of, parse_spec, plane_of
 from cute_backend.runtime.calls.op import gemm_epilogue
 from cute_backend.runtime.calls.sample_op import run_sample, sample_op
@@ -69,13 +68,9 @@ def find_problems(
     found: dict[Problem, None] = {}
     for dynamic in (False, True) if any_m else (False,):
         for report in collect(fn, args, dynamic, arch.value, kwargs):
-            regions = (_regions(report), (config.tile, config.rowvec_placement))
-            for products, asked in (regions, (_inside_ops(report.graph), (None, "auto"))):
-                for spec, *sizes in products:
-                    m, n, k, groups = (None if size is None else hint(size) for size in sizes)
-                    rows, (tile, rowvecs) = None if any_m else m, asked
-                    settings = config.batch_invariant, tile, groups, rowvecs
-                    found[Problem(spec, rows, n, k, *settings)] = None
+            for spec, *sizes, constraints in chain(_regions(report), _inside_ops(report.graph)):
+                m, n, k, groups = (None if size is None else hint(size) for size in sizes)
+                found[Problem(spec, None if any_m else m, n, k, groups, constraints)] = None
     return list(found)
 
 
@@ -96,11 +91,12 @@ def make_pack(request: Request, path: Path) -> Written:
     return Written(len({kernel.spec for kernel in kernels}), len(kernels), sha256)
 
 
-_Product = tuple[EpilogueSpec, Size, Size, Size, Union[Size, None]]
+_Product = tuple[EpilogueSpec, Size, Size, Size, Union[Size, None], Constraints]
 
 
 def _regions(report: GraphReport) -> Iterable[_Product]:
-    return [(region.spec, *region.problem, region.groups) for region in report.regions]
+    constraints = Constraints.from_config()
+    return [(region.spec, *region.problem, region.groups, constraints) for region in report.regions]
 
 
 def _inside_ops(graph: fx.Graph) -> list[_Product]:
@@ -125,9 +121,10 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is gemm_epilogue:
-            a, b, _, text, *_ = args
-            spec = parse_spec(text)
-            self.products.append((spec, *plane_of(spec, a, b), a[0].shape[-1], groups_of(spec, a)))
+            a, b, _, text, *rest = args  # without the constraints if there are none
+            spec, constraints = parse_spec(text), Constraints.parse(rest[0] if rest else "")
+            sizes = *plane_of(spec, a, b), a[0].shape[-1], groups_of(spec, a)
+            self.products.append((spec, *sizes, constraints))
         return func(*args, **(kwargs or {}))
 
 

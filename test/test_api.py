@@ -15,7 +15,7 @@ import cute_backend
 from cute_backend import UsageError
 from cute_backend.api import Product, Source
 from cute_backend.fx_walk.refusals.reasons import Reason
-from cute_backend.planning import Alignment, Arch
+from cute_backend.planning import Alignment, Arch, Constraints
 from cute_backend.runtime.kernels import reach
 from cute_backend.runtime.kernels.source import text_of
 from cute_backend.simulator.simulate import Machine, run
@@ -440,9 +440,9 @@ def test_what_is_shown_is_the_tile_that_a_launch_gets(invariant):
             lambda x, weight, bias: torch.addmm(bias, x, weight.t()).relu(), x, weight, bias, arch="sm_90a"
         ).first_region()
         shown = region.kernel().config
-    wanted = reach.Problem(region.spec, m, n, k, invariant)
+    wanted = reach.Problem(region.spec, m, n, k, constraints=Constraints(invariant))
     assert shown == reach.config_for(wanted, Alignment.TMA, Arch.SM90A, Arch.SM90A.target.sm_count)
-    other = reach.Problem(region.spec, m, n, k, not invariant)
+    other = reach.Problem(region.spec, m, n, k, constraints=Constraints(not invariant))
     assert shown != reach.config_for(other, Alignment.TMA, Arch.SM90A, Arch.SM90A.target.sm_count)
 
 

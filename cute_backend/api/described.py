@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
-from cute_backend import config
 from cute_backend.fx_walk.graph.mutation import root
 from cute_backend.fx_walk.graph.static import Size, fake, hint, target_name
 from cute_backend.fx_walk.refusals.reasons import nearest_line, program_line
 from cute_backend.fx_walk.region.flow import in_order, sources
 from cute_backend.fx_walk.region.region import Region as FoundRegion
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.planning import Alignment, Arch, Plan, clustered, finishes_apart, plan, subtiled
+from cute_backend.planning import (
+    Alignment,
+    Arch,
+    Constraints,
+    Plan,
+    clustered,
+    finishes_apart,
+    plan,
+    subtiled,
+)
 from cute_backend.runtime.calls.launch import config_here
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.reach import Problem, stores_aligned
@@ -152,8 +160,7 @@ class Region:
         """The kernel that a launch of these sizes and this alignment uses. If the GPU of this machine has the
         architecture, results of tuning on it count. Raises UsageError for an unknown `arch`, and where
         `config.tile` or `config.rowvec_placement` can't be met."""
-        invariant, rowvecs = config.batch_invariant, config.rowvec_placement
-        problem = Problem(self.spec, *self.hints, invariant, config.tile, self.groups, rowvecs)
+        problem = Problem(self.spec, *self.hints, self.groups, Constraints.from_config())
         return Kernel.found(
             self.spec, config_here(problem, self.alignment, Arch.parse(arch or self.arch)), self.alignment
         )

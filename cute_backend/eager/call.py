@@ -8,12 +8,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from cute_backend import config
 from cute_backend.eager.trace import FP4, FP8, Epilogue, Program, trace
 from cute_backend.errors import UsageError
 from cute_backend.fx_walk.epilogue_pass import current_precision
 from cute_backend.fx_walk.graph.static import DTYPES
 from cute_backend.fx_walk.products.scaling_recipes import block_scaling, inferred
+from cute_backend.planning import Constraints
 from cute_backend.tracing.closure import Captured, capture
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -113,7 +113,7 @@ def _program(
     if captured.key is None:
         return trace(operands, epilogue, captured, out_dtype, fast_accum)
     layouts = tuple((name, _layout(tensor)) for name, tensor in operands.items())
-    settings = current_precision(), config.batch_invariant, config.tile, config.rowvec_placement
+    settings = current_precision(), Constraints.from_config().text
     key = (layouts, captured.key, out_dtype, fast_accum, *settings)
     if key in _programs:
         _programs.move_to_end(key)

@@ -4,8 +4,9 @@ Plans are data, made from a spec and sizes alone: no code here inspects a tensor
 of a kernel is written elsewhere (`memory_ops`).
 
 - Facts about each architecture: `targets`, `served`.
-- Tiles: `tiles`, `rules` (what a spec demands of its tile), `search`, `untuned`, `cost`,
-  `epilogue_time`, `halving`, `hoisting`, `shallow`, `transposing`, `segment_tiles`.
+- Tiles: `tiles`, `rules` (what a spec demands of its tile), `constraints` (what a user demands),
+  `search`, `untuned`, `cost`, `epilogue_time`, `halving`, `hoisting`, `shallow`, `transposing`,
+  `segment_tiles`.
 - Reductions of rows: `last_tile`.
 - Placements: `placements`, `placing`.
 - Resources: `registers`, `shared_memory`, `mma_scales`, `capacity`.
@@ -13,6 +14,7 @@ of a kernel is written elsewhere (`memory_ops`).
 """
 
 from cute_backend.planning.capacity import PLANES, REDUCTIONS, plane_bits_held, planes_written
+from cute_backend.planning.constraints import UNCONSTRAINED, Constraints
 from cute_backend.planning.hoisting import with_rowvecs
 from cute_backend.planning.last_tile import (
     LAST_TILE_ARCHS,
@@ -73,9 +75,11 @@ __all__ = [
     "REDUCTIONS",
     "SMEM_RESERVE",
     "TILE_K_BYTES",
+    "UNCONSTRAINED",
     "Alignment",
     "Arch",
     "ByElement",
+    "Constraints",
     "Placement",
     "Plan",
     "Ring",

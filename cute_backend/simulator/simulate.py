@@ -19,7 +19,6 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch._inductor.compile_fx import compile_fx
 from torch.utils._pytree import tree_leaves
 
-from cute_backend import config as settings
 from cute_backend.caches import deliver
 from cute_backend.errors import UsageError, check_function
 from cute_backend.fx_walk.collect import as_the_pass_meets_it
@@ -27,7 +26,15 @@ from cute_backend.fx_walk.epilogue_pass import EpiloguePass, prepare
 from cute_backend.fx_walk.products.capability import Capability, Named, device_capability
 from cute_backend.fx_walk.refusals.reasons import Rejection
 from cute_backend.fx_walk.replacement.rewrite import rewrite
-from cute_backend.planning import TILE_K_BYTES, Alignment, Arch, TileConfig, may_finish_rows, unserved
+from cute_backend.planning import (
+    TILE_K_BYTES,
+    Alignment,
+    Arch,
+    Constraints,
+    TileConfig,
+    may_finish_rows,
+    unserved,
+)
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.operands import check_operands, groups_of, parse_spec, plane_of
 from cute_backend.runtime.arguments.outputs import Outputs
@@ -258,7 +265,7 @@ class _Runner(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is gemm_epilogue:
-            return self.execute(*args[:4])  # arguments after the spec are in `settings`, too
+            return self.execute(*args[:4])  # the constraints are also in the settings
         if target is auto_functionalized_v2 and args[0] is gemm_epilogue_into:
             results = [each.clone() for each in kwargs["_all_bases"]]
             given = self.execute(*(kwargs[name] for name in ("a", "b", "loads", "spec")))
@@ -283,9 +290,7 @@ def run_region(
     bound = Binding(spec).bind(a, b, loads)
     aligned = stores_aligned(spec, m, n) is True and bound.aligned
     alignment = Alignment.TMA if aligned else Alignment.PLAIN
-    groups = groups_of(spec, a)
-    asked = settings.batch_invariant, settings.tile, groups, settings.rowvec_placement
-    problem = Problem(spec, m, n, k, *asked)
+    problem = Problem(spec, m, n, k, groups_of(spec, a), Constraints.from_config())
     config = machine.config or config_for(problem, alignment, machine.arch, machine.arch.target.sm_count)
     kernel = Kernel.found(spec, config, alignment)
     program = _program(kernel)

@@ -93,6 +93,12 @@ def test_a_kernel_writes_rows_of_a_cache(program: Callable[..., Any], rows: int)
     assert "index_put_" not in code
 
 
+def test_a_kernel_that_writes_to_a_cache_has_the_tile_that_is_set() -> None:
+    with config.patch(tile="64x64_1x1"):
+        (code,) = agrees(counted, *operands(2, 9))
+    assert re.search(r"""gemm_epilogue_on_cpu\(.*, '{"tile": "64x64_1x1"}', results=""", code)
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_a_kernel_writes_is_not_refused(program: Callable[..., Any]) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -342,6 +342,19 @@ def test_products_that_only_torch_knows_are_benchmarked_and_ours_are_predicted(
     assert all(name.startswith("aten.") for name in benchmarked)
 
 
+def test_a_product_is_predicted_in_the_tile_that_is_set() -> None:
+    def predicted(tile: str | None) -> float | None:
+        torch._dynamo.reset()
+        args = torch.empty(4096, 1024, dtype=BF16), torch.empty(1024, 4096, dtype=BF16)
+        with config.patch(tile=tile), torch.no_grad():
+            (graph,) = post_grad_graphs(lambda a, b: F.relu(a @ b), args, "cute")
+        (product,) = graph.find_nodes(op="call_function", target=gemm_epilogue)
+        return ProductTimes(None)(product)
+
+    slow, fast = predicted("64x64_1x1"), predicted(None)
+    assert slow and fast and slow > 1.5 * fast
+
+
 def test_the_users_own_hook_comes_first() -> None:
     graph = fx.Graph()
     node = graph.call_function(gemm_epilogue, ())

@@ -323,7 +323,7 @@ def test_the_op_of_a_batch_invariant_program_says_so() -> None:
         torch._dynamo.reset()
         with config.patch(batch_invariant=invariant), inductor_config.patch(post_grad_custom_post_pass=see):
             check()
-    assert asked == [(), (True,)]
+    assert asked == [("",), ('{"batch_invariant": true}',)]
 
 
 def test_the_op_of_a_program_with_a_tile_names_it_and_nothing_is_tuned(tuner: FakeTuner) -> None:
@@ -337,7 +337,7 @@ def test_the_op_of_a_program_with_a_tile_names_it_and_nothing_is_tuned(tuner: Fa
         options = {f"cute_backend.{name}": value for name, value in settings.items()}
         with inductor_config.patch(post_grad_custom_post_pass=see):
             check(options={**options, "max_autotune": True})
-    assert asked == [(False, "64x64_1x1"), (True, "64x64_1x1")]
+    assert asked == [('{"tile": "64x64_1x1"}',), ('{"batch_invariant": true, "tile": "64x64_1x1"}',)]
     assert not tuner.jobs and counted() == {"anchors": 2, "regions": 2}
 
 
@@ -350,7 +350,7 @@ def test_the_op_says_where_rowvecs_are_and_nothing_is_tuned(tuner: FakeTuner) ->
     options = {"cute_backend.rowvec_placement": "smem_staged", "cute_backend.max_autotune": True}
     with inductor_config.patch(post_grad_custom_post_pass=see):
         check(options=options)
-    assert asked == [(False, None, "smem_staged")]
+    assert asked == [('{"rowvecs": "smem_staged"}',)]
     assert not tuner.jobs
 
 
@@ -364,7 +364,7 @@ def test_gemm_has_the_tile_that_is_set() -> None:
     (arguments,) = (
         node.args[4:] for node in program.graph.graph.nodes if "gemm_epilogue" in str(node.target)
     )
-    assert arguments == (False, "64x64_1x1")
+    assert arguments == ('{"tile": "64x64_1x1"}',)
     cute_backend.gemm(a, b.t())
     assert list(eager._programs.values())[-1] is not program
 
@@ -383,4 +383,4 @@ def test_gemm_is_batch_invariant_where_that_is_set() -> None:
         for node in each.graph.graph.nodes
         if "gemm_epilogue" in str(node.target)
     ]
-    assert arguments == [(True,), ()]
+    assert arguments == [('{"batch_invariant": true}',), ("",)]

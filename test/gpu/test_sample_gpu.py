@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 import cute_backend
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Alignment, table
+from cute_backend.planning import Alignment, Constraints, table
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.arguments.operands import output_like, parse_spec
 from cute_backend.runtime.calls import launch
@@ -122,11 +122,11 @@ def problems_of(call: Callable[[], Any]) -> list[Problem]:
     found: dict[Problem, None] = {}
 
     def note(
-        a: list[Tensor], b: list[Tensor], loads: list[Tensor], spec: str, invariant: bool
+        a: list[Tensor], b: list[Tensor], loads: list[Tensor], spec: str, constraints: str
     ) -> list[Tensor]:
         (m, k), n = a[0].shape, b[0].shape[1]
         parsed = parse_spec(spec)
-        found[Problem(parsed, m, n, k, invariant)] = None
+        found[Problem(parsed, m, n, k, None, Constraints.parse(constraints))] = None
         return [output_like(stores, a[0], m, n).zero_() for stores in parsed.results]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -15,7 +15,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Alignment, candidates, table, tunable
+from cute_backend.planning import Alignment, Constraints, candidates, table, tunable
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -196,10 +196,10 @@ def test_the_bits_of_a_row_do_not_depend_on_how_many_there_are() -> None:
         return torch.randn(*shape, generator=generator, device="cuda").bfloat16()
 
     a, b, bias = draw(5000, k), draw(n, k).t(), draw(n)
-    text = spec_of("addmm_relu").to_json()
+    text, constraints = spec_of("addmm_relu").to_json(), Constraints(batch_invariant=True).text
 
     def rows(m: int) -> torch.Tensor:
-        (out,) = torch.ops.cute_backend.gemm_epilogue([a[:m]], [b], [bias], text, True)
+        (out,) = torch.ops.cute_backend.gemm_epilogue([a[:m]], [b], [bias], text, constraints)
         return out
 
     whole = rows(5000)

@@ -21,7 +21,7 @@ import cute_backend
 from cute_backend import PackError, aot, config
 from cute_backend.__main__ import main
 from cute_backend.errors import UnavailableError
-from cute_backend.planning import Alignment, Arch, buckets_of
+from cute_backend.planning import UNCONSTRAINED, Alignment, Arch, Constraints, buckets_of
 from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.calls import launch as launching
 from cute_backend.runtime.compiling import build as building
@@ -243,7 +243,7 @@ def pickled(members: dict[str, bytes]) -> None:
         (lost_code, r"is not a valid pack: .*there is no member 'cute_"),
         (lost_manifest, r"is not a valid pack: .*there is no member 'manifest"),
         (pickled, r"is not a valid pack: "),
-        (restate(format=3), r"has format 3; this version reads 2$"),
+        (restate(format=4), r"has format 4; this version reads 3$"),
         (restate(kernels=[]), r"is not a valid pack: "),
         (restate(problems=None), r"is not a valid pack: "),
     ],
@@ -344,14 +344,23 @@ def test_a_pack_knows_of_how_many_groups_its_problems_are(tmp_path: Path, code: 
     assert served == [True, True, False]
 
 
+def test_a_pack_knows_under_which_constraints_its_problems_are(tmp_path: Path, code: bytes) -> None:
+    named, other = (replace(PROBLEM, constraints=Constraints(tile=name)) for name in ("64x64_1x1", "64x8"))
+    kernels = reachable_kernels(named, Arch.SM90A, 132)
+    path = tmp_path / "named.cutepack"
+    write_pack(path, Content(dict.fromkeys(kernels, (code, FIGURES)), [named], None))
+    pack = Pack(path)
+    assert [pack.serves(each, Arch.SM90A) for each in (named, other, PROBLEM)] == [True, False, False]
+
+
 def test_a_batch_invariant_region_takes_its_own_kernel_alone(
     gpu: list[Kernel], tmp_path: Path, code: bytes
 ) -> None:
-    problem = Problem(SPEC, None, 4096, 4096, batch_invariant=True)
+    problem = Problem(SPEC, None, 4096, 4096, constraints=Constraints(batch_invariant=True))
     own = reachable_kernels(problem, Arch.SM90A, 132)
     others = [
         each
-        for each in reachable_kernels(replace(problem, batch_invariant=False), Arch.SM90A, 132)
+        for each in reachable_kernels(replace(problem, constraints=UNCONSTRAINED), Arch.SM90A, 132)
         if each not in own
     ]
     assert {each.alignment for each in others} == {each.alignment for each in own}
@@ -389,7 +398,7 @@ def test_a_pack_has_a_kernel_for_every_alignment_and_reduction(made: tuple[Path,
     assert set(manifest["kernels"]) == {kernel.name for kernel in kernels}
     assert set(members) == {"manifest.json", *(f"{kernel.name}.so" for kernel in kernels)}
     assert manifest["environment"] == list(environment())
-    assert manifest["m"] == [1, 64] and manifest["problems"] == [[spec.key, 128, 64, None, False]]
+    assert manifest["m"] == [1, 64] and manifest["problems"] == [[spec.key, 128, 64, None, ""]]
     assert all(each["spill_bytes"] == 0 for each in manifest["kernels"].values())
 
 
@@ -466,7 +475,7 @@ def test_a_pack_holds_the_tile_that_is_named_but_for_sampling() -> None:
 
     with config.patch(tile="64x256_1x1_pingpong"):
         problems = aot.find_problems(draw, (torch.zeros(16, 4096).bfloat16(),), Arch.SM90A, any_m=True)
-    assert [each.tile for each in problems] == ["64x256_1x1_pingpong", None]
+    assert [each.constraints.tile for each in problems] == ["64x256_1x1_pingpong", None]
     kernels = set(aot._kernels(aot.Request({Arch.SM90A: problems[:1]}, (1, 65536), ())))
     assert {kernel.config.name for kernel in kernels} == {"64x256_1x1_pingpong"}
 

@@ -17,7 +17,18 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cute_backend.errors import BuildError
-from cute_backend.planning import BUCKETS, Alignment, Arch, TileConfig, bucket_of, choose, fastest, table
+from cute_backend.planning import (
+    BUCKETS,
+    UNCONSTRAINED,
+    Alignment,
+    Arch,
+    Constraints,
+    TileConfig,
+    bucket_of,
+    choose,
+    fastest,
+    table,
+)
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments import bind, outputs
 from cute_backend.runtime.arguments.device import Device, Grid, UnsupportedDeviceError
@@ -325,12 +336,14 @@ def test_a_launch_does_not_build_what_was_tuned_meanwhile(compiler: Compiler, fo
 
 # One configuration for all M
 
+INVARIANT = Constraints(batch_invariant=True)
+
 
 @pytest.mark.parametrize("arch", list(Arch))
 @pytest.mark.parametrize(("n", "k"), [(512, 8192), (8192, 512), (8192, 8192)])
 def test_a_batch_invariant_region_has_one_configuration(arch: Arch, n: int, k: int) -> None:
     ms = [None, 1, 16, 300, 5000, 10**6]
-    invariant = [reachable_kernels(Problem(SPEC, m, n, k, True), arch, 132) for m in ms]
+    invariant = [reachable_kernels(Problem(SPEC, m, n, k, None, INVARIANT), arch, 132) for m in ms]
     assert all(kernels == invariant[0] for kernels in invariant)
     assert len({kernel.config for kernel in invariant[0]}) == 1
     others = {config_for(Problem(SPEC, m, n, k), Alignment.TMA, arch, 132) for m in ms if m is not None}
@@ -340,11 +353,11 @@ def test_a_batch_invariant_region_has_one_configuration(arch: Arch, n: int, k: i
 
 def test_a_batch_invariant_launch_takes_that_one_whatever_is_there(compiler: Compiler, found: Found) -> None:
     found[Alignment.TMA, 16, 8] = {16: WINNER}
-    prepare([Problem(SPEC, None, None, None, True), Problem(SPEC, None, 16, 8)], -1)
+    prepare([Problem(SPEC, None, None, None, None, INVARIANT), Problem(SPEC, None, 16, 8)], -1)
     for m in (1, 6, 100, 1000, 4000):
         given = operands(m)
-        for invariant in (True, False):
-            results = launch(*given, SPEC.to_json(), invariant)
+        for constraints in (INVARIANT, UNCONSTRAINED):
+            results = launch(*given, SPEC.to_json(), constraints.text)
             for result, expected in zip(results, replay(SPEC, *given), strict=True):
                 assert torch.equal(result, expected)
     batch_invariant = compiler.launches[::2]
@@ -356,10 +369,10 @@ def test_a_batch_invariant_launch_takes_that_one_whatever_is_there(compiler: Com
 def test_a_batch_invariant_region_takes_no_other_configuration_for_one_that_does_not_build(
     compiler: Compiler,
 ) -> None:
-    wanted = config_for(Problem(SPEC, 6, 16, 8, True), Alignment.TMA, Arch.SM90A, GPU.sm_count)
+    wanted = config_for(Problem(SPEC, 6, 16, 8, None, INVARIANT), Alignment.TMA, Arch.SM90A, GPU.sm_count)
     compiler.broken = lambda kernel: kernel.config == wanted
     given = operands()
-    launch(*given, SPEC.to_json(), True)
+    launch(*given, SPEC.to_json(), INVARIANT.text)
     assert compiler.launches == [] and counters["cute_backend"]["replayed"] == 1
 
 
@@ -370,12 +383,13 @@ def test_a_launch_takes_the_tile_that_is_named_for_every_m(compiler: Compiler, f
     found[Alignment.TMA, 16, 8] = {16: WINNER}
     name = "128x64_2x1"
     assert name not in {config.name for config in (WINNER, *table(Arch.SM90A, SPEC))}
-    prepare([Problem(SPEC, None, 16, 8, tile=name)], -1)
+    constraints = Constraints(tile=name)
+    prepare([Problem(SPEC, None, 16, 8, None, constraints)], -1)
     assert compiler.batches == 1
     for m in (1, 6, 100, 1000, 4000):
         given = operands(m)
         for result, expected in zip(
-            launch(*given, SPEC.to_json(), False, name), replay(SPEC, *given), strict=True
+            launch(*given, SPEC.to_json(), constraints.text), replay(SPEC, *given), strict=True
         ):
             assert torch.equal(result, expected)
     assert {kernel.config.name for kernel, _ in compiler.launches} == {name} and compiler.batches == 1
@@ -384,7 +398,7 @@ def test_a_launch_takes_the_tile_that_is_named_for_every_m(compiler: Compiler, f
 
 
 def test_a_launch_that_no_one_announced_has_its_tile_too(compiler: Compiler) -> None:
-    launch(*operands(), SPEC.to_json(), False, "nowhere, 64x64_1x1")
+    launch(*operands(), SPEC.to_json(), Constraints(tile="nowhere, 64x64_1x1").text)
     assert {kernel.config.name for kernel, _ in compiler.launches} == {"64x64_1x1"}
 
 
@@ -392,8 +406,15 @@ def test_a_launch_that_no_one_announced_has_its_tile_too(compiler: Compiler) -> 
 def test_no_other_tile_serves_for_one_that_does_not_build(compiler: Compiler) -> None:
     prepare([Problem(SPEC, None, None, None)], -1)
     compiler.broken = lambda kernel: kernel.config.name == "64x64_1x1"
-    launch(*operands(), SPEC.to_json(), False, "64x64_1x1")
+    launch(*operands(), SPEC.to_json(), Constraints(tile="64x64_1x1").text)
     assert compiler.launches == [] and counters["cute_backend"]["replayed"] == 1
+
+
+def test_a_text_that_is_no_constraint_is_refused_at_every_launch(compiler: Compiler) -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^constraints are '64x64_1x1'; they are '' or the text of a "):
+            launch(*operands(), SPEC.to_json(), "64x64_1x1")
+    assert not compiler.launches and not launching._launchers
 
 
 # Which kernel serves which operands

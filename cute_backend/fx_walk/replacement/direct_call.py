@@ -159,13 +159,13 @@ def register() -> None:
     lowering.add_needs_realized_inputs([gemm_epilogue, gemm_epilogue_into])
 
     @lowering.register_lowering(gemm_epilogue, type_promotion_kind=None)
-    def lower(a: Any, b: Any, loads: Any, spec: str, *choice: Any, **named: Any) -> list[ir.TensorBox]:
+    def lower(a: Any, b: Any, loads: Any, spec: str, constraints: str = "") -> list[ir.TensorBox]:
         outputs: Any
         try:
-            outputs = _direct_call(a, b, loads, spec, *choice, **named)
+            outputs = _direct_call(a, b, loads, spec, constraints)
         except Exception as error:
             contain(error, THROUGH_THE_DISPATCHER)
-            outputs = ir.FallbackKernel.create(gemm_epilogue, a, b, loads, spec, *choice, **named)
+            outputs = ir.FallbackKernel.create(gemm_epilogue, a, b, loads, spec, constraints)
         return [ir.TensorBox.create(output) for output in outputs]
 
     @lowering.register_lowering(gemm_epilogue_into, type_promotion_kind=None)
@@ -177,11 +177,11 @@ def register() -> None:
             ir.FallbackKernel.create(gemm_epilogue_into, *args, **kwargs)
 
 
-def _direct_call(a: Any, b: Any, loads: Any, spec: str, *choice: Any, **named: Any) -> Sequence[Any]:
+def _direct_call(a: Any, b: Any, loads: Any, spec: str, constraints: str) -> Sequence[Any]:
     """The buffers that a direct call gives."""
     if len(parse_spec(spec).results) == 1 and not V.graph.fx_wrapper:
-        return [_CallIntoBuffer.of(a, b, loads, spec, *choice, **named)]
-    outputs: Any = _DirectCall.create(gemm_epilogue, a, b, loads, spec, *choice, **named)
+        return [_CallIntoBuffer.of(a, b, loads, spec, constraints)]
+    outputs: Any = _DirectCall.create(gemm_epilogue, a, b, loads, spec, constraints)
     for output in outputs:
         # The op's results agree with its fake ones. An assertion after each call would take a microsecond.
         output.skip_size_stride_alignment_checks = True

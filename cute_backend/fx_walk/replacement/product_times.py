@@ -17,11 +17,11 @@ from torch import fx
 from torch._inductor import config as inductor_config
 from torch.fx.node import map_arg
 
-from cute_backend.fx_walk.graph.static import usual
+from cute_backend.fx_walk.graph.static import arguments, usual
 from cute_backend.fx_walk.products.capability import device_capability
 from cute_backend.fx_walk.products.torch_times import ROOFLINE, by_torch, option
 from cute_backend.fx_walk.refusals.containment import contain
-from cute_backend.planning import Alignment, Arch
+from cute_backend.planning import Alignment, Arch, Constraints
 from cute_backend.planning.cost import cost
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.arguments.operands import groups_of, parse_spec, plane_of
@@ -110,17 +110,16 @@ def _from_profile(path: str | None) -> Estimate | None:
 def _milliseconds(node: fx.Node) -> float:
     """The predicted time of a call of the op."""
     try:
-        values: Any = map_arg(node.args, lambda each: each.meta["val"])
-        a, b, _, text, *choice = values
-        spec = parse_spec(text)
-        settings: dict[str, Any] = dict(zip(("batch_invariant", "tile", "rowvecs"), choice, strict=False))
+        given: Any = map_arg(arguments(node), lambda each: each.meta["val"])
+        a, b, spec = given["a"], given["b"], parse_spec(given["spec"])
         groups = groups_of(spec, a)
         m, n, k = (usual(size) for size in (*plane_of(spec, a, b), a[0].shape[-1]))
         of_groups = None if groups is None else usual(groups)
         arch = Arch.of_capability(device_capability(a[0].device))
         assert arch is not None, "the walker fuses nothing on other GPUs"
         count = device_at(torch.cuda.current_device()).sm_count if torch.cuda.is_available() else None
-        tile = config_here(Problem(spec, m, n, k, groups=of_groups, **settings), Alignment.TMA, arch)
+        problem = Problem(spec, m, n, k, of_groups, Constraints.parse(given["constraints"]))
+        tile = config_here(problem, Alignment.TMA, arch)
         return cost(tile, spec, m, n, k, count or arch.target.sm_count, of_groups) / 1000
     except Exception as error:
         contain(error, "torch estimates the time of the product")

@@ -2,7 +2,7 @@
 
 A region of shape (..., N) becomes
 
-    results = cute_backend.gemm_epilogue([a, offsets of groups], [each b], [load views...], spec)
+    results = cute_backend.gemm_epilogue([a, offsets of groups], [each b], [load views...], spec, constraints)
     out0 = results[0]                   # (M, N)
     out0.reshape(...)                   # where the graph had leading axes
 
@@ -23,7 +23,6 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from torch._inductor.virtualized import V
 from torch.fx.node import map_arg
 
-from cute_backend import config
 from cute_backend.fx_walk.graph.sizes import Sizes
 from cute_backend.fx_walk.graph.static import fake, product, same_sizes
 from cute_backend.fx_walk.products.scaling_recipes import BlockScale
@@ -31,6 +30,7 @@ from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.replacement.product_times import can_be_rated
 from cute_backend.fx_walk.values.classify import ColumnSlice, LoadView
 from cute_backend.fx_walk.values.lower import is_reshape
+from cute_backend.planning import Constraints
 from cute_backend.runtime.calls.op import gemm_epilogue, gemm_epilogue_into
 from cute_backend.spec import LoadKind, Scaling
 
@@ -146,7 +146,7 @@ def _planes(call: Callable[..., fx.Node], region: Region, operands: list[Any]) -
     spec = region.spec
     if region.caches:
         return _planes_into(call, region, operands)
-    results = call(gemm_epilogue, *operands, spec.to_json(), *_choice())
+    results = call(gemm_epilogue, *operands, spec.to_json(), Constraints.from_config().text)
     if not V.aot_compilation and not can_be_rated(results.meta["val"][0].dtype):
         results.graph.erase_node(results)
         return _planes_into(call, region, operands)
@@ -166,9 +166,7 @@ def _planes_into(call: Callable[..., fx.Node], region: Region, operands: list[An
         sizes, strides = list(result.shape), list(result.stride())
         how = {"dtype": result.dtype, "device": result.device}
         bases.append(caches.get(index) or call(aten.empty_strided.default, sizes, strides, **how))
-    names = ("batch_invariant", "tile", "rowvecs")
-    given: dict[str, Any] = dict(zip(names, _choice(), strict=False))
-    given |= {f"_results_{index}_base_index": index for index in range(len(bases))}
+    given = {f"_results_{index}_base_index": index for index in range(len(bases))}
     written = call(
         auto_functionalized_v2,
         gemm_epilogue_into,
@@ -176,20 +174,12 @@ def _planes_into(call: Callable[..., fx.Node], region: Region, operands: list[An
         b=b,
         loads=loads,
         spec=region.spec.to_json(),
+        constraints=Constraints.from_config().text,
         **given,
         _results_length=len(bases),
         _all_bases=bases,
     )
     return [call(getitem, written, 1 + index) for index in range(len(bases))]  # the op itself returns None
-
-
-def _choice() -> list[Any]:
-    """The op's last arguments, which control how its tile is chosen; empty if all are defaults."""
-    if config.rowvec_placement != "auto":
-        return [config.batch_invariant, config.tile, config.rowvec_placement]
-    if config.tile is not None:
-        return [config.batch_invariant, config.tile]
-    return [True] if config.batch_invariant else []
 
 
 def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, sizes: Sizes) -> fx.Node:

@@ -31,9 +31,7 @@ class CallSite:
         b: Sequence[Tensor],
         loads: Sequence[Tensor] | None,
         spec: str,
-        batch_invariant: bool = False,
-        tile: str | None = None,
-        rowvecs: str = "auto",
+        constraints: str = "",
         results: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         last_spec, known = self._last
@@ -43,10 +41,10 @@ class CallSite:
                 return settled.run(a, b, loads or (), results)
             except REFUSED:  # as in a launch: strides or alignments differ from those before
                 pass
-        returned = launch(a, b, loads, spec, batch_invariant, tile, rowvecs, results)
+        returned = launch(a, b, loads, spec, constraints, results)
         if spec is not last_spec or len(known) >= _MAX_SIZES:
             known = {}
-        settled = settled_for(a, b, spec, batch_invariant, tile, rowvecs)
+        settled = settled_for(a, b, spec, constraints)
         if settled is None:
             known.pop(sizes, None)
         else:

@@ -22,10 +22,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cute_backend import config
 from cute_backend.caches import deliver
 from cute_backend.errors import BuildError, UnavailableError
-from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, fastest, may_finish_rows
+from cute_backend.planning import (
+    UNCONSTRAINED,
+    Alignment,
+    Arch,
+    Constraints,
+    Rowvecs,
+    TileConfig,
+    fastest,
+    may_finish_rows,
+)
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.counters import set_aside
 from cute_backend.runtime.arguments.device import Device, Grid, device_at, max_active_clusters
@@ -50,7 +58,9 @@ from cute_backend.spec import EpilogueSpec
 
 log = logging.getLogger(__name__)
 
-_launchers: dict[tuple[str, int, bool, str | None, str], Launcher] = {}
+_launchers: dict[tuple[str, int, str], Launcher] = {}
+"""Launchers by the text of a spec, the device and the text of constraints."""
+
 _building = free_in_children(threading.Lock())
 """A lock that is held while kernels are built, which takes seconds to minutes. Kernels that exist can be
 launched meanwhile."""
@@ -74,24 +84,22 @@ def launch(
     b: Sequence[Tensor],
     loads: Sequence[Tensor] | None,
     spec: str,
-    batch_invariant: bool = False,
-    tile: str | None = None,
-    rowvecs: str = "auto",
+    constraints: str = "",
     results: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
     """Both ops on CUDA: see `cute_backend.runtime.calls.op` for their arguments. Returns the results, which
     are those given, if there are any.
 
     Raises UnsupportedDeviceError on a GPU for which no kernels exist, ValueError if operands contradict
-    `spec`, and UsageError if none of the tiles that `tile` names can serve the spec.
+    `spec`, and UsageError if no kernel meets `constraints`.
     """
     loads = loads or ()
     try:
-        launcher = _launchers[spec, a[0].get_device(), batch_invariant, tile, rowvecs]
+        launcher = _launchers[spec, a[0].get_device(), constraints]
     except (KeyError, IndexError):
         parsed = parse_spec(spec)
         _check(parsed, a, b, loads, results)
-        launcher = _launcher(parsed, a[0].get_device(), batch_invariant, tile, rowvecs)
+        launcher = _launcher(parsed, a[0].get_device(), Constraints.parse(constraints))
     return launcher(a, b, loads, results)
 
 
@@ -107,11 +115,9 @@ def _check(
         check_results(spec, a, b, given)
 
 
-def settled_for(
-    a: Sequence[Tensor], b: Sequence[Tensor], spec: str, batch_invariant: bool, tile: str | None, rowvecs: str
-) -> Settled | None:
+def settled_for(a: Sequence[Tensor], b: Sequence[Tensor], spec: str, constraints: str) -> Settled | None:
     """The kernel that an earlier launch of operands of these sizes ran without copies or views, or None."""
-    launcher = _launchers.get((spec, a[0].get_device(), batch_invariant, tile, rowvecs))
+    launcher = _launchers.get((spec, a[0].get_device(), constraints))
     return None if launcher is None else launcher.settled(a, b)
 
 
@@ -127,7 +133,7 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
     with _building:
         wanted = [
             (
-                _launcher(problem.spec, device, problem.batch_invariant, problem.tile, problem.rowvecs),
+                _launcher(problem.spec, device, problem.constraints),
                 kernel,
                 _is_packed(problem, gpu),
             )
@@ -175,16 +181,15 @@ def announce(
     """Prepares the regions of a graph, given as (spec, M, N, K, groups of rows), before symbolic sizes are
     known.
 
-    `config.batch_invariant`, `config.tile` and `config.rowvec_placement` are read here. Does nothing for
-    devices other than CUDA's, or without a GPU, since nothing will be launched.
+    The constraints are those of the settings now. Does nothing for devices other than CUDA's, or without a
+    GPU, since nothing will be launched.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return
-    problems = []
+    constraints, problems = Constraints.from_config(), []
     for spec, *sizes in regions:
         m, n, k, groups = (size if isinstance(size, int) else None for size in sizes)
-        settings = config.batch_invariant, config.tile, groups, config.rowvec_placement
-        problems.append(Problem(spec, m, n, k, *settings))
+        problems.append(Problem(spec, m, n, k, groups, constraints))
     prepare(problems, torch.cuda.current_device() if device.index is None else device.index)
 
 
@@ -197,13 +202,11 @@ def _replayed(
     return replay(spec, a, b, loads)
 
 
-def _launcher(
-    spec: EpilogueSpec, device: int, batch_invariant: bool, tile: str | None, rowvecs: str
-) -> Launcher:
-    key = (spec.to_json(), device, batch_invariant, tile, rowvecs)
+def _launcher(spec: EpilogueSpec, device: int, constraints: Constraints) -> Launcher:
+    key = (spec.to_json(), device, constraints.text)
     if (known := _launchers.get(key)) is not None:
         return known
-    return _launchers.setdefault(key, Launcher(spec, device, batch_invariant, tile, rowvecs))
+    return _launchers.setdefault(key, Launcher(spec, device, constraints))
 
 
 @dataclass(frozen=True)
@@ -275,13 +278,9 @@ class _Choice:
 class Launcher:
     """The facts about a spec on a device that do not depend on operands."""
 
-    def __init__(
-        self, spec: EpilogueSpec, device: int, batch_invariant: bool, tile: str | None, rowvecs: str
-    ) -> None:
+    def __init__(self, spec: EpilogueSpec, device: int, constraints: Constraints) -> None:
         self._spec = spec
-        self._batch_invariant = batch_invariant
-        self._tile = tile
-        self._rowvecs = rowvecs
+        self._constraints = constraints
         self._gpu = device_at(device)
         self.binding = Binding(spec)
         self._kernels: dict[tuple[TileConfig, Alignment], Ready | None] = {}
@@ -292,7 +291,7 @@ class Launcher:
             self.add(kernel, function)
 
     def _problem(self, m: int | None, n: int | None, k: int | None, groups: int | None = None) -> Problem:
-        return Problem(self._spec, m, n, k, self._batch_invariant, self._tile, groups, self._rowvecs)
+        return Problem(self._spec, m, n, k, groups, self._constraints)
 
     def knows(self, kernel: Kernel) -> bool:
         """Whether the kernel was added, either as loaded or as one that can't be built."""
@@ -420,10 +419,10 @@ class Launcher:
     def _serving(self, kernel: Kernel) -> dict[TileConfig, Ready]:
         """The kernels that serve the operands of this one, by their configurations.
 
-        A batch-invariant region uses no other kernel, since the available kernels may differ from one M to
-        the next. A region with a named tile uses no other either.
+        A region with constraints uses no other kernel: another may not meet them, and under batch invariance
+        the available kernels may differ from one M to the next.
         """
-        alone = self._batch_invariant or self._tile is not None or self._rowvecs != "auto"
+        alone = self._constraints != UNCONSTRAINED
         return {
             config: ready
             for (config, alignment), ready in self._kernels.items()

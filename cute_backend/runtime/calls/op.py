@@ -1,8 +1,7 @@
 """The operator that a rewritten graph calls: `torch.ops.cute_backend.gemm_epilogue`.
 
     gemm_epilogue(
-        Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False, str? tile=None,
-        str rowvecs="auto"
+        Tensor[] a, Tensor[] b, Tensor[] loads, str spec, str constraints=""
     ) -> Tensor[]
 
 `a` has one tensor, (M, K), that all accumulators of the spec share, and `b` one (K, N) for each of them, or
@@ -15,8 +14,8 @@ columns, it has (N / b, b) in place of N. All tensors are on one device. For eac
 N) tensor, dense in the store's order, or its reduction. Stores that are parts of one result have one tensor
 together, (M, parts * N). `spec` is the canonical JSON of an EpilogueSpec: the op is registered once, and
 everything that varies is in its arguments, so that a graph from Inductor's cache can call it in a new
-process. `batch_invariant` asks for rows whose bits do not depend on M, `tile` names tiles, as `config.tile`
-does, and `rowvecs` is as `config.rowvec_placement`.
+process. `constraints` is the text of the `planning.Constraints` on its kernels, "" without any: rows whose
+bits do not depend on M, names of tiles, a place for rowvecs.
 
 Results that the caller has, such as caches of keys and values, are written by another op. It has the same
 arguments, and takes all results:
@@ -47,10 +46,7 @@ from cute_backend.runtime.arguments.operands import check_operands, outputs_like
 from cute_backend.runtime.arguments.outputs import check_results
 from cute_backend.runtime.calls.launch import launch
 
-_ARGUMENTS = (
-    "Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False, str? tile=None, "
-    'str rowvecs="auto"'
-)
+_ARGUMENTS = 'Tensor[] a, Tensor[] b, Tensor[] loads, str spec, str constraints=""'
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 
@@ -59,9 +55,7 @@ def _fake(
     b: Sequence[Tensor],
     loads: Sequence[Tensor] | None,
     spec: str,
-    batch_invariant: bool = False,
-    tile: str | None = None,
-    rowvecs: str = "auto",
+    constraints: str = "",
     results: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
     parsed = parse_spec(spec)
@@ -79,9 +73,7 @@ def on_cpu(
     b: Sequence[Tensor],
     loads: Sequence[Tensor] | None,
     spec: str,
-    batch_invariant: bool = False,
-    tile: str | None = None,
-    rowvecs: str = "auto",
+    constraints: str = "",
     results: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
     """The replay of `spec`, into `results` if they are given."""

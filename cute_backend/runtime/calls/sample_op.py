@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from cute_backend import config
+from cute_backend.planning import Constraints
 from cute_backend.runtime.calls.op import gemm_epilogue
 from cute_backend.spec import (
     Accumulator,
@@ -49,6 +50,9 @@ def passes_of(num_samples: int, normaliser: bool) -> int:
     """The passes over the weights that draws take, with a logsumexp or without."""
     return -(-(num_samples + normaliser) // SAMPLES_PER_PASS)
 
+
+_BATCH_INVARIANT = Constraints(batch_invariant=True).text
+"""A tile by name and a place for rowvecs are for regions: draws are never under these constraints."""
 
 _DTYPES = {
     torch.float32: DType.F32,
@@ -145,7 +149,8 @@ def _run(
     """`samples` draws for each row, or for 0 the most likely token, and the logsumexp if asked for."""
     signature = tuple((name, tensor.dtype, tensor.numel() == 1) for name, tensor in operands.items())
     spec = _spec(_layout(hidden), _layout(weight), signature, samples, normaliser)
-    return gemm_epilogue([hidden], [weight.t()], list(operands.values()), spec, config.batch_invariant)
+    constraints = _BATCH_INVARIANT if config.batch_invariant else ""
+    return gemm_epilogue([hidden], [weight.t()], list(operands.values()), spec, constraints)
 
 
 _Layout = tuple[torch.dtype, Major]

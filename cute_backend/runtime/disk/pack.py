@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from cute_backend.planning import Alignment, Arch, TileConfig
+from cute_backend.planning import Alignment, Arch, Constraints, TileConfig
 from cute_backend.runtime.host.archive import Archive, ArchiveError
 from cute_backend.runtime.host.documents import parse
 from cute_backend.runtime.host.notices import warn_once
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 
-_FORMAT = 2
+_FORMAT = 3
 
 _WHEN = (1980, 1, 1, 0, 0, 0)
 """The date of every member, so that the same kernels make the same file."""
@@ -96,7 +96,7 @@ def _member(name: str) -> zipfile.ZipInfo:
 def _manifest(content: Content) -> dict[str, Any]:
     specs = {kernel.spec.key: json.loads(kernel.spec.to_json()) for kernel in content.kernels}
     problems = {
-        json.dumps([each.spec.key, each.n, each.k, each.groups, each.batch_invariant]): each
+        json.dumps([each.spec.key, each.n, each.k, each.groups, each.constraints.text]): each
         for each in content.problems
     }
     return {
@@ -145,9 +145,9 @@ class Pack:
                 self._code(archive, name)
             self.archs = frozenset(Arch(each["config"]["arch"]) for each in self._kernels.values())
             self._problems = {tuple(each) for each in manifest["problems"]}
-            for spec, n, k, groups, batch_invariant in self._problems:
-                sizes = ((size, int | None) for size in (n, k, groups))
-                _check_types((spec, str), *sizes, (batch_invariant, bool))
+            for spec, n, k, groups, constraints in self._problems:
+                _check_types((spec, str), *((size, int | None) for size in (n, k, groups)))
+                Constraints.parse(constraints)
 
     @contextmanager
     def _open(self) -> Iterator[Archive]:
@@ -228,8 +228,8 @@ class Pack:
             and problem.n in (None, n)
             and problem.k in (None, k)
             and problem.groups in (None, groups)
-            and problem.batch_invariant == batch_invariant
-            for spec, n, k, groups, batch_invariant in self._problems
+            and problem.constraints.text == constraints
+            for spec, n, k, groups, constraints in self._problems
         )
 
 

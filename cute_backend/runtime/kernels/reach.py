@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from cute_backend.planning import (
     BUCKETS,
+    UNCONSTRAINED,
     Alignment,
     Arch,
-    Rowvecs,
+    Constraints,
     TileConfig,
     bucket_of,
     named,
@@ -38,13 +39,9 @@ class Problem:
     m: int | None
     n: int | None
     k: int | None
-    batch_invariant: bool = False
-    tile: str | None = None
-    """Names of tiles, as in `config.tile`: the first that can serve the spec serves every M."""
     groups: int | None = None
     """The number of groups of rows of a grouped product, if it is known."""
-    rowvecs: str = "auto"
-    """The value of `config.rowvec_placement`."""
+    constraints: Constraints = UNCONSTRAINED
 
 
 Winners = Callable[[EpilogueSpec, Alignment, int, int], Mapping[int, TileConfig]]
@@ -61,32 +58,32 @@ def config_for(
 ) -> TileConfig:
     """The configuration that serves a problem of known sizes.
 
-    With `problem.rowvecs` it is changed as `with_rowvecs` does, which may raise UsageError.
+    With a constraint on rowvecs it is changed as `with_rowvecs` does, which may raise UsageError.
 
     The tile is the winner of tuning for the bucket of M, or for the next smaller or larger one, else the cost
     model's choice. A batch-invariant region has one tile for all M, and a region whose tile is named has that
     one. Raises UsageError if the named tile does not fit.
     """
     config = _without_rowvecs(problem, alignment, arch, sm_count, winners)
-    return with_rowvecs(config, problem.spec, Rowvecs(problem.rowvecs))
+    return with_rowvecs(config, problem.spec, problem.constraints.rowvecs)
 
 
 def _without_rowvecs(
     problem: Problem, alignment: Alignment, arch: Arch, sm_count: int, winners: Winners
 ) -> TileConfig:
-    """The tile that `config_for` chooses, without regard to `problem.rowvecs`."""
-    if problem.tile is not None:
-        return named(arch, problem.spec, problem.tile)
-    spec, m, n, k = problem.spec, problem.m, problem.n, problem.k
+    """The tile that `config_for` chooses, wherever rowvecs are kept."""
+    spec, m, n, k, constraints = problem.spec, problem.m, problem.n, problem.k, problem.constraints
+    if constraints.tile is not None:
+        return named(arch, spec, constraints.tile)
     assert m is not None and n is not None and k is not None
-    if not problem.batch_invariant:
+    if not constraints.batch_invariant:
         tuned = winners(spec, alignment, n, k)
         bucket = bucket_of(m)
         place = BUCKETS.index(bucket)
         near = (bucket, *BUCKETS[max(place - 1, 0) : place + 2])
         if (found := next((each for each in near if each in tuned), None)) is not None:
             return tuned[found]
-    return untuned(arch, spec, m, n, k, sm_count, problem.groups, problem.batch_invariant)
+    return untuned(arch, spec, m, n, k, sm_count, problem.groups, constraints.batch_invariant)
 
 
 def reachable_kernels(
@@ -152,14 +149,12 @@ def _reachable_configs(
 ) -> list[TileConfig]:
     """The configurations that launches of one alignment can need: tuned ones first, then those that are
     chosen for the most sizes of M."""
-    spec, n, k = problem.spec, problem.n, problem.k
-    rowvecs = Rowvecs(problem.rowvecs)
-    if problem.tile is not None:
-        return [with_rowvecs(named(arch, spec, problem.tile), spec, rowvecs)]
+    spec, n, k, constraints = problem.spec, problem.n, problem.k, problem.constraints
+    if constraints.tile is not None:
+        return [with_rowvecs(named(arch, spec, constraints.tile), spec, constraints.rowvecs)]
     if n is None or k is None:
-        return [with_rowvecs(config, spec, rowvecs) for config in table(arch, spec)]
+        return [with_rowvecs(config, spec, constraints.rowvecs) for config in table(arch, spec)]
     sizes = buckets if problem.m is None else (problem.m,)
     chosen = Counter(config_for(replace(problem, m=m), alignment, arch, sm_count, winners) for m in sizes)
-    asked = problem.batch_invariant or rowvecs is not Rowvecs.AUTO
-    tuned = set() if asked else set(winners(spec, alignment, n, k).values())
+    tuned = set(winners(spec, alignment, n, k).values()) if constraints == UNCONSTRAINED else set()
     return sorted(chosen, key=lambda config: (config not in tuned, -chosen[config]))
