@@ -147,7 +147,7 @@ def main() -> None:
         kernel = explain(fn, *sets[0]).regions[0].kernel()
         print(
             f"{fn.__name__:<24} {ours:7.1f} us, {ours / times[beside, 'cute']:.3f} of {beside}, "
-            f"Inductor {theirs / ours:.2f}, {kernel.config.name}"
+            f"Inductor {theirs / ours:.2f}, {kernel.plan.tile.name}"
         )
 
 

@@ -29,7 +29,7 @@ from cute_backend.bench import grouped_fp8
 from cute_backend.bench.grouped import MODELS, Experts, Split, gated
 from cute_backend.bench.measure import relative_difference
 from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
-from cute_backend.planning import Alignment, TileConfig, choose
+from cute_backend.planning import Alignment, TileConfig, choose, plan
 from cute_backend.planning.search import clustered
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.device import device_at, max_active_clusters
@@ -160,24 +160,24 @@ def measure(case: Case, spec: EpilogueSpec, built: dict[Kernel, Outcome], rounds
         given = case.inputs()
         bs = list(given.weight.transpose(1, 2).split(n, -1))
         bound = Binding(spec).bind(given.a, bs, given.loads)
-        _, memory = Outputs(spec, next(iter(built)).config).of_size(case.m, n).allocate(given.a[0])
+        _, memory = Outputs(next(iter(built)).plan).of_size(case.m, n).allocate(given.a[0])
         sets.append(tuple(bound.tensors + memory))
         products.append((given.a[0], given.weight, given.a[1], *given.scales))
     units = {"torch": unit_of(product_of, products)}
     expected = given.expected()
     for kernel, function in built.items():
-        clusters = max_active_clusters(0, kernel.config.cluster_size)
+        clusters = max_active_clusters(0, kernel.plan.tile.cluster_size)
         try:
             memory[0].fill_(float("nan"))
             unit = unit_of(lambda *args, f=function, c=clusters: f(*args, c), sets)
         except (RuntimeError, ValueError) as error:
-            print(f"{case}: {kernel.config.name}: {error}", file=sys.stderr)
+            print(f"{case}: {kernel.plan.tile.name}: {error}", file=sys.stderr)
             continue
         difference = relative_difference(memory[0], expected)
         if difference < 0.01:
-            units[kernel.config.name] = unit
+            units[kernel.plan.tile.name] = unit
         else:
-            print(f"{case}: {kernel.config.name} is WRONG by {difference:.3g}", flush=True)
+            print(f"{case}: {kernel.plan.tile.name} is WRONG by {difference:.3g}", flush=True)
     return {name: timing.median_us for name, timing in time_units(units, rounds).items()}
 
 
@@ -208,13 +208,13 @@ def main() -> None:
     until = time.monotonic() + 60 * arguments.minutes
     gpu, found = device_at(0), specs(arguments.fp8)
     kernels = {
-        kind: [Kernel(spec, each, Alignment.TMA) for each in tiles(spec, arguments.tiles)]
+        kind: [Kernel(plan(spec, each, Alignment.TMA)) for each in tiles(spec, arguments.tiles)]
         for kind, spec in found.items()
     }
     built = obtain([kernel for kind in arguments.products for kernel in kernels[kind]])
     failed = {kernel: outcome for kernel, outcome in built.items() if isinstance(outcome, Exception)}
     for kernel, outcome in failed.items():
-        print(f"{kernel.config.name}: {outcome}", file=sys.stderr)
+        print(f"{kernel.plan.tile.name}: {outcome}", file=sys.stderr)
     arguments.file.parent.mkdir(parents=True, exist_ok=True)
     with arguments.file.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")

@@ -33,7 +33,7 @@ from cute_backend import config, explain
 from cute_backend.api import Region
 from cute_backend.bench.program_timing import Unit, require_gpu, time_units, unit_of
 from cute_backend.fx_walk.search import shared_launch
-from cute_backend.planning import Alignment, offered
+from cute_backend.planning import Alignment, offered, plan
 from cute_backend.runtime.arguments.device import device_at, max_active_clusters
 from cute_backend.runtime.calls import launch
 from cute_backend.runtime.compiling.build import obtain
@@ -286,18 +286,18 @@ def every_tile(region: Region) -> dict[str, Unit]:
     """The kernel of a region in each tile that is offered, by the names of tiles. The one that the cost model
     chooses is the first."""
     m, n, k = map(int, region.sizes)
-    chosen = region.kernel().config
-    configs = {each.name: each for each in (chosen, *offered(device_at(0).arch, region.spec))}
-    built = obtain([Kernel(region.spec, each, Alignment.TMA) for each in configs.values()])
+    offers = (plan(region.spec, each, Alignment.TMA) for each in offered(device_at(0).arch, region.spec))
+    plans = list(dict.fromkeys((region.kernel().plan, *offers)))
+    built = obtain(map(Kernel, plans))
     generator = torch.Generator("cuda").manual_seed(0)
-    sets = [arguments_of(region.spec, configs.values(), m, n, k, generator) for _ in range(CALLS)]
+    sets = [arguments_of(plans, m, n, k, generator) for _ in range(CALLS)]
     units = {}
     for kernel, function in built.items():
         if isinstance(function, Exception):
             raise function
-        clusters = max_active_clusters(0, kernel.config.cluster_size)
-        own = [taken_by(kernel, each) for each in sets]
-        units[kernel.config.name] = unit_of(lambda *args, f=function, c=clusters: f(*args, c), own)
+        clusters = max_active_clusters(0, kernel.plan.tile.cluster_size)
+        own = [taken_by(kernel.plan, each) for each in sets]
+        units[kernel.plan.tile.name] = unit_of(lambda *args, f=function, c=clusters: f(*args, c), own)
     return units
 
 
@@ -350,7 +350,7 @@ def report(key: Case, times: dict[tuple[str, ...], float], found: dict[tuple[str
     by_setting = {each[4]: us for each, us in times.items() if each[:4] == key and len(each) == 5}
     shared = by_setting.pop("shared")
     others = ", ".join(f"{by} {us:7.1f} ({us / shared:.2f})" for by, us in by_setting.items())
-    names = ", ".join(region.kernel().config.name for region in found[(*key, "shared")])
+    names = ", ".join(region.kernel().plan.tile.name for region in found[(*key, "shared")])
     rotates = any(region.spec.rotates for region in found[(*key, "default")])
     print(
         f"{' '.join(key):<27} {shared:7.1f} us, {others}; {names}; {'rotates' * rotates or 'not'} by default"

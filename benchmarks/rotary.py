@@ -145,7 +145,7 @@ def main() -> None:
     Path(sys.argv[1]).write_text(json.dumps({" ".join(key): us for key, us in times.items()}))
     for key, regions in found.items():
         ours, theirs, alone = (times[(*key, by)] for by in ("cute", "inductor", "bare"))
-        tiles = ", ".join(region.kernel().config.name for region in regions)
+        tiles = ", ".join(region.kernel().plan.tile.name for region in regions)
         print(
             f"{' '.join(key):<20} {ours:7.1f} us, Inductor {theirs:7.1f} ({theirs / ours:.2f}), "
             f"torch's products alone {alone:7.1f}; {len(regions)} kernels, {tiles}"

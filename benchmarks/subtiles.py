@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
 from cute_backend.bench.program_timing import require_gpu
-from cute_backend.planning import Alignment, TileConfig
+from cute_backend.planning import Alignment, TileConfig, plan
 from cute_backend.planning.rules import subtiled
 from cute_backend.planning.search import clustered
 from cute_backend.planning.shared_memory import plane_bits
@@ -71,7 +71,7 @@ class Program:
                 lambda: self.fn(a @ b.t(), row, column, *planes), arch=device_at(0).arch.value
             )
         (region,) = found.regions
-        return region.kernel().spec
+        return region.kernel().plan.spec
 
 
 def _gated_backward(
@@ -125,20 +125,20 @@ def main() -> None:
     chosen = [program for program in PROGRAMS if fnmatchcase(program.name, arguments.only)]
     specs = {program: program.spec() for program in chosen}
     kernels = {
-        program: [Kernel(spec, config, Alignment.TMA) for config in configs(spec)]
+        program: {config: Kernel(plan(spec, config, Alignment.TMA)) for config in configs(spec)}
         for program, spec in specs.items()
     }
-    built = obtain([kernel for each in kernels.values() for kernel in each])
+    built = obtain([kernel for each in kernels.values() for kernel in each.values()])
     with arguments.file.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(COLUMNS)
         for program, spec in specs.items():
             ready = {}
-            for kernel in kernels[program]:
+            for tile, kernel in kernels[program].items():
                 if isinstance(made := built[kernel], Exception):
-                    print(f"{program.name}: {kernel.config.name}: {made}", file=sys.stderr)
+                    print(f"{program.name}: {tile.name}: {made}", file=sys.stderr)
                 else:
-                    ready[kernel] = made
+                    ready[tile] = made
             for m, n, k in SHAPES:
                 times = measure(Drawn(m, n, k, Operands.BF16, Epilogue.BARE), spec, ready, arguments.rounds)
                 planes = plane_bits(spec) // 16

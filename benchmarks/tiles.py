@@ -29,12 +29,13 @@ from problems import ROWS, Drawn, Epilogue, Operands, draw
 from rich.progress import track
 
 from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
-from cute_backend.planning import Alignment, TileConfig, offered
+from cute_backend.planning import Alignment, TileConfig, offered, plan
 from cute_backend.planning.cost import cost
 from cute_backend.planning.search import clustered
 from cute_backend.runtime.arguments.device import device_at, max_active_clusters
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.runtime.tuning.timing import arguments_of, taken_by
 from cute_backend.spec import EpilogueSpec
 
@@ -72,7 +73,9 @@ _CALLS_US = 1500.0
 
 
 @torch.no_grad()
-def measure(drawn: Drawn, spec: EpilogueSpec, kernels: dict[Kernel, object], rounds: int) -> dict[str, float]:
+def measure(
+    drawn: Drawn, spec: EpilogueSpec, functions: dict[TileConfig, KernelFunction], rounds: int
+) -> dict[str, float]:
     """Microseconds of each tile, and of `torch`. A tile that the driver refuses is left out."""
     m, n, k = drawn.m, drawn.columns, drawn.k
     generator = torch.Generator("cuda").manual_seed(0)
@@ -80,16 +83,16 @@ def measure(drawn: Drawn, spec: EpilogueSpec, kernels: dict[Kernel, object], rou
     calls = int(max(2, min(40, fitting, _CALLS_US / (2e6 * m * n * k / 6e14 + 5))))
     with torch.device("cuda"):
         products = [drawn.product_inputs() for _ in range(calls)]
-    configs = [kernel.config for kernel in kernels]
-    sets = [arguments_of(spec, configs, m, n, k, generator) for _ in range(calls)]
+    plans = {tile: plan(spec, tile, Alignment.TMA) for tile in functions}
+    sets = [arguments_of([*plans.values()], m, n, k, generator) for _ in range(calls)]
     units = {"torch": unit_of(drawn.product, products)}
-    for kernel, function in kernels.items():
-        clusters = max_active_clusters(0, kernel.config.cluster_size)
+    for tile, function in functions.items():
+        clusters = max_active_clusters(0, tile.cluster_size)
         try:
-            own = [taken_by(kernel, each) for each in sets]
-            units[kernel.config.name] = unit_of(lambda *args, f=function, c=clusters: f(*args, c), own)
+            own = [taken_by(plans[tile], each) for each in sets]
+            units[tile.name] = unit_of(lambda *args, f=function, c=clusters: f(*args, c), own)
         except (RuntimeError, ValueError) as error:
-            print(f"{drawn.name}: {kernel.config.name}: {error}", file=sys.stderr)
+            print(f"{drawn.name}: {tile.name}: {error}", file=sys.stderr)
     return {name: timing.median_us for name, timing in time_units(units, rounds).items()}
 
 
@@ -107,12 +110,12 @@ def tiles(spec: EpilogueSpec, every: bool, pattern: str) -> list[TileConfig]:
     return [config for name, config in by_name.items() if re.fullmatch(pattern, name)]
 
 
-def promising(drawn: Drawn, kernels: Iterable[Kernel], within: float) -> list[Kernel]:
-    """The kernels whose predicted time is at most `within` times the best one's."""
+def promising(
+    drawn: Drawn, spec: EpilogueSpec, able: Iterable[TileConfig], within: float
+) -> list[TileConfig]:
+    """The tiles whose predicted time is at most `within` times the best one's."""
     sm_count = device_at(0).sm_count
-    costs = {
-        each: cost(each.config, each.spec, drawn.m, drawn.columns, drawn.k, sm_count) for each in kernels
-    }
+    costs = {each: cost(each, spec, drawn.m, drawn.columns, drawn.k, sm_count) for each in able}
     return [each for each, us in costs.items() if us <= within * min(costs.values())]
 
 
@@ -164,13 +167,14 @@ def main() -> None:
     specs, kernels = {}, {}
     for operands in map(Operands, arguments.operands):
         specs[operands] = spec = Drawn(256, 512, 256, operands, Epilogue(arguments.epilogue)).spec()
-        kernels[operands] = [
-            Kernel(spec, each, Alignment.TMA) for each in tiles(spec, arguments.every, arguments.tiles)
-        ]
-    built = obtain([kernel for each in kernels.values() for kernel in each])
+        kernels[operands] = {
+            each: Kernel(plan(spec, each, Alignment.TMA))
+            for each in tiles(spec, arguments.every, arguments.tiles)
+        }
+    built = obtain([kernel for each in kernels.values() for kernel in each.values()])
     for kernel, outcome in built.items():
         if isinstance(outcome, Exception):
-            print(f"{kernel.config.name}: {outcome}", file=sys.stderr)
+            print(f"{kernel.plan.tile.name}: {outcome}", file=sys.stderr)
     with arguments.file.open("a", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         if not done:
@@ -179,10 +183,11 @@ def main() -> None:
             identity = (drawn.m, drawn.n, drawn.k, drawn.operands.value, drawn.epilogue.value)
             if tuple(map(str, identity)) in done or time.monotonic() > until:
                 continue
-            ready = {each: built[each] for each in kernels[drawn.operands]}
-            ready = {each: made for each, made in ready.items() if not isinstance(made, Exception)}
-            ready = {each: ready[each] for each in promising(drawn, ready, arguments.within)}
-            times = measure(drawn, specs[drawn.operands], ready, arguments.rounds)
+            spec = specs[drawn.operands]
+            ready = {tile: built[kernel] for tile, kernel in kernels[drawn.operands].items()}
+            ready = {tile: made for tile, made in ready.items() if not isinstance(made, Exception)}
+            ready = {tile: ready[tile] for tile in promising(drawn, spec, ready, arguments.within)}
+            times = measure(drawn, spec, ready, arguments.rounds)
             rows.writerows([*identity, tile, f"{us:.2f}"] for tile, us in times.items())
             file.flush()
             gc.collect()

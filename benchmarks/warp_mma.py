@@ -35,7 +35,7 @@ from triton_mm import TILES, assert_mma_sync, fits, mm
 
 from cute_backend.bench.elsewhere import functions_for
 from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
-from cute_backend.planning import Alignment, Arch, TileConfig
+from cute_backend.planning import Alignment, Arch, TileConfig, plan
 from cute_backend.planning.search import clustered
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -78,22 +78,22 @@ def measure(
     "TMA full TILE"."""
     generator = torch.Generator("cuda").manual_seed(0)
     sms = device_at(0).sm_count
-    kernels = [kernel for kernel in functions if kernel.config.split_k == 1 or m <= FEW_ROWS]
+    kernels = [kernel for kernel in functions if kernel.plan.tile.split_k == 1 or m <= FEW_ROWS]
     alike = defaultdict(list)
     for kernel in kernels:
-        alike[kernel.spec, kernel.config.sums_in_memory].append(kernel.config)
+        alike[kernel.plan.spec, kernel.plan.tile.sums_in_memory].append(kernel.plan)
     sets = {
-        (spec, sums): [tuple(arguments_of(spec, configs, m, n, k, generator)) for _ in range(CALLS)]
-        for (spec, sums), configs in alike.items()
+        key: [tuple(arguments_of(plans, m, n, k, generator)) for _ in range(CALLS)]
+        for key, plans in alike.items()
     }
     products = [(a, b, torch.empty_like(out)) for a, b, out in sets[BARE, False]]
     units = {"torch": unit_of(lambda a, b, out: torch.mm(a, b, out=out), products)}
     for kernel in kernels:
         by_tma = "" if kernel.arch is Arch.SM80 else "TMA "
-        name = f"{by_tma}{'bare' if kernel.spec == BARE else 'full'} {kernel.config.name}"
-        own = sets[kernel.spec, kernel.config.sums_in_memory]
+        name = f"{by_tma}{'bare' if kernel.plan.spec == BARE else 'full'} {kernel.plan.tile.name}"
+        own = sets[kernel.plan.spec, kernel.plan.tile.sums_in_memory]
         units[name] = unit_of(lambda *args, f=functions[kernel]: f(*args, sms), own)
-        if kernel.spec == BARE:
+        if kernel.plan.spec == BARE:
             a, b, out = own[0][:3]
             compare(name, out, torch.mm(a, b))
     peers = [(a, b.t(), torch.empty_like(out)) for a, b, out in products]
@@ -157,7 +157,9 @@ def main() -> None:
     file = Path(sys.argv[1])
     example = published(Path(sys.argv[2])) if len(sys.argv) > 2 else None
     full = Drawn(256, 512, 256, Operands.BF16, Epilogue.FULL).spec()
-    kernels = [Kernel(spec, config, Alignment.TMA) for spec in (BARE, full) for config in tiles_for(spec)]
+    kernels = [
+        Kernel(plan(spec, config, Alignment.TMA)) for spec in (BARE, full) for config in tiles_for(spec)
+    ]
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         functions = functions_for(Arch.SM90A, kernels, Path(folder))

@@ -88,7 +88,7 @@ def make_pack(request: Request, path: Path) -> Written:
         sha256 = write_pack(path, Content(_compiled(kernels), problems, request.m))
     except OSError as error:
         raise UsageError(f"{path} can't be written: {error.strerror}") from error
-    return Written(len({kernel.spec for kernel in kernels}), len(kernels), sha256)
+    return Written(len({kernel.plan.spec for kernel in kernels}), len(kernels), sha256)
 
 
 _Product = tuple[EpilogueSpec, Size, Size, Size, Union[Size, None], Constraints]

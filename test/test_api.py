@@ -439,7 +439,7 @@ def test_what_is_shown_is_the_tile_that_a_launch_gets(invariant):
         region = cute_backend.explain(
             lambda x, weight, bias: torch.addmm(bias, x, weight.t()).relu(), x, weight, bias, arch="sm_90a"
         ).first_region()
-        shown = region.kernel().config
+        shown = region.kernel().plan.tile
     wanted = reach.Problem(region.spec, m, n, k, constraints=Constraints(invariant))
     assert shown == reach.config_for(wanted, Alignment.TMA, Arch.SM90A, Arch.SM90A.target.sm_count)
     other = reach.Problem(region.spec, m, n, k, constraints=Constraints(not invariant))
@@ -453,7 +453,7 @@ def test_a_tile_by_name_is_the_one_that_is_explained_and_built():
         assert f"sm_90a, tile {name}:" in str(explained)
         assert explained.regions[0].build().source == text_of(explained.regions[0].kernel())
         assert "TileConfig(Arch.SM90A, 128, 128, cluster_n=2, raster_m=16)" in explained.regions[0].source()
-    assert explained.regions[0].kernel().config.name != name  # the setting is read when it is asked
+    assert explained.regions[0].kernel().plan.tile.name != name  # the setting is read when it is asked
     assert {name, "128x256_2x1"} < set(explained.regions[0].tiles)
     refusal = r"config\.tile is '128x9'.*; scaled_mm_bias_gelu_residual on sm_90a can take \d+ tiles, "
     with cute_backend.config.patch(tile="128x9"), pytest.raises(UsageError, match=refusal):
@@ -464,4 +464,4 @@ def test_a_tile_by_name_is_simulated():
     epilogue = EPILOGUES["bias"]
     with cute_backend.config.patch(tile="64x64_1x1"):
         simulated = run(epilogue.fn, epilogue.inputs(Problem(64, 64, 64)), Machine(Arch.SM90A))
-    assert simulated.launches[0].kernel.config.name == "64x64_1x1"
+    assert simulated.launches[0].kernel.plan.tile.name == "64x64_1x1"

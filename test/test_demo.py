@@ -99,7 +99,7 @@ def test_a_terminal_wraps_an_explanation_and_crops_nothing(monkeypatch: pytest.M
         lines = str(explained).splitlines()
         assert max(map(len, lines)) <= columns
         folded = "".join("".join(lines).split())
-        for text in (region.formula, region.kernel().entry, region.kernel().config.words):
+        for text in (region.formula, region.kernel().entry, region.kernel().plan.tile.words):
             assert "".join(text.split()) in folded
         formula = [line for line in lines if set("*+") & set(line)]
         assert len(formula) > 1 and all(line.startswith("    ") for line in formula)

@@ -320,7 +320,7 @@ def test_the_timeline_shows_the_mma_under_three_of_four_epilogues() -> None:
     machine = Machine(Arch.SM100A, async_seed=1, observer=recorder)
     with cute_backend.config.patch(tile="128x64_1x1_unrolled"):  # several tiles for a CTA, without split-K
         (launch,) = run(overlap.relu_residual, overlap.example_inputs(), machine).launches
-    assert launch.kernel.config.name == "128x64_1x1_unrolled"
+    assert launch.kernel.plan.tile.name == "128x64_1x1_unrolled"
     cta = "CTA (0, 0, 0)"
     products = [(begin, end) for pipe, _, begin, end in recorder.operations if pipe == f"MMA of {cta}"]
     stores = [begin for pipe, _, begin, _ in recorder.operations if pipe == f"TMA store of {cta}"]

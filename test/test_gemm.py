@@ -300,7 +300,7 @@ def test_a_first_call_asks_for_the_kernels_of_its_own_sizes(plane, variants, arc
     assert groups is None
     kernels = reachable_kernels(Problem(spec, *sizes), arch, sm_count=132)
     assert len(kernels) == variants
-    assert {kernel.config for kernel in kernels} == {choose(arch, spec, bucket_of(M), N, K, 132)}
+    assert {kernel.plan.tile for kernel in kernels} == {choose(arch, spec, bucket_of(M), N, K, 132)}
 
 
 def test_nothing_is_built_for_what_is_refused(announced):

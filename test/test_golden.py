@@ -87,7 +87,7 @@ def check_module(file: str, region: Region, arch: str) -> None:
     assert built.spill_bytes == 0
     entry = region.kernel().entry
     names = [f"{entry}_cutlass_0", f"{entry}_finish_cutlass_1"][: 2 if region.spec.reductions else 1]
-    if region.kernel().config.sums_in_memory:
+    if region.kernel().plan.tile.sums_in_memory:
         names = [f"{entry}_parts_cutlass_0", f"{entry}_cutlass_1"]
     assert re.findall(r"\.entry (\w+)\(", built.ptx) == names
     assert all(name.encode() in built.cubin and name.encode() in built.host_object for name in names)

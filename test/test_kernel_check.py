@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cute_backend.ops import PAIRINGS
-from cute_backend.planning import Alignment, Arch, offered
+from cute_backend.planning import Alignment, Arch, offered, plan
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -43,7 +43,7 @@ def check_operands_of(spec: EpilogueSpec, is_square: bool = False) -> None:
     for shape in SHAPES[:5]:
         m, n, k = fitting(spec, (max(shape[:2]), *shape[1:]) if is_square else shape)
         for alignment in Alignment:
-            kernel = Kernel(spec, offered(Arch.SM90A, spec)[-1], alignment)
+            kernel = Kernel(plan(spec, offered(Arch.SM90A, spec)[-1], alignment))
             given = operands_of(spec, m, n, k, aligned=alignment is Alignment.TMA, device="cpu")
             check_operands(spec, *given)
             _, memory = outputs_of(kernel, m, n, "cpu")

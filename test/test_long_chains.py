@@ -9,7 +9,7 @@ from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.memory_ops.shared_noise import shares_noise
 from cute_backend.memory_ops.simplify import simplify
-from cute_backend.planning import Alignment, Arch, TileConfig
+from cute_backend.planning import Alignment, Arch, TileConfig, plan
 from cute_backend.replay import replay
 from cute_backend.spec import (
     REDUCED,
@@ -100,7 +100,7 @@ def test_thousands_of_ops_have_a_key_a_formula_a_text_and_a_replay(name):
     spec = SPECS[name]()
     assert EpilogueSpec.from_json(spec.to_json()) == spec
     assert max(map(len, kernel_formula(spec).splitlines())) < 120
-    text = emit(spec, TileConfig(Arch.SM90A, 128, 128, 2), Alignment.TMA)
+    text = emit(plan(spec, TileConfig(Arch.SM90A, 128, 128, 2), Alignment.TMA))
     compile(text, "kernel.py", "exec")
     assert max(map(len, text.splitlines())) < 120
     a, b = torch.ones(4, 16, dtype=torch.bfloat16) / 8, torch.ones(16, 32, dtype=torch.bfloat16)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.ops import OPS
-from cute_backend.planning import Alignment, Arch, TileConfig, naming, offered
+from cute_backend.planning import Alignment, Arch, TileConfig, naming, offered, plan
 from cute_backend.planning.naming import DIGEST, MAX_WORDS, digest, entry_name, words
 from cute_backend.runtime.kernels import kernel as kernels
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -140,7 +140,7 @@ def test_a_long_chain_is_cut_at_a_word():
 @given(specs())
 def test_every_name_is_an_identifier_of_bounded_length(spec):
     assert len(words(spec)) <= MAX_WORDS
-    name = entry_name(spec, TileConfig(Arch.SM100A, 256, 256, ctas=2), Alignment.PLAIN)
+    name = entry_name(plan(spec, TileConfig(Arch.SM100A, 256, 256, ctas=2), Alignment.PLAIN))
     assert re.fullmatch(r"cute_(scaled_)?b?mm(_[a-z0-9]+)*_256x256_[0-9a-f]{8}", name, re.ASCII)
     assert len(name) < 80
 
@@ -148,18 +148,18 @@ def test_every_name_is_an_identifier_of_bounded_length(spec):
 def test_whatever_makes_another_kernel_makes_another_digest_and_versions_do_not(monkeypatch):
     spec = epilogue_spec("bias", True)
     made = [
-        Kernel(each, config, alignment)
+        Kernel(plan(each, config, alignment))
         for each in (spec, replace(spec, ops=spec.ops[:2], stores=(replace(spec.stores[0], value="t1"),)))
         for arch in Arch
         for config in offered(arch, each)
         for alignment in Alignment
     ]
-    assert len({kernel.entry for kernel in made}) == len(made)
+    assert len({kernel.entry for kernel in made}) == len(set(made)) > 400
     assert all(re.fullmatch(rf"{kernel.entry}_[0-9a-f]{{16}}", kernel.name) for kernel in made)
     before = {kernel: kernel.name for kernel in made}
     monkeypatch.setattr(kernels, "environment", lambda: ("later",))
     for kernel in made:
-        again = Kernel(kernel.spec, kernel.config, kernel.alignment)
+        again = Kernel(plan(kernel.plan.spec, kernel.plan.tile, kernel.plan.alignment))
         assert again.entry == kernel.entry and again.name != before[kernel]
 
 
@@ -172,11 +172,12 @@ def test_a_field_that_is_added_with_a_default_changes_no_digest():
     def of(value, kind, **more):
         return kind(**{each.name: getattr(value, each.name) for each in fields(value)}, **more)
 
-    before = digest(spec, config, Alignment.TMA)
-    assert digest(of(spec, later_spec), of(config, later_config), Alignment.TMA) == before
-    assert digest(of(spec, later_spec, added=1), config, Alignment.TMA) != before
-    assert digest(spec, of(config, later_config, added=1), Alignment.TMA) != before
-    assert digest(spec, config, Alignment.PLAIN) != before
+    made = plan(spec, config, Alignment.TMA)
+    before = digest(made)
+    assert digest(replace(made, spec=of(spec, later_spec), tile=of(made.tile, later_config))) == before
+    assert digest(replace(made, spec=of(spec, later_spec, added=1))) != before
+    assert digest(replace(made, tile=of(made.tile, later_config, added=1))) != before
+    assert digest(plan(spec, config, Alignment.PLAIN)) != before
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_page_tells_all_that_the_table_tells(explained: Explanation) -> None:
     for region in explained.regions:
         assert f"{region.anchor} of M 32, N 64, K 64" in words
         assert region.formula in tree.texts("pre") and region.source() in tree.texts("pre")
-        assert region.kernel().entry in words and region.kernel().config.words in words
+        assert region.kernel().entry in words and region.kernel().plan.tile.words in words
         for load in region.loads:
             assert f"{load.name} {load.label} {load.kind} {load.placement} {load.dtype}" in words
     assert any("<" in region.formula for region in explained.regions)

@@ -16,16 +16,7 @@ from cute_backend.fx_walk.refusals.reasons import nearest_line, program_line
 from cute_backend.fx_walk.region.flow import in_order, sources
 from cute_backend.fx_walk.region.region import Region as FoundRegion
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.planning import (
-    Alignment,
-    Arch,
-    Constraints,
-    Plan,
-    clustered,
-    finishes_apart,
-    plan,
-    subtiled,
-)
+from cute_backend.planning import Alignment, Arch, Constraints, Plan, clustered, plan
 from cute_backend.runtime.calls.launch import config_here
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.reach import Problem, stores_aligned
@@ -148,9 +139,9 @@ class Region:
         name, dtype, order = store.name, store.dtype.value, store.order.value
         if store.reduce is not None:
             reduce = f"{store.reduce.axis.value}_{store.reduce.kind.value}"
-            apart = finishes_apart(self.spec, self.kernel().config, *self.hints[:2])
+            apart = self._plan.finishes_apart(*self.hints[:2])
             return Store(name, dtype, order, "two_stage" if apart else "last_tile", reduce)
-        shared = "tma" if self.kernel().arch.target.planes_by_tma else "smem"
+        shared = "tma" if self._plan.arch.target.planes_by_tma else "smem"
         placement = shared if name in self._plan.shared_stores else "vector"
         part = f"{store.part.index + 1} of {store.part.count}" if store.part else ""
         heads = str(store.heads or store.cache or "")
@@ -161,9 +152,8 @@ class Region:
         architecture, results of tuning on it count. Raises UsageError for an unknown `arch`, and where
         `config.tile` or `config.rowvec_placement` can't be met."""
         problem = Problem(self.spec, *self.hints, self.groups, Constraints.from_config())
-        return Kernel.found(
-            self.spec, config_here(problem, self.alignment, Arch.parse(arch or self.arch)), self.alignment
-        )
+        tile = config_here(problem, self.alignment, Arch.parse(arch or self.arch))
+        return Kernel.found(plan(self.spec, tile, self.alignment))
 
     @property
     def tiles(self) -> tuple[str, ...]:
@@ -191,15 +181,7 @@ class Region:
 
     @cached_property
     def _plan(self) -> Plan:
-        """The plan of the kernel. Segments of columns have one each: they use the same shared memory,
-        one after another."""
-        kernel = self.kernel()
-        segments, config = kernel.spec.segments, kernel.config
-        if len(segments) > 1:
-            config = subtiled(kernel.spec, config, kernel.alignment)
-        plans = [plan(segment, config, kernel.alignment) for segment in segments]
-        placements = {name: place for each in plans for name, place in each.placements.items()}
-        return Plan(placements, tuple(name for each in plans for name in each.shared_stores))
+        return self.kernel().plan
 
 
 def default_arch() -> str:

@@ -97,13 +97,14 @@ def _described(entry: Entry) -> str:
         needs = (data["registers"], data["spill_bytes"], data["smem_bytes"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} can't be read: {error}") from error
-    loads = [f"{load.name}, {load.kind.value}, {load.dtype.value}" for load in kernel.spec.loads]
-    target = f"{kernel.arch.value}, tile {kernel.config.name}, {kernel.alignment.words}"
+    plan = kernel.plan
+    loads = [f"{load.name}, {load.kind.value}, {load.dtype.value}" for load in plan.spec.loads]
+    target = f"{plan.arch.value}, tile {plan.tile.name}, {plan.alignment.words}"
     current = tuple(data["environment"]) == environment()
     rows = {
-        "computes": kernel_formula(kernel.spec).splitlines(),
+        "computes": kernel_formula(plan.spec).splitlines(),
         "reads": loads or ["nothing beside A and B"],
-        "target": [target, kernel.config.words],
+        "target": [target, plan.tile.words],
         "needs": ["{} registers, {} bytes spilled, {} bytes of shared memory".format(*needs)],
         "module": [str(path.with_suffix(".py")) + ("" if kernel.edited is None else ", edited")],
         "used": [_date(entry.used)],

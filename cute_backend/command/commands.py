@@ -47,7 +47,7 @@ def source(arguments: argparse.Namespace) -> None:
         terminal.print_source(region.source())
         return
     kernel = region.kernel()
-    path = arguments.output / file_name(kernel.spec, kernel.config, kernel.alignment)
+    path = arguments.output / file_name(kernel.plan)
     try:
         arguments.output.mkdir(parents=True, exist_ok=True)
         with path.open("x") as file:
@@ -146,7 +146,7 @@ def simulate(arguments: argparse.Namespace) -> int:
     terminal.show(terminal.launch_legend(differences))
     if recorder is not None:
         kernel = simulation.launches[0].kernel
-        timeline.draw(recorder, arguments.timeline, f"{kernel.arch.value}, tile {kernel.config.name}")
+        timeline.draw(recorder, arguments.timeline, f"{kernel.arch.value}, tile {kernel.plan.tile.name}")
     return 0 if all(difference.agrees for difference in differences) else 1
 
 

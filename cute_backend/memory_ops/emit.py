@@ -12,13 +12,12 @@ from cute_backend.errors import UsageError
 from cute_backend.formula import formula
 from cute_backend.memory_ops import emit_reductions
 from cute_backend.memory_ops.emit_epilogue import EpilogueText
-from cute_backend.memory_ops.mainloops import mainloop
 from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.schedule import kernel_names, renamed
 from cute_backend.memory_ops.simplify import simplify
-from cute_backend.planning import Alignment, Rowvecs, TileConfig, may_finish_rows, subtiled, unserved
+from cute_backend.planning import Plan, Rowvecs, Stages, TileConfig, unserved
 from cute_backend.planning.naming import entry_name
-from cute_backend.signature import COUNTERS, WORKSPACE, Argument, Extent, Role, of_role, signature
+from cute_backend.signature import COUNTERS, WORKSPACE, Argument, Extent, Role, of_role
 from cute_backend.spec import BColumns, DType, EpilogueSpec, Load, LoadKind, ProductKind
 
 _WHERE_TO_READ_ON = (
@@ -33,13 +32,8 @@ _GROUPED_ROWS = (
 )
 
 
-def emit(
-    spec: EpilogueSpec,
-    config: TileConfig,
-    alignment: Alignment,
-    lines: Mapping[str, str] = MappingProxyType({}),
-) -> str:
-    """The module for a spec, a tile configuration and an alignment.
+def emit(plan: Plan, lines: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The module of a planned kernel.
 
     It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, <bs>, <loads>, <stores>,
     max_active_clusters, stream)`, whose arguments carry the spec's names. If a store reduces, there is also a
@@ -51,19 +45,18 @@ def emit(
     comments behind the statements, for people to read; kernels are compiled without them. Raises UsageError
     if the architecture has no instructions for the spec.
     """
-    if (why := unserved(spec, config.target)) is not None:
+    if (why := unserved(plan.spec, plan.tile.target)) is not None:
         raise UsageError(why)
-    names, folded = kernel_names(spec), dict[float, str]()
-    header = (entry_name(spec, config, alignment), formula(spec, names))
-    simple = renamed(simplify(spec, folded), names)
+    names, folded = kernel_names(plan.spec), dict[float, str]()
+    simple = renamed(simplify(plan.computed, folded), names)
     shown = {names.get(name, name): line for name, line in _behind(names, lines)}
-    config = subtiled(spec, config, alignment)
-    arguments = signature(spec, config.sums_in_memory, may_finish_rows(spec, config))
     epilogues = [
-        EpilogueText(name, segment, folded, config, alignment, shown, _of_segment(arguments, index, segment))
-        for index, (name, segment) in enumerate(zip(_class_names(spec), simple.segments, strict=True))
+        EpilogueText(name, segment, folded, plan, places, shown, _of_segment(plan.arguments, index, segment))
+        for index, (name, segment, places) in enumerate(
+            zip(_class_names(simple), simple.segments, plan.segments, strict=True)
+        )
     ]
-    return _Module(simple, header, config, alignment, arguments, epilogues).text()
+    return _Module(simple, formula(plan.spec, names), plan, epilogues).text()
 
 
 def _class_names(spec: EpilogueSpec) -> list[str]:
@@ -98,19 +91,13 @@ def _behind(names: Iterable[str], lines: Mapping[str, str]) -> Iterator[tuple[st
 
 
 class _Module:
+    """The text of a module, for a spec that `simplify` has made and the text of each segment's epilogue."""
+
     def __init__(
-        self,
-        spec: EpilogueSpec,
-        header: tuple[str, str],
-        config: TileConfig,
-        alignment: Alignment,
-        arguments: Sequence[Argument],
-        epilogues: Sequence[EpilogueText],
+        self, spec: EpilogueSpec, formula: str, plan: Plan, epilogues: Sequence[EpilogueText]
     ) -> None:
-        self.config, self.alignment, self.arguments, self.epilogues = config, alignment, arguments, epilogues
-        self.name, self.formula = header
-        self.spec = spec if len(epilogues) > 1 else epilogues[0].spec
-        self.mainloop = mainloop(epilogues[0].spec, config)
+        self.spec, self.formula, self.plan, self.epilogues = spec, formula, plan, epilogues
+        self.tile, self.arguments, self.mainloop = plan.tile, plan.arguments, plan.mainloop
 
     def text(self) -> str:
         classes = [line for epilogue in self.epilogues for line in ("", "", *epilogue.text())]
@@ -127,11 +114,7 @@ class _Module:
                 f"    {each.name:<{width}}  {blocks.value:<{kind}}  {each.dtype.value:<4}  "
                 f"{_SCALE_PLACES[blocks.by_mma]}"
             )
-        placements = {
-            name: placement
-            for epilogue in self.epilogues
-            for name, placement in epilogue.plan.placements.items()
-        }
+        placements = self.plan.placements
         for load in self.spec.loads:
             placement = placements[load.name]
             lines.append(
@@ -140,9 +123,9 @@ class _Module:
             )
         lines += [
             "",
-            f"{self.name}:",
-            f"{self.config.arch.value}, tile {self.config.name}, {self.alignment.words}:",
-            f"{self.config.words}.",
+            f"{entry_name(self.plan)}:",
+            f"{self.plan.arch.value}, tile {self.tile.name}, {self.plan.alignment.words}:",
+            f"{self.tile.words}.",
             *_WHERE_TO_READ_ON,
             *(["Strides are 0, 1 or s, any other stride."] if any(map(_modes, self.spec.loads)) else []),
             *(_GROUPED_ROWS if product.kind is ProductKind.GROUPED else []),
@@ -152,7 +135,7 @@ class _Module:
         return [*lines, *self._imports()]
 
     def _imports(self) -> list[str]:
-        module, template = self.config.target.template.split(":")
+        module, template = self.tile.target.template.split(":")
         epilogues, reductions = self.epilogues, self.spec.reductions
         types = {"Float32", "Int32"}.union(*(each.types() for each in epilogues))
         after = "\n".join(emit_reductions.after(self.spec))
@@ -168,16 +151,16 @@ class _Module:
         helpers += ["table"] if tables else []
         helpers += ["by_heads"] if any(store.heads or store.cache for store in self.spec.stores) else []
         helpers += ["pair_halves"] if any(each.pairs() for each in epilogues) else []
-        helpers += ["transpose"] if self.config.transposed else []
+        helpers += ["transpose"] if self.tile.transposed else []
         has_columns = any(each.has_columns() for each in epilogues)
         enums = [*(["Axis"] if reductions else []), *(["Order"] if has_columns else [])]
-        enums += ["BColumns"] if self.config.b_columns is not BColumns.APART else []
+        enums += ["BColumns"] if self.tile.b_columns is not BColumns.APART else []
         enums += ["Scaling"] if self.spec.product.is_block_scaled else []
         enums += ["DType"] if self.spec.product.a_scaling.by_mma else []
         enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
         draws = any(each.draws() for each in epilogues)
-        is_split, several = self.config.sums_in_memory, len(epilogues) > 1
-        tiles = [*(["Rowvecs"] if self.config.rowvecs is not Rowvecs.AUTO else []), "TileConfig"]
+        is_split, several = self.tile.sums_in_memory, len(epilogues) > 1
+        tiles = [*(["Rowvecs"] if self.tile.rowvecs is not Rowvecs.AUTO else []), "Stages", "TileConfig"]
         return [
             "from types import SimpleNamespace",
             "",
@@ -196,7 +179,7 @@ class _Module:
                 else []
             ),
             *([f"from cute_backend.spec import {', '.join(sorted(enums))}"] if enums else []),
-            f"from cute_backend.planning import Arch, {', '.join(tiles)}",
+            f"from cute_backend.planning import Arch, {', '.join(sorted(tiles))}",
             f"from cute_backend.templates.epilogue import {', '.join(helpers)}",
             *(["from cute_backend.templates.finish import Finish"] if reductions else []),
             *([f"from {self.mainloop.module} import {self.mainloop.name}"] if self.mainloop else []),
@@ -212,18 +195,14 @@ class _Module:
     def _launch(self) -> list[str]:
         views = {name: view for epilogue in self.epilogues for name, view in epilogue.views().items()}
         reductions = self.spec.reductions
-        template = self.config.target.template.split(":")[1]
-        options = (
-            f", {self.mainloop.name}({self.mainloop.arguments(self.config, self.spec)})"
-            if self.mainloop
-            else ""
-        )
+        template = self.tile.target.template.split(":")[1]
+        options = f", {self.mainloop.name}({self.mainloop.arguments})" if self.mainloop else ""
         if (kind := self.spec.product.kind) is not ProductKind.DENSE:
             options += f", kind=ProductKind.{kind.name}"
-        made = f"SplitGemm({template}, " if self.config.sums_in_memory else f"{template}("
+        made = f"SplitGemm({template}, " if self.tile.sums_in_memory else f"{template}("
         return [
             *emit_reductions.after(self.spec),
-            f"gemm = {made}{self._made()}, {_config(self.config)}{options})",
+            f"gemm = {made}{self._made()}, {_config(self.tile)}, {_stages(self.plan.stages)}{options})",
             *(self._finishing_kernel() if reductions else []),
             "",
             "",
@@ -265,7 +244,7 @@ class _Module:
             _, _, overflow = self.epilogues[0].chain.stored(store)
             results.append(emit_reductions.result(store, CUTE_TYPES[store.dtype], overflow))
         arguments = ["gemm.config", *results]
-        kind, counts = self.spec.product.kind, bool(of_role(self.arguments, Role.COUNTERS))
+        kind, counts = self.spec.product.kind, self.plan.finishes_rows
         arguments += [f"kind=ProductKind.{kind.name}"] if counts and kind is not ProductKind.DENSE else []
         return ["finish = Finish(", *(f"    {argument}," for argument in arguments), ")"]
 
@@ -276,9 +255,9 @@ class _Module:
             return ", ".join(views.get(name, name) for name in arguments)
 
         (a,), bs = of_role(self.arguments, Role.A), of_role(self.arguments, Role.B)
-        if self.config.transposed:
+        if self.tile.transposed:
             (a,), bs = bs, (a,)
-        reductions, counts = self.spec.reductions, bool(of_role(self.arguments, Role.COUNTERS))
+        reductions, counts = self.spec.reductions, self.plan.finishes_rows
         stores = [store for epilogue in self.epilogues for store in epilogue.spec.stores]
         planes = names(store.name for store in stores if store.reduce is None)
         scales = names(argument.name for argument in self._scales())
@@ -293,7 +272,7 @@ class _Module:
             written = f"[{planes}, *partials]" if planes else "partials"
             if counts:
                 written = f"[{planes}{', ' if planes else ''}*partials, {finished}, {COUNTERS}]"
-        written += f", {WORKSPACE}" if self.config.sums_in_memory else ""
+        written += f", {WORKSPACE}" if self.tile.sums_in_memory else ""
         gemm = (
             f"    gemm({names([a.name])}, [{products}], [{loads}], {written}, "
             f"max_active_clusters, stream{further})"
@@ -340,6 +319,12 @@ def _config(config: TileConfig) -> str:
         if (value := getattr(config, field.name)) != getattr(defaults, field.name)
     ]
     return f"TileConfig(Arch.{config.arch.name}, {config.tile_m}, {config.tile_n}{''.join(extras)})"
+
+
+def _stages(stages: Stages) -> str:
+    """The stages of the rings as a Python expression, leaving out rings that are not used."""
+    used = (f"{name}={count}" for name, count in stages.to_dict().items() if count)
+    return f"Stages({', '.join(used)})"
 
 
 def _literal(value: Any) -> str:

@@ -11,14 +11,14 @@ from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.schedule import passes
 from cute_backend.memory_ops.statements import Chain, Loop, register_type
 from cute_backend.ops import BLOCK_REDUCTIONS, GUMBEL
-from cute_backend.planning import Alignment, Ring, TileConfig, is_one_block, may_finish_rows, plan
-from cute_backend.planning.transposing import multiplied
+from cute_backend.planning import Placing, Plan, Ring, is_one_block
 from cute_backend.signature import Argument, Extent, Role, of_role
 from cute_backend.spec import Cache, DType, EpilogueSpec, Load, LoadKind, Op, Order, Overflow, Store
 
 
 class EpilogueText:
-    """An epilogue of a module: the class `name`, for a spec of one tile's products that `simplify` has made.
+    """An epilogue of a module: the class `name`, for a spec of one tile's products that `simplify` has made,
+    and the places of its operands in a kernel's plan.
 
     `arguments` are those of `launch` that belong to it, A and every B among them. `lines` as for `emit`, by
     the names in the text.
@@ -29,18 +29,16 @@ class EpilogueText:
         name: str,
         spec: EpilogueSpec,
         folded: dict[float, str],
-        config: TileConfig,
-        alignment: Alignment,
+        plan: Plan,
+        places: Placing,
         lines: Mapping[str, str],
         arguments: Sequence[Argument],
     ) -> None:
-        self.name, self.config, self._lines, self._arguments = name, config, lines, arguments
-        self.plan = plan(spec, config, alignment)
-        self._counts = may_finish_rows(spec, config)
-        self.spec = spec = multiplied(spec, config)
+        self.name, self.spec, self.tile, self.places = name, spec, plan.tile, places
+        self._lines, self._arguments, self._counts = lines, arguments, plan.finishes_rows
         found = self._reads()
         self.passes: list[tuple[list[Op], Chain]] = []
-        found_passes = passes(spec, config.subtile_n)
+        found_passes = passes(spec, self.tile.subtile_n)
         self.kept = spec.kept if found_passes else ""
         self.keeping = Chain(spec, found, folded, wanted=[self.kept]) if self.kept else None
         kept = {self.kept: f"{self.kept}[e]"} if self.kept else {}
@@ -53,14 +51,13 @@ class EpilogueText:
         self.chain = Chain(spec, found, folded, held | kept)
 
     def text(self) -> list[str]:
-        placed = self.plan
-        staged = [_operand(load.name, load.dtype) for load in placed.in_ring(Ring.ROW, self.spec)]
-        planes = placed.in_ring(Ring.PLANE, self.spec)
+        staged = [_operand(load.name, load.dtype) for load in self.places.in_ring(Ring.ROW, self.spec)]
+        planes = self.places.in_ring(Ring.PLANE, self.spec)
         shared_loads = [_operand(load.name, load.dtype, load.order, load.is_table) for load in planes]
         shared_stores = [
             _operand(store.name, store.dtype, store.order, by_heads=store.heads is not None)
             for store in self.spec.planes
-            if store.name in self.plan.shared_stores
+            if store.name in self.places.shared_stores
         ]
         return [
             f"class {self.name}:",
@@ -111,8 +108,8 @@ class EpilogueText:
         return any(store.order is Order.TILED for store in self.spec.stores)
 
     def has_columns(self) -> bool:
-        planes = [load.order for load in self.plan.in_ring(Ring.PLANE, self.spec)]
-        planes += [store.order for store in self.spec.planes if store.name in self.plan.shared_stores]
+        planes = [load.order for load in self.places.in_ring(Ring.PLANE, self.spec)]
+        planes += [store.order for store in self.spec.planes if store.name in self.places.shared_stores]
         return Order.COLUMN in planes
 
     def views(self) -> dict[str, tuple[str, str]]:
@@ -144,14 +141,14 @@ class EpilogueText:
                 text = f"by_heads({store.name}, {cache.length}, {cache.columns})"
                 views[store.name] = (f"{store.name}_heads", text)
         if self.pairs():
-            moved = {load.name for load in self.plan.in_ring(Ring.PLANE, self.spec)}
-            moved |= set(self.plan.shared_stores)
+            moved = {load.name for load in self.places.in_ring(Ring.PLANE, self.spec)}
+            moved |= set(self.places.shared_stores)
             for name in self._columned():
-                width = self.config.box_n if name in moved else self.config.subtile_n
+                width = self.tile.box_n if name in moved else self.tile.subtile_n
                 sizes = f"{self.spec.reordered_columns}, {width // 2}"
                 text = views[name][1] if name in views else name
                 views[name] = (f"{name}_paired", f"pair_halves({text}, {sizes})")
-        if self.config.transposed:
+        if self.tile.transposed:
             for name in (argument.name for argument in self._arguments if len(argument.dims) == 2):
                 views[name] = (f"{name}_t", f"transpose({views[name][1] if name in views else name})")
         return views
@@ -170,11 +167,11 @@ class EpilogueText:
 
     def pairs(self) -> bool:
         """Whether rotated blocks have more columns than a subtile."""
-        return self.spec.reordered_columns > self.config.subtile_n
+        return self.spec.reordered_columns > self.tile.subtile_n
 
     def comes_in_boxes(self, load: Load) -> bool:
         """Whether a load is a table that TMA brings in boxes."""
-        return load.is_table and self.plan.placements[load.name].ring is Ring.PLANE
+        return load.is_table and self.places.placements[load.name].ring is Ring.PLANE
 
     def _columned(self) -> list[str]:
         """The names of the arguments that have the plane's columns."""
@@ -185,21 +182,21 @@ class EpilogueText:
         """Returns the expression of each accumulator and load for element e, in row slot r and column slot
         c."""
         accumulators = {acc.name: f"{acc.name}[e]" for acc in self.spec.accumulators}
-        placed = self.plan.placements
+        placed = self.places.placements
         return accumulators | {name: placement.element.format(name) for name, placement in placed.items()}
 
     def _stage(self) -> list[str]:
         """The hook of the staging warp, if any rowvec is staged."""
-        staged = self.plan.in_ring(Ring.ROW, self.spec)
+        staged = self.places.in_ring(Ring.ROW, self.spec)
         if not staged:
             return []
-        return [*_method("stage(self, tile, glob, smem)"), *reads.stage(staged, self.config.tile_n), ""]
+        return [*_method("stage(self, tile, glob, smem)"), *reads.stage(staged, self.tile.tile_n), ""]
 
     def _begin(self) -> list[str]:
         lines = _method("begin(self, tile, glob)")
         held = []
         for load in self.spec.loads:
-            if read := reads.begin(load, self.plan.placements[load.name]):
+            if read := reads.begin(load, self.places.placements[load.name]):
                 lines += read
                 held.append(f"{load.name}={load.name}")
         for store in filter(emit_reductions.held, self.spec.stores):
@@ -226,7 +223,7 @@ class EpilogueText:
 
     def _read(self, chain: Chain) -> list[str]:
         """The statements by which a thread reads a chain's loads for one subtile."""
-        return reads.visit([load for load in self.spec.loads if load.name in chain.operands], self.plan)
+        return reads.visit([load for load in self.spec.loads if load.name in chain.operands], self.places)
 
     def _keep(self, chain: Chain) -> list[str]:
         """The hook that computes the value that is kept, ahead of the passes."""
@@ -246,7 +243,7 @@ class EpilogueText:
         """The planes in shared memory that are read ahead of the passes."""
         if not self.kept:
             return []
-        planes = self.plan.in_ring(Ring.PLANE, self.spec)
+        planes = self.places.in_ring(Ring.PLANE, self.spec)
         return [load.name for load in planes if load.name in self.spec.early_planes]
 
     def _visit(self) -> list[str]:
@@ -306,7 +303,7 @@ class EpilogueText:
         narrowed = f"math.narrow({store.name}, {CUTE_TYPES[store.dtype]}{rule})"
         if store.dtype is DType.E8M0:
             narrowed = f"math.e8m0_codes({store.name})"
-        if store.name in self.plan.shared_stores:
+        if store.name in self.places.shared_stores:
             return [f"        sub.copy_to({narrowed}, smem.{store.name})"]
         lines = [f"        {store.name}_glob = glob.{store.name}", f"        {store.name}_rmem = {narrowed}"]
         lines.append("        for e in cutlass.range_constexpr(sub.elements):")
@@ -314,7 +311,7 @@ class EpilogueText:
             place = f"row, column, sub.tile.m, sub.tile.n, {store.block}"
             stored = f"store_scale({store.name}_glob, {store.name}_rmem[e], {place})"
             begins = [f"                if column % {store.block} == 0:"]
-            whole = self.config.subtile_n % store.block == 0
+            whole = self.tile.subtile_n % store.block == 0
             return [
                 *lines,
                 f"            if cutlass.const_expr(sub.begins_block(e, {store.block})):",
@@ -331,7 +328,7 @@ class EpilogueText:
             ]
         if (cache := store.cache) is not None:
             return [*lines, *self._cached(store, cache)]
-        whole = is_one_block(self.spec, self.config)
+        whole = is_one_block(self.spec, self.tile)
         if whole and store.heads is not None:
             return [
                 *lines[:-1],
@@ -361,7 +358,7 @@ class EpilogueText:
                 placed = [f"            place = row * {cache.length} + {cache.at}"]
             condition = "inside"
         else:
-            placement = self.plan.placements[cache.at]
+            placement = self.places.placements[cache.at]
             by_row = placement.kind is LoadKind.COLVEC
             at = placement.element.format(cache.at)
             place = "place_in_cache" if by_row else "follow_in_cache"

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cute_backend.planning import TileConfig
-from cute_backend.planning.transposing import multiplied
+from cute_backend.planning import Plan
 from cute_backend.signature import COUNTERS
-from cute_backend.spec import Axis, DType, EpilogueSpec, ReduceKind, Store
+from cute_backend.spec import Axis, DType, ReduceKind, Store
 from cute_backend.templates.workspace import partials_bytes, sums_bytes
 
 
@@ -53,13 +52,14 @@ def written(stores: tuple[Store, ...], counts: bool = False) -> tuple[str, ...]:
     return (*planes, *(part.name for store in reducing for part in partials(store)), *finished)
 
 
-def workspace_bytes(spec: EpilogueSpec, config: TileConfig, m: int, n: int) -> int:
+def workspace_bytes(plan: Plan, m: int, n: int) -> int:
     """The size of the buffer that holds the sums of parts of K, then all partials of a plane of (m, n)."""
-    if config.transposed:
+    tile = plan.tile
+    if tile.transposed:
         m, n = n, m
-    return sums_bytes(config, m, n) + sum(
-        partials_bytes(store.reduce.axis, config.summing, m, n, part.dtype.bits)
-        for store in multiplied(spec, config).stores
+    return sums_bytes(tile, m, n) + sum(
+        partials_bytes(store.reduce.axis, tile.summing, m, n, part.dtype.bits)
+        for store in plan.computed.stores
         if store.reduce is not None
         for part in partials(store)
     )

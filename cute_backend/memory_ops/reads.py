@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cute_backend.memory_ops.statements import register_type
-from cute_backend.planning import ByElement, Placement, Plan, Ring
+from cute_backend.planning import ByElement, Placement, Placing, Ring
 from cute_backend.planning.tiles import STAGED_COLUMNS
 from cute_backend.spec import DType, Load, LoadKind
 
@@ -57,14 +57,14 @@ def stage(loads: Sequence[Load], columns: int) -> list[str]:
     ]
 
 
-def visit(loads: Sequence[Load], plan: Plan) -> list[str]:
+def visit(loads: Sequence[Load], places: Placing) -> list[str]:
     """Statements by which a thread reads its loads for one subtile. It releases the buffers of planes to TMA
     before it waits for global memory."""
     lines = []
     for load in loads:
-        if part := plan.placements[load.name].part:
+        if part := places.placements[load.name].part:
             lines += [f"        {_narrow(load)} = {part.format(load.name)}", *_widened(load)]
-    rings = {ring: [load for load in loads if plan.placements[load.name].ring is ring] for ring in Ring}
+    rings = {ring: [load for load in loads if places.placements[load.name].ring is ring] for ring in Ring}
     for load in rings[Ring.ROW]:
         lines += _fragment(load, f"sub.row_slice(smem.{load.name})")
     for load in rings[Ring.PLANE]:
@@ -75,7 +75,7 @@ def visit(loads: Sequence[Load], plan: Plan) -> list[str]:
         ]
     lines += ["        smem.release()"] if rings[Ring.PLANE] else []
     for load in loads:
-        reads, copy = plan.placements[load.name].visit, plan.placements[load.name].copy
+        reads, copy = places.placements[load.name].visit, places.placements[load.name].copy
         if copy is not None:
             lines += [
                 f"        {_narrow(load)} = cute.make_rmem_tensor(sub.elements, {CUTE_TYPES[load.dtype]})",

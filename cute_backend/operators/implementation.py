@@ -15,7 +15,6 @@ from torch import Tensor
 from cute_backend.errors import UsageError
 from cute_backend.memory_ops.partials import workspace_bytes
 from cute_backend.numerics import TORCH_DTYPES
-from cute_backend.planning import counters_needed, may_finish_rows
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.counters import counters_for
 from cute_backend.runtime.arguments.device import Grid, device_at, max_active_clusters
@@ -98,17 +97,16 @@ class Implementation:
         finished: list[tuple[Store, Tensor, Tensor]] = []
         if workspace is not None:
             starts = iter(self._places(m, n))
-            for i, store in enumerate(self.kernel.spec.stores):
+            for i, store in enumerate(self.kernel.plan.spec.stores):
                 if store.reduce is not None:
                     length, start, dtype = _elements(store, m, n), next(starts), TORCH_DTYPES[store.dtype]
                     memory[i] = workspace[start : start + length * dtype.itemsize].view(dtype)
                     finished.append((store, results[i], memory[i]))
             memory.append(workspace[: self._partials(m, n)])
         memory = self._binding.written(memory)
-        if may_finish_rows(self.kernel.spec, self.kernel.config):
-            count = counters_needed(self.kernel.spec, self.kernel.config, m, n)
-            memory.append(counters_for(count, a))
-        size = self.kernel.config.cluster_size
+        if self.kernel.plan.finishes_rows:
+            memory.append(counters_for(self.kernel.plan.counters(m, n), a))
+        size = self.kernel.plan.tile.cluster_size
         grid = Grid(max_active_clusters(gpu.index, size), size, gpu.sm_count)
         function(*bound.tensors, *memory, grid.clusters())
         for store, result, whole in finished:
@@ -117,15 +115,15 @@ class Implementation:
 
     @cached_property
     def _binding(self) -> Binding:
-        return Binding(self.kernel.spec)
+        return Binding(self.kernel.plan.spec)
 
     def _partials(self, m: int, n: int) -> int:
-        return workspace_bytes(self.kernel.spec, self.kernel.config, m, n)
+        return workspace_bytes(self.kernel.plan, m, n)
 
     def _places(self, m: int, n: int) -> list[int]:
         """The offset of each reduction's result in the workspace, and the end of the last one."""
         places = [self._partials(m, n)]
-        for store in self.kernel.spec.reductions:
+        for store in self.kernel.plan.spec.reductions:
             size = _elements(store, m, n) * TORCH_DTYPES[store.dtype].itemsize
             places.append(places[-1] + -(-size // WORKSPACE_ALIGN) * WORKSPACE_ALIGN)
         return places

@@ -38,7 +38,7 @@ from cute_backend.operators.metadata import (
     metadata_of,
 )
 from cute_backend.operators.tensor_arguments import Layout, TensorArgument, bytes_at, values_of
-from cute_backend.planning import Alignment, Arch, clustered, ranked, unserved
+from cute_backend.planning import Alignment, Arch, clustered, plan, ranked, unserved
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.source import text_of
@@ -265,7 +265,7 @@ def _for_arguments(operator: type[_FusedGemm], args: GemmArguments) -> Iterator[
             _log.debug("No operator of cute_backend for %s: %s", arch.value, reason)
             return
         for config in ranked(arch, spec, *request.sizes, _sm_count(arch)):
-            kernel = Kernel.found(spec, config, request.alignment)
+            kernel = Kernel.found(plan(spec, config, request.alignment))
             fused = None if args.epilogue is None else FusedEpilogue(args.epilogue, request.epilogue)
             yield metadata_of(operator, operator.design, kernel, request.out, request.order, fused)
 
@@ -278,7 +278,7 @@ def _for_anyone(operator: type[_FusedGemm]) -> Iterator[FusedMetadata]:
             if unserved(spec, operator.arch.target) is not None:
                 continue
             for config, alignment in itertools.product(clustered(operator.arch, spec), Alignment):
-                kernel = Kernel.found(spec, config, alignment)
+                kernel = Kernel.found(plan(spec, config, alignment))
                 yield metadata_of(operator, operator.design, kernel, out, order, None)
 
 

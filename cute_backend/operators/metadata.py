@@ -22,9 +22,9 @@ from cute_backend.errors import UsageError
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.operators.epilogue_function import Epilogue, convert
-from cute_backend.planning import Alignment, Arch, TileConfig, plan, tile_k
+from cute_backend.planning import Alignment, Arch, TileConfig, tile_k
 from cute_backend.runtime.kernels.kernel import Kernel
-from cute_backend.signature import TMA_ALIGN, signature
+from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import DType, Major, Order
 
 CUTLASS_TYPES = {
@@ -99,7 +99,7 @@ def _name(kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | No
     The layouts are those of A, B and out, `t` for row-major and `n` for column-major, as in the rest of the
     registry; an epilogue is named by its spec.
     """
-    product, config = kernel.spec.product, kernel.config
+    product, config = kernel.plan.spec.product, kernel.plan.tile
     row_major = (product.a_major is Major.K, product.b_major is not Major.K, order is Order.ROW)
     words = [
         kernel.arch.value.replace("_", ""),
@@ -120,18 +120,18 @@ def _name(kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | No
     words += ["shallow"] if config.shallow else []
     words += [f"by{config.subtile_n}"] if config.subtile_n != TileConfig.subtile_n else []
     words += [] if product.fast_accum else ["promoted"]
-    words += [] if kernel.alignment is Alignment.TMA else ["unaligned"]
+    words += [] if kernel.plan.alignment is Alignment.TMA else ["unaligned"]
     words += [] if epilogue is None else [f"epilogue{epilogue.converted.spec.key}"]
     return "cute_backend." + "_".join(words)
 
 
 def _operands(kernel: Kernel, out: DType, order: Order) -> GemmOperandsMetadata:
     """The constraints of a kernel on A, B and out."""
-    a, b, *_ = signature(kernel.spec)
+    a, b, *_ = kernel.plan.arguments
     return GemmOperandsMetadata(
         A=_dense(a.dtype, a.unit == 1, aligned=True),
         B=_dense(b.dtype, b.unit == 1, aligned=True),
-        out=_dense(out, order is Order.ROW, aligned=kernel.alignment is Alignment.TMA),
+        out=_dense(out, order is Order.ROW, aligned=kernel.plan.alignment is Alignment.TMA),
         accumulator_type=cutlass.Float32,
     )
 
@@ -158,20 +158,20 @@ def blackwell_design(kernel: Kernel) -> BlackwellDesign:
     """The design of a tcgen05 kernel."""
     return BlackwellDesign(
         mma_instruction_type=BlackwellTcgen05Mma,
-        use_2cta_mma=kernel.config.ctas == 2,
-        use_tma_store=bool(plan(kernel.spec, kernel.config, kernel.alignment).shared_stores),
+        use_2cta_mma=kernel.plan.tile.ctas == 2,
+        use_tma_store=bool(kernel.plan.shared_stores),
         **_common(kernel),
     )
 
 
 def _common(kernel: Kernel) -> dict[str, Any]:
-    spec, config = kernel.spec, kernel.config
+    spec, config = kernel.plan.spec, kernel.plan.tile
     return {
         "tile_shape": (config.tile_m, config.tile_n, tile_k(spec.product.a_dtype)),
         "cluster_shape": (config.cluster_size // config.cluster_n, config.cluster_n, 1),
         "config": config,
         "fast_accum": spec.product.fast_accum,
-        "aligned": kernel.alignment is Alignment.TMA,
+        "aligned": kernel.plan.alignment is Alignment.TMA,
     }
 
 

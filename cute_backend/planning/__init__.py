@@ -9,22 +9,21 @@ of a kernel is written elsewhere (`memory_ops`).
   `segment_tiles`.
 - Reductions of rows: `last_tile`.
 - Placements: `placements`, `placing`.
-- Resources: `registers`, `shared_memory`, `mma_scales`, `capacity`.
+- Resources: `registers`, `shared_memory`, `stages`, `mma_scales`, `capacity`.
+- The plan of a kernel, with all of these decisions: `kernel_plan`; its mainloop: `mainloops`.
 - Names of kernels: `naming`.
 """
 
 from cute_backend.planning.capacity import PLANES, REDUCTIONS, plane_bits_held, planes_written
 from cute_backend.planning.constraints import UNCONSTRAINED, Constraints
 from cute_backend.planning.hoisting import with_rowvecs
+from cute_backend.planning.kernel_plan import Plan, plan
 from cute_backend.planning.last_tile import (
     LAST_TILE_ARCHS,
     LAST_TILE_RESULTS,
-    counters_needed,
-    finishes_apart,
-    may_finish_rows,
 )
 from cute_backend.planning.placements import ByElement, Placement, Ring
-from cute_backend.planning.placing import Plan, is_one_block, plan
+from cute_backend.planning.placing import Placing, is_one_block
 from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.planning.rules import CUT_HEAD_COLUMNS, subtiled
 from cute_backend.planning.search import (
@@ -44,6 +43,7 @@ from cute_backend.planning.search import (
 from cute_backend.planning.segment_tiles import MAX_SEGMENTS
 from cute_backend.planning.served import unserved
 from cute_backend.planning.shared_memory import holds_planes
+from cute_backend.planning.stages import Stages
 from cute_backend.planning.targets import Arch, Target
 from cute_backend.planning.tiles import (
     EPILOGUE_STAGES,
@@ -81,9 +81,11 @@ __all__ = [
     "ByElement",
     "Constraints",
     "Placement",
+    "Placing",
     "Plan",
     "Ring",
     "Rowvecs",
+    "Stages",
     "Target",
     "TileConfig",
     "bucket_of",
@@ -91,13 +93,10 @@ __all__ = [
     "candidates",
     "choose",
     "clustered",
-    "counters_needed",
     "fastest",
-    "finishes_apart",
     "held",
     "holds_planes",
     "is_one_block",
-    "may_finish_rows",
     "named",
     "needs_second_kernel",
     "offered",

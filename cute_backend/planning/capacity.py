@@ -15,6 +15,7 @@ from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.planning.rules import WHOLE_SUBTILES, WHOLE_VISITS, most_written
 from cute_backend.planning.search import table
 from cute_backend.planning.served import unserved
+from cute_backend.planning.shared_memory import Rings, room_bytes
 from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import EPILOGUE_STAGES, TileConfig
 from cute_backend.spec import Accumulator, DType, EpilogueSpec, Op, Store
@@ -58,4 +59,4 @@ def _elements(config: TileConfig) -> int:
 
 def _bits(config: TileConfig) -> int:
     narrow = replace(config, subtile_n=min(config.subtile_n, NARROW_SUBTILE_N))
-    return narrow.epilogue_smem_bytes * 8 // (EPILOGUE_STAGES * narrow.stage_elements)
+    return room_bytes(narrow, Rings(), None) * 8 // (EPILOGUE_STAGES * narrow.stage_elements)

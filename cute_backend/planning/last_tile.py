@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import Axis, EpilogueSpec, ProductKind, ReduceKind
 
 MOST_PARTS = 16
@@ -29,12 +28,12 @@ have hundreds of tiles."""
 
 
 def may_finish_rows(spec: EpilogueSpec, config: TileConfig) -> bool:
-    """Whether a kernel has the code to finish its reductions in a row's last tile, and an argument with the
-    counters of tiles: all its reductions are of rows, and few.
+    """Whether the kernel of a spec, transposed if the tile is, has the code to finish its reductions in a
+    row's last tile, and an argument with the counters of tiles: all its reductions are of rows, and few.
 
     A kernel that adds up the parts of K from memory has not: for pairs it spilled up to 128 bytes.
     """
-    reductions = [store.reduce for store in multiplied(spec, config).reductions]
+    reductions = [store.reduce for store in spec.reductions]
     return (
         config.arch in LAST_TILE_ARCHS
         and not config.sums_in_memory
@@ -43,17 +42,12 @@ def may_finish_rows(spec: EpilogueSpec, config: TileConfig) -> bool:
     )
 
 
-def counters_needed(spec: EpilogueSpec, config: TileConfig, m: int, n: int) -> int:
-    """The counters that a launch on a plane of (m, n) needs: one for the rows of each warp of a tile or, if
-    tiles may begin at any row because rows are in batches or groups, one for each row. 0 if a second kernel
-    finishes the reductions."""
+def counters_needed(kind: ProductKind, config: TileConfig, m: int, n: int) -> int:
+    """The counters that a launch on a plane of (m, n) needs, whose kernel may finish rows: one for the rows
+    of each warp of a tile or, if tiles may begin at any row because rows are in batches or groups, one for
+    each row. 0 if a second kernel finishes the reductions."""
     if config.transposed:
         m, n = n, m
-    if -(-n // config.summing.group_n) > MOST_PARTS or not may_finish_rows(spec, config):
+    if -(-n // config.group_n) > MOST_PARTS:
         return 0
-    return -(-m // config.summing.warp_rows) if spec.product.kind is ProductKind.DENSE else m
-
-
-def finishes_apart(spec: EpilogueSpec, config: TileConfig, m: int, n: int) -> bool:
-    """Whether a launch on a plane of (m, n) has reductions that a second kernel finishes."""
-    return bool(spec.reductions) and not counters_needed(spec, config, m, n)
+    return -(-m // config.warp_rows) if kind is ProductKind.DENSE else m

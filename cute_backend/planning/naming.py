@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from cute_backend.spec import Const, DType, EpilogueSpec, LoadKind, Op, ProductKind, ReduceKind, Store
 
 if TYPE_CHECKING:
-    from cute_backend.planning.tiles import Alignment, TileConfig
+    from cute_backend.planning.kernel_plan import Plan
 
 MAX_WORDS = 48
 """The most characters of the words together."""
@@ -37,14 +37,14 @@ DIGEST = re.compile(r"(?:^|_)([0-9a-f]{8})(?:_finish|_parts)?(?:_cutlass_\d+)?(?
 """Matches the digest alone, or in the name of a kernel in a profiler, a log or a cache file."""
 
 
-def entry_name(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
+def entry_name(plan: Plan) -> str:
     """The name of a kernel: letters, digits and underscores."""
-    return f"cute_{words(spec)}_{config.tile_m}x{config.tile_n}_{digest(spec, config, alignment)}"
+    return f"cute_{words(plan.spec)}_{plan.tile.tile_m}x{plan.tile.tile_n}_{digest(plan)}"
 
 
-def digest(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
+def digest(plan: Plan) -> str:
     """Eight hexadecimal digits for a spec, a tile with its architecture, and an alignment."""
-    identity = json.dumps([_given(spec), _given(config), alignment.value], sort_keys=True)
+    identity = json.dumps([_given(plan.spec), _given(plan.tile), plan.alignment.value], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()[:8]
 
 

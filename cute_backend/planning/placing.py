@@ -1,45 +1,42 @@
-"""The plan of a kernel: when and where it reads each operand of its epilogue, decided before any text is
-written."""
+"""The places of an epilogue's operands: when and where a kernel reads each of them, and the outputs that pass
+through shared memory."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cute_backend.planning.placements import PLACEMENTS, Need, Placement, Ring, Room
 from cute_backend.planning.placements.planes import RUNS, VECTOR
 from cute_backend.planning.registers import NARROW_SUBTILE_N, hoist_budget
-from cute_backend.planning.rules import moved, subtiled
-from cute_backend.planning.shared_memory import ring_bytes
+from cute_backend.planning.rules import moved
+from cute_backend.planning.shared_memory import STAGED, Rings, ring_bytes, room_bytes, scaling_of
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.planning.transposing import multiplied
-from cute_backend.spec import BColumns, EpilogueSpec, Load, LoadKind, ProductKind, Store
+from cute_backend.spec import BColumns, EpilogueSpec, Load, ProductKind, Store
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The placement of every load, by name, and the stores that go through shared memory."""
+class Placing:
+    """The placement of every load of a segment of columns, by name, and the stores that go through shared
+    memory."""
 
-    placements: dict[str, Placement]
+    placements: Mapping[str, Placement]
     shared_stores: tuple[str, ...]
 
     def in_ring(self, ring: Ring, spec: EpilogueSpec) -> tuple[Load, ...]:
-        """The spec's loads that one of the rings brings, in order."""
+        """The loads of a spec that one of the rings brings, in order."""
         return tuple(load for load in spec.loads if self.placements[load.name].ring is ring)
 
 
-def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
-    """Places the loads and stores of a spec for one configuration and alignment, in the kernel that runs the
-    epilogue.
+def placed(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Placing:
+    """Places the loads and stores of one segment for the tile and alignment with which a kernel runs its
+    epilogue. The spec is the transposed one if the tile is transposed.
 
     Shared memory is reserved for all vectors along N first, then given to outputs, then to loads, in order.
     """
-    config = subtiled(spec, config.summing, alignment)
-    spec = multiplied(spec, config)
     alignment = moved(spec, config, alignment)
-    rowvecs = sum(
-        ring_bytes(config.staged_n, load.dtype) for load in spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC)
-    )
-    room = Room(hoist_budget(spec, config, alignment), config.epilogue_smem_bytes - rowvecs)
+    vectors = Rings.of(config, [], [[load.dtype for load in spec.loads_of(*STAGED)]], [])
+    room = Room(hoist_budget(spec, config, alignment), room_bytes(config, vectors, scaling_of(spec)))
     shared_stores = []
     for store in spec.planes:
         need = Need(smem_bytes=ring_bytes(config.stage_elements, store.dtype, config.store_stages))
@@ -53,7 +50,7 @@ def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
         placement, room = _place(load, config, Alignment.PLAIN if apart else alignment, room)
         in_runs = placement is VECTOR and load.blocks is None and is_one_block(spec, config)
         placements[load.name] = RUNS if in_runs else placement
-    return Plan(placements, tuple(shared_stores))
+    return Placing(placements, tuple(shared_stores))
 
 
 def is_one_block(spec: EpilogueSpec, config: TileConfig) -> bool:

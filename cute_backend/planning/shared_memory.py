@@ -20,6 +20,9 @@ from cute_backend.spec import DType, EpilogueSpec, LoadKind, Scaling
 
 T = TypeVar("T")
 
+STAGED = LoadKind.ROWVEC, LoadKind.GROUPVEC
+"""The loads of which a warp may stage a tile's columns."""
+
 SCALE_ALIGN = 16
 """Alignment of each stage of scales in bytes, so that no gap precedes the next buffer."""
 
@@ -107,10 +110,49 @@ def shared_buffers(operands: Sequence[Sequence[T]], bits: Callable[[T], int]) ->
     return found
 
 
+@dataclass(frozen=True)
+class Rings:
+    """The bytes of one stage of each ring of an epilogue: planes that are read, staged vectors along N, and
+    planes that are written."""
+
+    exact: int = 0
+    row: int = 0
+    store: int = 0
+
+    @staticmethod
+    def of(
+        config: TileConfig,
+        exact: Sequence[Sequence[DType]],
+        row: Sequence[Sequence[DType]],
+        store: Sequence[Sequence[DType]],
+    ) -> Rings:
+        """The rings of operands of these dtypes, listed for each segment of columns. Segments share
+        buffers."""
+
+        def nbytes(operands: Sequence[Sequence[DType]], elements: int) -> int:
+            buffers = shared_buffers([[dtype.bits for dtype in each] for each in operands], int)
+            return sum(buffers) * elements // 8
+
+        elements = config.stage_elements
+        return Rings(nbytes(exact, elements), nbytes(row, config.staged_n), nbytes(store, elements))
+
+    @staticmethod
+    def of_all(config: TileConfig, spec: EpilogueSpec) -> Rings:
+        """The rings of a spec of which all that may pass through shared memory does."""
+        segments = spec.segments
+        return Rings.of(
+            config,
+            [[load.dtype for load in each.loads_of(LoadKind.EXACT)] for each in segments],
+            [[load.dtype for load in each.loads_of(*STAGED)] for each in segments],
+            [[store.dtype for store in each.planes] for each in segments],
+        )
+
+
 def ab_stages(config: TileConfig, spec: EpilogueSpec) -> int:
     """Returns how many stages of A and B, with their scales, fit in shared memory beside the epilogue's
     buffers, which have their fewest stages here."""
-    return _left_bytes(config, spec) // _stage_bytes(config, spec)
+    scaling = scaling_of(spec)
+    return left_bytes(config, Rings.of_all(config, spec), scaling) // stage_bytes(config, scaling)
 
 
 def can_be_shallow(config: TileConfig, spec: EpilogueSpec) -> bool:
@@ -121,37 +163,34 @@ def can_be_shallow(config: TileConfig, spec: EpilogueSpec) -> bool:
     """
     if not config.target.shallow_k_bytes or config.split_k > 1 or not has_planes(spec):
         return False
-    beside = _left_bytes(config, spec) - ENOUGH_AB_STAGES * _stage_bytes(config, spec)
+    scaling = scaling_of(spec)
+    beside = left_bytes(config, Rings.of_all(config, spec), scaling)
+    beside -= ENOUGH_AB_STAGES * stage_bytes(config, scaling)
     wanted = (MAX_STAGES - EPILOGUE_STAGES) * config.stage_elements * plane_bits(spec) // 8
     return ab_stages(config, spec) > SHALLOW_AB_STAGES and beside < wanted
 
 
-def _left_bytes(config: TileConfig, spec: EpilogueSpec) -> int:
-    """The shared memory for stages of A and B beside the fewest stages of the epilogue's buffers."""
-    kinds = (
-        (lambda of: of.loads_of(LoadKind.EXACT), config.stage_elements, config.load_stages),
-        (lambda of: of.planes, config.stage_elements, config.store_stages),
-        (lambda of: of.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC), config.staged_n, EPILOGUE_STAGES),
+def left_bytes(config: TileConfig, rings: Rings, scaling: SumScales | MmaScales | None) -> int:
+    """The shared memory for stages of A and B beside the fewest stages of the epilogue's rings."""
+    fewest = (
+        config.load_stages * rings.exact + EPILOGUE_STAGES * rings.row + config.store_stages * rings.store
     )
-    rings = [
-        ring_bytes(elements, dtype, stages)
-        for operands, elements, stages in kinds
-        for dtype in shared_buffers(
-            [[each.dtype for each in operands(segment)] for segment in spec.segments], _bits
-        )
-    ]
-    ahead = ahead_bytes(config, SumScales.of(spec) or MmaScales.of(spec))
-    return config.smem_bytes - SMEM_RESERVE - config.sum_bytes - sum(rings) - ahead
+    return config.smem_bytes - SMEM_RESERVE - config.sum_bytes - fewest - ahead_bytes(config, scaling)
 
 
-def _stage_bytes(config: TileConfig, spec: EpilogueSpec) -> int:
+def room_bytes(config: TileConfig, rings: Rings, scaling: SumScales | MmaScales | None) -> int:
+    """The shared memory that is left for further rings beside these and the fewest stages of A and B."""
+    return left_bytes(config, rings, scaling) - config.least_ab_stages * stage_bytes(config, scaling)
+
+
+def stage_bytes(config: TileConfig, scaling: SumScales | MmaScales | None) -> int:
     """The shared memory of a stage of A and B with their scales."""
-    scaling = SumScales.of(spec) or MmaScales.of(spec)
     return config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
 
 
-def _bits(dtype: DType) -> int:
-    return dtype.bits
+def scaling_of(spec: EpilogueSpec) -> SumScales | MmaScales | None:
+    """The scales of blocks of A and B that come with a k tile, or None if a spec has none."""
+    return SumScales.of(spec) or MmaScales.of(spec)
 
 
 def ahead_bytes(config: TileConfig, scaling: SumScales | MmaScales | None) -> int:

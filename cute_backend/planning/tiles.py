@@ -449,13 +449,6 @@ class TileConfig:
         stage also empties it before it goes on."""
         return self.load_stages if self.target.planes_by_tma else 1
 
-    @property
-    def epilogue_smem_bytes(self) -> int:
-        """Shared memory that the epilogue may take: what remains beside the fewest useful stages of A and
-        B."""
-        operands = self.least_ab_stages * self.ab_stage_bytes
-        return self.smem_bytes - operands - self.sum_bytes - SMEM_RESERVE
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for cache keys and manifests."""
         enums = {"arch": self.arch.value, "b_columns": self.b_columns.value, "rowvecs": self.rowvecs.value}

@@ -9,10 +9,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import lru_cache
 
-from cute_backend.planning.last_tile import LAST_TILE_ARCHS, finishes_apart
+from cute_backend.planning.kernel_plan import plan
+from cute_backend.planning.last_tile import LAST_TILE_ARCHS
 from cute_backend.planning.search import choose, table
 from cute_backend.planning.targets import Arch
-from cute_backend.planning.tiles import TileConfig
+from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import EpilogueSpec
 
 BUCKETS = (
@@ -79,4 +80,4 @@ def needs_second_kernel(
         config = untuned(arch, spec, m, n, k, arch.target.sm_count, groups, batch_invariant)
     except ValueError:  # no tile serves the spec
         return True
-    return finishes_apart(spec, config, m, n)
+    return plan(spec, config, Alignment.TMA).finishes_apart(m, n)

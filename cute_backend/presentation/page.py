@@ -128,7 +128,7 @@ def _region(region: Region, index: int, names: Sequence[str], links: bool) -> st
     return (
         f"<section{anchor}>\n<h2>{names[index]}: {escape(region.node)}</h2>\n"
         f"<p>{escape(region.anchor)} of M {m}, N {n}, K {k}</p>\n<p><code>{kernel.entry}</code></p>\n"
-        f"<p>{region.arch}, tile <code>{kernel.config.name}</code>: {kernel.config.words}</p>\n"
+        f"<p>{region.arch}, tile <code>{kernel.plan.tile.name}</code>: {kernel.plan.tile.words}</p>\n"
         f"<ul>\n{''.join(f'<li>{item}</li>' for item in items)}\n</ul>\n"
         f'<pre class="formula">{escape(region.formula)}</pre>\n'
         + _table("Operands and results", OPERANDS, operand_rows(region))

@@ -176,7 +176,7 @@ def listings(explained: Explanation) -> list[Listing]:
 def _region(region: Region, title: str) -> RenderableType:
     m, n, k = region.sizes
     kernel = region.kernel()
-    config = kernel.config
+    config = kernel.plan.tile
     heading = Text.assemble((f"{title}: {region.node}", "bold"), f", {region.anchor} of M {m}, N {n}, K {k}")
     facts = [
         f"{kernel.entry}:",
@@ -200,7 +200,7 @@ def build_table(builds: Sequence[tuple[str, Kernel, Built]]) -> Table:
         table.add_row(
             name,
             kernel.arch.value,
-            kernel.config.name,
+            kernel.plan.tile.name,
             str(built.registers),
             Text(str(built.spill_bytes), style="green" if built.spill_bytes == 0 else "bold red"),
             f"{built.smem_bytes / 1024:.1f}",
@@ -212,7 +212,7 @@ def launch_table(launch: Launch) -> RenderableType:
     """A simulated launch: what the warps of each role did, in both kernels if parts of K go through
     memory."""
     m, n, k = launch.problem
-    config = launch.kernel.config
+    config = launch.kernel.plan.tile
     tile = Text(f"M {m}, N {n}, K {k} on {config.arch.value}, tile {config.name}: {config.words}")
     if launch.summing is None:
         return Group(tile, *_kernel_table("", launch.report))

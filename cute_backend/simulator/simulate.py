@@ -32,7 +32,7 @@ from cute_backend.planning import (
     Arch,
     Constraints,
     TileConfig,
-    may_finish_rows,
+    plan,
     unserved,
 )
 from cute_backend.runtime.arguments.bind import Binding
@@ -292,14 +292,15 @@ def run_region(
     alignment = Alignment.TMA if aligned else Alignment.PLAIN
     problem = Problem(spec, m, n, k, groups_of(spec, a), Constraints.from_config())
     config = machine.config or config_for(problem, alignment, machine.arch, machine.arch.target.sm_count)
-    kernel = Kernel.found(spec, config, alignment)
+    kernel = Kernel.found(plan(spec, config, alignment))
+    planned = kernel.plan
     program = _program(kernel)
     reports: list[Report] = []
 
     def function(*arguments: Any) -> None:
         """Stands for the loaded kernel."""
         memory = arguments[len(bound.tensors) : -1]
-        counters = memory[-1:] if may_finish_rows(spec, config) else ()
+        counters = memory[-1:] if planned.finishes_rows else ()
         for written in memory[: len(memory) - len(counters)]:
             storage = written.untyped_storage()
             ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())
@@ -317,8 +318,8 @@ def run_region(
                 f"counters of tiles are not 0 after {kernel.entry}; a later launch would count on from there"
             )
 
-    outputs = Ready(function, Outputs(spec, config), lambda: machine.clusters).run(bound.tensors, m, n)
-    return outputs, Launch(kernel, (m, n, k), reports[0], reports[1] if config.sums_in_memory else None)
+    outputs = Ready(function, Outputs(planned), lambda: machine.clusters).run(bound.tensors, m, n)
+    return outputs, Launch(kernel, (m, n, k), reports[0], reports[1] if planned.tile.sums_in_memory else None)
 
 
 def _seconds(spec: EpilogueSpec, m: int, n: int, k: int) -> float:

@@ -50,7 +50,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.tensor_utils import LayoutEnum
 
-from cute_backend.planning import TileConfig
+from cute_backend.planning import Stages, TileConfig
 from cute_backend.spec import Order
 
 
@@ -142,12 +142,12 @@ class Template(Protocol):
 
     A kernel computes D = epilogue(A B) for A (M, K) and each B (K, N). The loads and the stores are in the
     order of the epilogue's names. Further arguments are keywords with defaults. Raises ValueError if the
-    epilogue can't run in the configuration.
+    epilogue can't run in the configuration with these stages.
     """
 
     config: TileConfig
 
-    def __init__(self, epilogue: Epilogue, config: TileConfig) -> None: ...
+    def __init__(self, epilogue: Epilogue, config: TileConfig, stages: Stages) -> None: ...
 
     def __call__(
         self,

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from cute_backend.planning import TileConfig
+from cute_backend.planning import Stages, TileConfig
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import BColumns, ProductKind
 from cute_backend.templates.epilogue import Epilogue, Keeping
@@ -32,6 +32,7 @@ class FragmentGemm(Gemm):
         self,
         epilogue: Epilogue,
         config: TileConfig,
+        stages: Stages,
         *,
         kind: ProductKind,
         scaling: SumScales | None = None,
@@ -42,7 +43,7 @@ class FragmentGemm(Gemm):
                 f"tile {config.name} has visits in a loop, of one product and no plane in shared memory, but "
                 f"products are {config.products} and planes {planes}"
             )
-        super().__init__(epilogue, config, kind=kind, scaling=scaling)
+        super().__init__(epilogue, config, stages, kind=kind, scaling=scaling)
         self.blocks = config.tile_m // (config.block_m * config.sharing)
         self.steps = config.tile_n // config.subtile_n
         self.subtiles = self.blocks * self.steps

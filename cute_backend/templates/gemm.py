@@ -15,9 +15,9 @@ import cutlass.pipeline as pipeline
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
-from cute_backend.planning import TileConfig
+from cute_backend.planning import SMEM_RESERVE, Stages, TileConfig
 from cute_backend.planning.mma_scales import MmaScales
-from cute_backend.planning.shared_memory import SumScales
+from cute_backend.planning.shared_memory import SumScales, ahead_bytes, stage_bytes
 from cute_backend.spec import Order, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, Crew
@@ -42,7 +42,6 @@ from cute_backend.templates.rings import (
 )
 from cute_backend.templates.scheduler import KPlace, Place
 from cute_backend.templates.segments import Buffers, Operands, Segment, Segments, dealt, expecting
-from cute_backend.templates.stages import Stages
 from cute_backend.templates.tile import Tile
 
 if TYPE_CHECKING:
@@ -60,6 +59,7 @@ class Gemm(ABC):
         self,
         epilogue: Epilogue,
         config: TileConfig,
+        stages: Stages,
         *,
         kind: ProductKind,
         scaling: SumScales | MmaScales | None = None,
@@ -70,7 +70,8 @@ class Gemm(ABC):
         self.is_grouped = kind is ProductKind.GROUPED
         self.is_k_grouped = kind is ProductKind.K_GROUPED
         self.scaling = scaling
-        self.stages = Stages.of(config, epilogue, scaling)
+        self.stages = stages
+        _check_stages(epilogue, config, stages, scaling)
         self.segments: tuple[Segment, ...] = ()
         if isinstance(epilogue, Segments):
             self.segments = epilogue.segments(config)
@@ -383,3 +384,29 @@ class Gemm(ABC):
             rows = [s_row[(None, stage.index)] for s_row in shared.rows]
             self._stage(tile, shared.glob, by_name(names, rows))
         shared.row_pipeline.producer_commit(stage)
+
+
+def _check_stages(
+    epilogue: Epilogue, config: TileConfig, stages: Stages, scaling: SumScales | MmaScales | None
+) -> None:
+    """Raises ValueError unless exactly the rings that the epilogue uses have stages, and shared memory holds
+    all of them."""
+    needed = SMEM_RESERVE + config.sum_bytes + ahead_bytes(config, scaling)
+    needed += stages.ab * stage_bytes(config, scaling)
+    for name, operands, elements in (
+        ("exact", epilogue.shared_loads, config.stage_elements),
+        ("row", epilogue.staged, config.staged_n),
+        ("store", epilogue.shared_stores, config.stage_elements),
+    ):
+        count = getattr(stages, name)
+        if bool(operands) != bool(count):
+            names = ", ".join(operand.name for operand in operands) or "no operand"
+            raise ValueError(
+                f"{names} of the epilogue passes through the ring {name}, which has {count} stages"
+            )
+        needed += count * sum(operand.bytes(elements) for operand in operands)
+    if needed > config.smem_bytes:
+        raise ValueError(
+            f"{stages} of tile {config.name} take {needed} bytes of shared memory, and a CTA has "
+            f"{config.smem_bytes}"
+        )

@@ -57,7 +57,7 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
-from cute_backend.planning import TILE_K_BYTES, TileConfig
+from cute_backend.planning import TILE_K_BYTES, Stages, TileConfig
 from cute_backend.planning.mma_scales import MmaScales, acc_stages, tmem_columns
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.planning.tiles import STARTING_REGISTERS
@@ -154,6 +154,7 @@ class Sm100Gemm(Gemm):
         self,
         epilogue: Epilogue,
         config: TileConfig,
+        stages: Stages,
         mainloop: Sm100Mainloop | None = None,
         *,
         kind: ProductKind = ProductKind.DENSE,
@@ -165,7 +166,7 @@ class Sm100Gemm(Gemm):
             )
         self.mainloop = mainloop or Sm100Plain()
         check_face(self.mainloop, Sm100Mainloop)
-        super().__init__(epilogue, config, kind=kind, scaling=self.mainloop.scaling)
+        super().__init__(epilogue, config, stages, kind=kind, scaling=self.mainloop.scaling)
         self.acc_stages = acc_stages(config, self.mainloop.scaling)
         self.block_scales = scaling if isinstance(scaling := self.mainloop.scaling, SumScales) else None
         self.scale_rows = SCALE_TILE[0] if isinstance(self.mainloop.scaling, MmaScales) else 0

@@ -28,7 +28,7 @@ from cutlass.cute.nvgpu import warp
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
-from cute_backend.planning import TILE_K_BYTES, TileConfig
+from cute_backend.planning import TILE_K_BYTES, Stages, TileConfig
 from cute_backend.spec import Order, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, WARPS, Crew, Meeting, Role
@@ -86,6 +86,7 @@ class Sm80Gemm(FragmentGemm):
         self,
         epilogue: Epilogue,
         config: TileConfig,
+        stages: Stages,
         mainloop: Sm80Mainloop | None = None,
         *,
         kind: ProductKind = ProductKind.DENSE,
@@ -105,7 +106,7 @@ class Sm80Gemm(FragmentGemm):
             )
         self.mainloop = mainloop or Sm80Plain()
         check_face(self.mainloop, Sm80Mainloop)
-        super().__init__(epilogue, config, kind=kind)
+        super().__init__(epilogue, config, stages, kind=kind)
         self.work = Role("work", 0, WARPS * config.warpgroups, "begin | mma.sync over all k tiles | visit")
         self.feed = self.feed_type(self, self.work)
         self.side_by_side = self.feed.leaves_a_stage and pairs_pay(config)

@@ -49,7 +49,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
-from cute_backend.planning import TILE_K_BYTES, TileConfig
+from cute_backend.planning import TILE_K_BYTES, Stages, TileConfig
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
@@ -163,13 +163,14 @@ class Sm90Gemm(FragmentGemm):
         self,
         epilogue: Epilogue,
         config: TileConfig,
+        stages: Stages,
         mainloop: Sm90Mainloop | None = None,
         *,
         kind: ProductKind = ProductKind.DENSE,
     ):
         self.mainloop = mainloop or Sm90Plain()
         check_face(self.mainloop, Sm90Mainloop)
-        super().__init__(epilogue, config, kind=kind, scaling=self.mainloop.scaling)
+        super().__init__(epilogue, config, stages, kind=kind, scaling=self.mainloop.scaling)
         pieces = self.mainloop.pieces
         self.by_rows = 1 < pieces == self.blocks
         self.column_pieces = 1 if self.by_rows else pieces

@@ -11,6 +11,7 @@ sums from L2, where the first kernel has just written them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
-from cute_backend.planning import TileConfig
+from cute_backend.planning import Stages, TileConfig
 from cute_backend.planning.naming import PARTS
 from cute_backend.templates import batch as batches
 from cute_backend.templates.entry import named
@@ -108,14 +109,15 @@ class SplitGemm:
         template: type[Sm80Gemm],
         epilogue: Epilogue,
         config: TileConfig,
+        stages: Stages,
         mainloop: Sm80Mainloop | None = None,
     ):
         if not config.sums_in_memory:
             raise ValueError(f"tile {config.name} leaves no sums in memory for a second kernel")
         self.config = config
         write = WriteSums() if config.products == 1 else WriteSumsOfTwo()
-        self.parts = template(write, config, mainloop)
-        self.sum = SumGemm(epilogue, config.summing, config.split_k)
+        self.parts = template(write, config, Stages(stages.ab), mainloop)
+        self.sum = SumGemm(epilogue, config.summing, stages, config.split_k)
 
     @property
     def name(self) -> str:
@@ -180,14 +182,14 @@ class SumGemm(Sm80Gemm):
 
     feed_type = StoredSums
 
-    def __init__(self, epilogue: Epilogue, config: TileConfig, parts: int):
+    def __init__(self, epilogue: Epilogue, config: TileConfig, stages: Stages, parts: int):
         tables = [operand.name for operand in epilogue.shared_loads if operand.repeats]
         if tables:
             raise ValueError(
                 f"the tables {', '.join(tables)} are loaded by TMA, but warps copy all planes in the kernel "
                 "that adds up parts of K"
             )
-        super().__init__(epilogue, config)
+        super().__init__(epilogue, config, replace(stages, ab=0))
         self.parts = parts
         pairs = config.thread_accumulators // self.blocks // PAIR
         self.parts_at_once = min(parts, max(1, PAIRS_AT_ONCE // pairs))

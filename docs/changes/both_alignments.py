@@ -22,9 +22,9 @@ def main(name):
     (region,) = explain(linear, *operands, *planes, arch=name).regions
     kernel = region.kernel()
     for alignment in Alignment:
-        config = subtiled(kernel.spec, table(Arch.of_name(name), kernel.spec)[-1], alignment)
-        placed = plan(kernel.spec, config, alignment).placements
-        built = build(Kernel(kernel.spec, config, alignment))
+        config = subtiled(kernel.plan.spec, table(Arch.of_name(name), kernel.plan.spec)[-1], alignment)
+        placed = plan(kernel.plan.spec, config, alignment).placements
+        built = build(Kernel(plan(kernel.plan.spec, config, alignment)))
         places = ", ".join(f"{load} {placement.name}" for load, placement in placed.items())
         print(f"{name} {alignment.value}: subtiles of {config.subtile_n} columns, {places}")
         print(f"    target {built.ptx.split('.target ')[1].split()[0]}, {built.spill_bytes} bytes spilled")

@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm80 import Sm80Gemm
 
@@ -52,7 +52,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 128, occupancy=2))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 128, occupancy=2), Stages(ab=2, store=1))
 
 
 @cute.jit

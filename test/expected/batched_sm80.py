@@ -25,7 +25,7 @@ from cutlass import BFloat16, Float32, Int32
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis, ProductKind
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand, collapse_m
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm80 import Sm80Gemm
@@ -89,7 +89,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 64), kind=ProductKind.BATCHED)
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 64), Stages(ab=5, exact=4, store=1), kind=ProductKind.BATCHED)
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

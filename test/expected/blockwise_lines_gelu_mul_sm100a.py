@@ -20,7 +20,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import Scaling
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.partial_sums import Sm100BlockScaled
 from cute_backend.templates.sm100 import Sm100Gemm
@@ -60,7 +60,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2, column_groups=2), Sm100BlockScaled(Scaling.LINE, Scaling.LINE))
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2, column_groups=2), Stages(ab=5, exact=4, store=2), Sm100BlockScaled(Scaling.LINE, Scaling.LINE))
 
 
 @cute.jit

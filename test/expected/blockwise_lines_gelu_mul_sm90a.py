@@ -20,7 +20,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import Scaling
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.block_scaled import Sm90BlockScaled
 from cute_backend.templates.sm90 import Sm90Gemm
@@ -60,7 +60,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 256, 128, cluster_n=2), Sm90BlockScaled(Scaling.LINE, Scaling.LINE, sets=1, k_tiles=2, pieces=2))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 256, 128, cluster_n=2), Stages(ab=3, exact=4, store=4), Sm90BlockScaled(Scaling.LINE, Scaling.LINE, sets=1, k_tiles=2, pieces=2))
 
 
 @cute.jit

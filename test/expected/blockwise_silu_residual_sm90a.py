@@ -22,7 +22,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import Scaling
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.block_scaled import Sm90BlockScaled
 from cute_backend.templates.sm90 import Sm90Gemm
@@ -73,7 +73,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_m=2), Sm90BlockScaled(Scaling.LINE, Scaling.SQUARE, sets=1, k_tiles=2, pieces=2))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_m=2), Stages(ab=3, exact=4, row=2, store=4), Sm90BlockScaled(Scaling.LINE, Scaling.SQUARE, sets=1, k_tiles=2, pieces=2))
 
 
 @cute.jit

@@ -19,7 +19,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import Scaling
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.partial_sums import Sm100BlockScaled
 from cute_backend.templates.sm100 import Sm100Gemm
@@ -46,7 +46,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2, column_groups=2), Sm100BlockScaled(Scaling.LINE, Scaling.SQUARE))
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2, column_groups=2), Stages(ab=6, store=4), Sm100BlockScaled(Scaling.LINE, Scaling.SQUARE))
 
 
 @cute.jit

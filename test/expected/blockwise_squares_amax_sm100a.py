@@ -21,7 +21,7 @@ from cutlass import BFloat16, Float32, Int32
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis, Scaling
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.partial_sums import Sm100BlockScaled
@@ -64,7 +64,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2, column_groups=2), Sm100BlockScaled(Scaling.SQUARE, Scaling.LINE))
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2, column_groups=2), Stages(ab=6, store=4), Sm100BlockScaled(Scaling.SQUARE, Scaling.LINE))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

@@ -21,7 +21,7 @@ from cutlass import BFloat16, Float32, Int32
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis, Scaling
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.block_scaled import Sm90BlockScaled
@@ -65,7 +65,7 @@ class Epilogue:
         finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_m=2), Sm90BlockScaled(Scaling.SQUARE, Scaling.LINE, sets=1, k_tiles=4, pieces=2))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_m=2), Stages(ab=4, store=3), Sm90BlockScaled(Scaling.SQUARE, Scaling.LINE, sets=1, k_tiles=4, pieces=2))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

@@ -19,7 +19,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm100 import Sm100Gemm
@@ -71,7 +71,7 @@ class Epilogue:
                 out0_index_glob[part, row] = out0_index_part
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2))
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2), Stages(ab=9, row=2))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.ARGMAX, Axis.ROW, Int64),

@@ -19,7 +19,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm80 import Sm80Gemm
@@ -65,7 +65,7 @@ class Epilogue:
                 out0_index_glob[part, row] = out0_index_part
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM89, 128, 64))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM89, 128, 64), Stages(ab=4))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.ARGMAX, Axis.ROW, Int64),

@@ -19,7 +19,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm90 import Sm90Gemm
@@ -71,7 +71,7 @@ class Epilogue:
                 out0_index_glob[part, row] = out0_index_part
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True), Stages(ab=7, row=2))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.ARGMAX, Axis.ROW, Int64),

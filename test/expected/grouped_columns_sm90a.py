@@ -5,7 +5,7 @@
     colvec0  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     exact0   exact   bf16  vector          by element when needed
 
-cute_grouped_mm_silu_scale_residual_max_64x128_9e499a3b:
+cute_grouped_mm_silu_scale_residual_max_64x128_eaab9290:
 sm_90a, tile 64x128_1x1_pingpong_by16, planes aligned to 16 bytes:
 64 by 128, ping-pong, subtiles of 16 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
@@ -24,7 +24,7 @@ from cutlass import BFloat16, Float32, Int32
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis, ProductKind
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm90 import Sm90Gemm
@@ -82,7 +82,7 @@ class Epilogue:
         finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, subtile_n=16, pingpong=True), kind=ProductKind.GROUPED)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, subtile_n=16, pingpong=True), Stages(ab=9), kind=ProductKind.GROUPED)
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

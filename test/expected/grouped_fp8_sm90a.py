@@ -22,7 +22,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import ProductKind
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm90 import Sm90Gemm
 
@@ -70,7 +70,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, pingpong=True), kind=ProductKind.GROUPED)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, pingpong=True), Stages(ab=8, row=2, store=4), kind=ProductKind.GROUPED)
 
 
 @cute.jit

@@ -18,7 +18,7 @@ from cutlass import Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import ProductKind
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm100 import Sm100Gemm
 
@@ -50,7 +50,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, Float32), smem.out0)
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2), kind=ProductKind.K_GROUPED)
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2), Stages(ab=5, exact=4, store=2), kind=ProductKind.K_GROUPED)
 
 
 @cute.jit

@@ -18,7 +18,7 @@ from cutlass import Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import ProductKind
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm90 import Sm90Gemm
 
@@ -50,7 +50,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, Float32), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16), kind=ProductKind.K_GROUPED)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16), Stages(ab=5, exact=2, store=2), kind=ProductKind.K_GROUPED)
 
 
 @cute.jit

@@ -23,7 +23,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import DType, ProductKind, Scaling
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.mma_scaled import Sm100MmaScaled
 from cute_backend.templates.sm100 import Sm100Gemm
@@ -59,7 +59,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 128, 128, products=2), Sm100MmaScaled(Scaling.MX, DType.E4M3), kind=ProductKind.GROUPED)
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 128, 128, products=2), Stages(ab=4, store=3), Sm100MmaScaled(Scaling.MX, DType.E4M3), kind=ProductKind.GROUPED)
 
 
 @cute.jit

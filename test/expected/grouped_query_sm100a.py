@@ -24,7 +24,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand, table, pair_halves
 from cute_backend.templates.segments import Segments
 from cute_backend.templates.sm100 import Sm100Gemm
@@ -145,7 +145,7 @@ class Epilogue2:
         sub.copy_to(math.narrow(out2, BFloat16), smem.out2)
 
 
-gemm = Sm100Gemm(Segments([Epilogue0(), Epilogue1(), Epilogue2()], [4096, 1024, 1024]), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2))
+gemm = Sm100Gemm(Segments([Epilogue0(), Epilogue1(), Epilogue2()], [4096, 1024, 1024]), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2), Stages(ab=5, exact=4, row=2, store=4))
 
 
 @cute.jit

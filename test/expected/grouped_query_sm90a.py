@@ -8,7 +8,7 @@
     exact3  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
     bias0   rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-cute_mm_by_3_mul_block_rotate_half_add_bias_128x128_5e901e6c:
+cute_mm_by_3_mul_block_rotate_half_add_bias_128x128_12348328:
 sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes:
 128 by 128, ping-pong, clusters of 1 by 2, subtiles of 32 columns in boxes of 64, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
@@ -24,7 +24,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand, table, pair_halves
 from cute_backend.templates.segments import Segments
 from cute_backend.templates.sm90 import Sm90Gemm
@@ -145,7 +145,7 @@ class Epilogue2:
         sub.copy_to(math.narrow(out2, BFloat16), smem.out2)
 
 
-gemm = Sm90Gemm(Segments([Epilogue0(), Epilogue1(), Epilogue2()], [4096, 1024, 1024]), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16, box_subtiles=2))
+gemm = Sm90Gemm(Segments([Epilogue0(), Epilogue1(), Epilogue2()], [4096, 1024, 1024]), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16, box_subtiles=2), Stages(ab=5, exact=1, row=2, store=2))
 
 
 @cute.jit

@@ -24,7 +24,7 @@ from cutlass import BFloat16, Float32, Int32
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis, ProductKind
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm100 import Sm100Gemm
@@ -78,7 +78,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 128, 128), kind=ProductKind.GROUPED)
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 128, 128), Stages(ab=5, exact=4, store=4), kind=ProductKind.GROUPED)
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

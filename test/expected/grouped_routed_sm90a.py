@@ -24,7 +24,7 @@ from cutlass import BFloat16, Float32, Int32
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis, ProductKind
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm90 import Sm90Gemm
@@ -79,7 +79,7 @@ class Epilogue:
         finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, pingpong=True), kind=ProductKind.GROUPED)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, pingpong=True), Stages(ab=6, exact=4, store=4), kind=ProductKind.GROUPED)
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

@@ -19,7 +19,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import ProductKind
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm90 import Sm90Gemm
 
@@ -49,7 +49,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_n=2, pingpong=True, raster_m=16, products=2), kind=ProductKind.GROUPED)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_n=2, pingpong=True, raster_m=16, products=2), Stages(ab=6, store=4), kind=ProductKind.GROUPED)
 
 
 @cute.jit

@@ -21,7 +21,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand, collapse_m, collapse_n
 from cute_backend.templates.sm80 import Sm80Gemm
 
@@ -79,7 +79,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 64))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 64), Stages(ab=6, row=2, store=1))
 
 
 @cute.jit

@@ -20,7 +20,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand, table, by_heads, pair_halves
 from cute_backend.templates.segments import Segments
 from cute_backend.templates.sm100 import Sm100Gemm
@@ -87,7 +87,7 @@ class Epilogue1:
         sub.copy_to(math.narrow(out1, BFloat16), smem.out1)
 
 
-gemm = Sm100Gemm(Segments([Epilogue0(), Epilogue1()], [4096, 1024]), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2))
+gemm = Sm100Gemm(Segments([Epilogue0(), Epilogue1()], [4096, 1024]), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2), Stages(ab=5, exact=4, store=4))
 
 
 @cute.jit

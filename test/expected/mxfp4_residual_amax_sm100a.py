@@ -23,7 +23,7 @@ from cutlass import BFloat16, Float32, Int32
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis, DType, Scaling
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.mma_scaled import Sm100MmaScaled
@@ -73,7 +73,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2), Sm100MmaScaled(Scaling.MX, DType.E2M1X2))
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2), Stages(ab=6, exact=4, store=4), Sm100MmaScaled(Scaling.MX, DType.E2M1X2))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, BFloat16),

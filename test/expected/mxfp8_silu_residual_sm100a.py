@@ -22,7 +22,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import DType, Scaling
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.mma_scaled import Sm100MmaScaled
 from cute_backend.templates.sm100 import Sm100Gemm
@@ -67,7 +67,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2, unrolled=True), Sm100MmaScaled(Scaling.MX, DType.E4M3))
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2, unrolled=True), Stages(ab=6, exact=4, store=4), Sm100MmaScaled(Scaling.MX, DType.E4M3))
 
 
 @cute.jit

@@ -25,7 +25,7 @@ from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.memory_ops.device_scales import store_scale
 from cute_backend.spec import DType, Scaling
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.mma_scaled import Sm100MmaScaled
 from cute_backend.templates.sm100 import Sm100Gemm
@@ -78,7 +78,7 @@ class Epilogue:
                 store_scale(out1_glob, out1_rmem[e], row, column, sub.tile.m, sub.tile.n, 32)
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 128, 128, products=2), Sm100MmaScaled(Scaling.MX, DType.E4M3))
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 128, 128, products=2), Stages(ab=4, store=4), Sm100MmaScaled(Scaling.MX, DType.E4M3))
 
 
 @cute.jit

@@ -27,7 +27,7 @@ from cutlass import BFloat16, Float32, Int32
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand, collapse_m
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm90 import Sm90Gemm
@@ -106,7 +106,7 @@ class Epilogue:
         finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, cluster_m=2, pingpong=True, raster_m=16))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, cluster_m=2, pingpong=True, raster_m=16), Stages(ab=8, row=2, store=4))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

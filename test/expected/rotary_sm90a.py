@@ -3,7 +3,7 @@
     exact0  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
     exact1  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
 
-cute_mm_mul_block_rotate_half_add_128x128_d3a22ea4:
+cute_mm_mul_block_rotate_half_add_128x128_cbf47d2e:
 sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes:
 128 by 128, ping-pong, clusters of 1 by 2, subtiles of 32 columns in boxes of 64, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand, table, pair_halves
 from cute_backend.templates.sm90 import Sm90Gemm
 
@@ -64,7 +64,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16, box_subtiles=2))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16, box_subtiles=2), Stages(ab=5, exact=1, store=2))
 
 
 @cute.jit

@@ -23,7 +23,7 @@ from cutlass import BFloat16, Float32, Int32
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm120 import Sm120Gemm
@@ -79,7 +79,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm120Gemm(Epilogue(), TileConfig(Arch.SM121A, 128, 64))
+gemm = Sm120Gemm(Epilogue(), TileConfig(Arch.SM121A, 128, 64), Stages(ab=3, store=1))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, BFloat16),

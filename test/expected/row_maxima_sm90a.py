@@ -23,7 +23,7 @@ from cutlass import BFloat16, Float32, Int32
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm90 import Sm90Gemm
@@ -87,7 +87,7 @@ class Epilogue:
         finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True, raster_m=16))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True, raster_m=16), Stages(ab=5, row=2, store=4))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, BFloat16),

@@ -21,7 +21,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Float8E4M3FN, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm90 import Sm90Gemm
 
@@ -79,7 +79,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, Float8E4M3FN), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True, raster_m=16))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True, raster_m=16), Stages(ab=5, exact=3, row=2, store=2))
 
 
 @cute.jit

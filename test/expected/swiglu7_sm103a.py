@@ -20,7 +20,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import BColumns
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm100 import Sm100Gemm
 
@@ -75,7 +75,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM103A, 256, 128, cluster_m=2, ctas=2, products=2, b_columns=BColumns.INTERLEAVED))
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM103A, 256, 128, cluster_m=2, ctas=2, products=2, b_columns=BColumns.INTERLEAVED), Stages(ab=6, row=2, store=4))
 
 
 @cute.jit

@@ -20,7 +20,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import BColumns
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm80 import Sm80Gemm
 
@@ -69,7 +69,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM86, 128, 32, products=2, b_columns=BColumns.INTERLEAVED))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM86, 128, 32, products=2, b_columns=BColumns.INTERLEAVED), Stages(ab=3, store=1))
 
 
 @cute.jit

@@ -20,7 +20,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import BColumns
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm90 import Sm90Gemm
 
@@ -75,7 +75,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 96, cluster_m=2, pingpong=True, products=2, b_columns=BColumns.INTERLEAVED))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 96, cluster_m=2, pingpong=True, products=2, b_columns=BColumns.INTERLEAVED), Stages(ab=5, row=2, store=3))
 
 
 @cute.jit

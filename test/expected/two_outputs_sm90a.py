@@ -22,7 +22,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Float8E4M3FN, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm90 import Sm90Gemm
 
@@ -81,7 +81,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out1, Float8E4M3FN), smem.out1)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16), Stages(ab=5, exact=4, row=2, store=2))
 
 
 @cute.jit

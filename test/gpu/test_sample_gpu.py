@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 import cute_backend
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Alignment, Constraints, table
+from cute_backend.planning import Alignment, Constraints, plan, table
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.arguments.operands import output_like, parse_spec
 from cute_backend.runtime.calls import launch
@@ -216,7 +216,9 @@ def built() -> None:
 
 def kernels_of_one_draw() -> list[Kernel]:
     (problem,) = problems_of(draw_one)
-    return [Kernel(problem.spec, config, Alignment.TMA) for config in table(device_at(0).arch, problem.spec)]
+    return [
+        Kernel(plan(problem.spec, config, Alignment.TMA)) for config in table(device_at(0).arch, problem.spec)
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -321,10 +323,10 @@ def test_every_tile_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for kernel in kernels_of_one_draw():
         monkeypatch.setattr(launch, "_launchers", {})
-        monkeypatch.setattr(launch, "config_for", lambda *args, config=kernel.config: config)
+        monkeypatch.setattr(launch, "config_for", lambda *args, config=kernel.plan.tile: config)
         results.append(draw_one())
         (launcher,) = launch._launchers.values()
-        assert [config for config, _ in launcher._kernels] == [kernel.config]
+        assert [config for config, _ in launcher._kernels] == [kernel.plan.tile]
     assert len(results) > 1
     for result in results:
         assert torch.equal(result, results[0])

@@ -15,7 +15,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Alignment, Constraints, candidates, table, tunable
+from cute_backend.planning import Alignment, Constraints, candidates, plan, table, tunable
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -150,14 +150,16 @@ def spec_of(name: str) -> EpilogueSpec:
 
 def test_timings_tell_kernels_apart_and_repeat() -> None:
     gpu, spec = device_at(0), spec_of("rowwise")
-    kernels = [Kernel(spec, config, Alignment.TMA) for config in table(gpu.arch, spec)]
+    kernels = [Kernel(plan(spec, config, Alignment.TMA)) for config in table(gpu.arch, spec)]
     functions = {kernel: function for kernel, function in obtain(kernels).items() if callable(function)}
     assert len(functions) == len(kernels)
 
     def refused(*arguments: object) -> None:
         raise RuntimeError("no such launch")
 
-    broken = Kernel(spec, candidates(gpu.arch, spec, 4096, 4096, 4096, gpu.sm_count)[-1], Alignment.PLAIN)
+    broken = Kernel(
+        plan(spec, candidates(gpu.arch, spec, 4096, 4096, 4096, gpu.sm_count)[-1], Alignment.PLAIN)
+    )
     plane = torch.randn(8192, 8192, device="cuda")
     timer = GpuTimer(gpu)
     first, second = (
@@ -169,7 +171,7 @@ def test_timings_tell_kernels_apart_and_repeat() -> None:
     assert 100 < first.unfused < 300
     assert abs(first.unfused / second.unfused - 1) < 0.15
     for kernel in functions:
-        assert abs(first.kernels[kernel] / second.kernels[kernel] - 1) < 0.15, kernel.config.name
+        assert abs(first.kernels[kernel] / second.kernels[kernel] - 1) < 0.15, kernel.plan.tile.name
     assert min(first.kernels.values()) > 50  # 137 GFLOP
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cute_backend.bench.elsewhere import built_for
-from cute_backend.planning import Alignment, Arch, offered, unserved
+from cute_backend.planning import Alignment, Arch, offered, plan, unserved
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -58,23 +58,23 @@ def one_tile(name: str, arch: Arch = Arch.SM80) -> list[Kernel]:
     """An epilogue's kernels in a tile, another one for each, aligned and not."""
     configs = offered(arch, spec := in_16_bits(name))
     config = configs[list(EPILOGUES).index(name) % len(configs)]
-    return [Kernel(spec, config, alignment) for alignment in Alignment]
+    return [Kernel(plan(spec, config, alignment)) for alignment in Alignment]
 
 
 def wgmma_peer(name: str) -> Kernel:
     """The same epilogue behind wgmma."""
     spec = in_16_bits(name)
-    return Kernel(spec, offered(Arch.SM90A, spec)[-1], Alignment.TMA)
+    return Kernel(plan(spec, offered(Arch.SM90A, spec)[-1], Alignment.TMA))
 
 
 def of_tile(arch: Arch, tile: int, alignment: Alignment) -> Kernel:
     spec = in_16_bits("addmm_relu")
-    return Kernel(spec, offered(arch, spec)[tile], alignment)
+    return Kernel(plan(spec, offered(arch, spec)[tile], alignment))
 
 
 def of_layout(arch: Arch, dtype: DType, a: Major, b: Major) -> Kernel:
     spec = of_operands(in_16_bits("addmm_relu"), dtype, a, b)
-    return Kernel(spec, offered(arch, spec)[-1], Alignment.TMA)
+    return Kernel(plan(spec, offered(arch, spec)[-1], Alignment.TMA))
 
 
 def built_for_hopper(kernels: list[Kernel], folder: Path) -> Functions:
@@ -113,8 +113,8 @@ def check_bits(kernel: Kernel, folder: Path) -> None:
     """Asserts that a kernel gives the replay's bits: its products are exact, and the rest is rounded once."""
     function = built_for_hopper([kernel], folder)[kernel]
     for m, n, k in SHAPES:
-        a, bs, loads = operands_of(kernel.spec, m, n, k, aligned=kernel.alignment is Alignment.TMA)
-        expected = replay(kernel.spec, a, bs, loads, accumulate=torch.float64)
+        a, bs, loads = operands_of(kernel.plan.spec, m, n, k, aligned=kernel.plan.alignment is Alignment.TMA)
+        expected = replay(kernel.plan.spec, a, bs, loads, accumulate=torch.float64)
         outputs = run_kernel(kernel, function, (a, bs, loads), m, n)
         for actual, right in zip(outputs, expected, strict=True):
             assert torch.equal(actual, right), (m, n, k)

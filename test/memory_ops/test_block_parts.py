@@ -174,7 +174,7 @@ def test_kernels_write_heads_of_as_many_rows_as_a_launch_has(
         check_operands(spec, a, b, loads)
         assert torch.equal(replay(spec, a, b, loads)[0], right)
         (result,), launch = run_region(spec, a, b, loads, Machine(config.arch, 1, config, 1))
-        assert launch.kernel.alignment is alignment
+        assert launch.kernel.plan.alignment is alignment
         assert torch.equal(result, right)
 
 
@@ -191,7 +191,7 @@ def test_no_kernel_that_is_told_the_rows_of_heads_spills(
 ) -> None:
     spec = known_at_launch(partial(max(count, 32), columns, pairs=count == 2), 2)
     for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
-        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, config.name
 
 
 def test_tables_agree_on_the_rows_of_heads() -> None:
@@ -215,7 +215,7 @@ def test_no_kernel_that_selects_a_part_spills(
 ) -> None:
     spec = partial(count, columns, rows=100, pairs=pairs)
     for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
-        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, config.name
 
 
 def test_tma_writes_heads_of_at_most_five_axes() -> None:

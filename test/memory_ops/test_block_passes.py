@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, subtiled, table
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, subtiled, table
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -183,7 +183,7 @@ def test_kernels_reduce_blocks_in_passes(name: str, config: TileConfig, columns:
     spec = SPECS[name](columns)
     for m in (config.tile_m + 9, 1):
         kernel = check(spec, config, m, config.tile_n + columns)
-        assert columns % kernel.config.subtile_n == 0 and kernel.config.subtile_n < columns
+        assert columns % kernel.plan.tile.subtile_n == 0 and kernel.plan.tile.subtile_n < columns
 
 
 @pytest.mark.sim
@@ -201,7 +201,7 @@ def test_a_pair_is_reduced_in_passes(arch: Arch) -> None:
     spec = silu_quantised(128, products=2)
     config = table(arch, spec)[0]
     kernel = check(spec, config, 9, 256)
-    assert kernel.config.subtile_n < 128 and build(kernel).spill_bytes == 0
+    assert kernel.plan.tile.subtile_n < 128 and build(kernel).spill_bytes == 0
 
 
 def test_heads_of_several_batches_are_normalised_and_rotated() -> None:
@@ -226,8 +226,8 @@ def test_blocks_are_reduced_in_loops_if_planes_move_by_element(columns: int) -> 
     a, bs, (row,) = operands(rms_norm(columns), 140, 512)
     odd = torch.zeros(140, 513, dtype=torch.bfloat16)[:, 1:].copy_(torch.randn(140, 512))
     results, launch = run_region(spec, a, bs, [row, odd], Machine(Arch.SM90A, 140, config, 1))
-    assert launch.kernel.alignment is Alignment.PLAIN
-    assert subtiled(spec, launch.kernel.config, Alignment.PLAIN).rolled
+    assert launch.kernel.plan.alignment is Alignment.PLAIN
+    assert subtiled(spec, launch.kernel.plan.tile, Alignment.PLAIN).rolled
     torch.testing.assert_close(results[0], replay(spec, a, bs, [row, odd])[0], rtol=8e-3, atol=8e-3)
 
 
@@ -235,7 +235,7 @@ def test_blocks_are_reduced_in_loops_if_planes_move_by_element(columns: int) -> 
 def test_what_passes_and_visits_compute(arch: Arch) -> None:
     """A pass has what its reduction needs, and a visit the rest, with the results by row."""
     spec = layer_norm(128)
-    text = emit(spec, table(arch, spec)[0], Alignment.TMA)
+    text = emit(plan(spec, table(arch, spec)[0], Alignment.TMA))
     passes, visit = text.split("def reduce_blocks(")[1].split("def visit(")
     assert passes.count("for i in cutlass.range_constexpr(blocks.subtiles):") == 2
     assert passes.count("_parts.take(") == passes.count("_parts.results(") == 2
@@ -280,7 +280,7 @@ def test_no_kernel_with_passes_spills(name: str, arch: Arch, columns: int, align
     if (name, arch, columns) == ("norm_and_rotation", Arch.SM90A, 80):
         pytest.skip("no tile of sm_90a rotates halves of 40 columns")
     for config in offered(arch, spec):
-        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, config.name
 
 
 def test_passes_by_element_keep_no_values_for_later_ones() -> None:
@@ -288,7 +288,7 @@ def test_passes_by_element_keep_no_values_for_later_ones() -> None:
     beside the accumulators: 128 bytes were spilled."""
     spec = softmax(256)
     (config,) = offered(Arch.SM90A, spec)
-    assert build(Kernel(spec, config, Alignment.PLAIN)).spill_bytes == 0
+    assert build(Kernel(plan(spec, config, Alignment.PLAIN))).spill_bytes == 0
 
 
 def test_exponentials_of_passes_have_registers() -> None:
@@ -299,7 +299,7 @@ def test_exponentials_of_passes_have_registers() -> None:
     spec = softmax(64)
     spec = replace(spec, ops=spec.ops[:-1], stores=(Store("out0", "t5", DType.BF16),))
     for config in table(Arch.SM90A, spec):
-        assert build(Kernel(spec, config, Alignment.TMA)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(spec, config, Alignment.TMA))).spill_bytes == 0, config.name
 
 
 @pytest.mark.parametrize(("name", "columns"), [("layer_norm", 80), ("rms_norm", 96)])
@@ -309,4 +309,4 @@ def test_no_warpgroup_has_a_half_of_one_block(name: str, columns: int) -> None:
     configs = [each for each in offered(Arch.SM100A, spec) if each.tile_n == 2 * columns]
     assert {each.ctas: each.column_groups for each in configs} == {1: 1, 2: 2}
     for config in configs:
-        assert build(Kernel(spec, config, Alignment.PLAIN)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(spec, config, Alignment.PLAIN))).spill_bytes == 0, config.name

@@ -17,6 +17,7 @@ from cute_backend.planning import (
     TileConfig,
     held,
     offered,
+    plan,
     planes_written,
     serves,
     subtiled,
@@ -205,7 +206,7 @@ def test_kernels_reduce_blocks(config: TileConfig, columns: int, name: str, alig
             spec = replace(spec, loads=tuple(map(misaligned, spec.loads)))
         results, launch = run_region(spec, a, b, loads, Machine(config.arch, 1, config, 1))
         check(results, expected(spec, columns, *a, *b, loads)[: len(spec.stores)])
-        cut = launch.kernel.config.subtile_n
+        cut = launch.kernel.plan.tile.subtile_n
         assert cut % columns == 0 or (spec.pass_columns and columns % cut == 0)
 
 
@@ -227,7 +228,7 @@ def test_a_gated_pair_is_quantised_by_blocks_of_128() -> None:
     blocks = (gate * up).view(9, 2, 128)
     scales = blocks.abs().amax(-1) + 0.5
     check(results, [(blocks / scales[..., None]).view(9, 256), scales, scales])
-    assert all(build(Kernel(spec, config, alignment)).spill_bytes == 0 for alignment in Alignment)
+    assert all(build(Kernel(plan(spec, config, alignment))).spill_bytes == 0 for alignment in Alignment)
 
 
 def means(*sizes: int, planes: int = 0, accumulators: tuple[Accumulator, ...] = (ACC,)) -> EpilogueSpec:
@@ -298,7 +299,7 @@ def test_no_kernel_of_blocks_spills(name: str, arch: Arch, columns: int) -> None
     spec = SPECS[name](columns)
     for config in (table(arch, spec)[0], table(arch, spec)[-1]):
         for alignment in Alignment:
-            assert build(Kernel(spec, config, alignment)).spill_bytes == 0, (config.name, alignment)
+            assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, (config.name, alignment)
 
 
 def beside(columns: int, loads: int) -> EpilogueSpec:
@@ -316,7 +317,7 @@ def test_a_block_in_a_thread_leaves_planes_by_element_registers(loads: int) -> N
     568 beside two; with one predicate and clamped addresses 24 beside two."""
     spec = beside(64, loads)
     config = next(each for each in table(Arch.SM100A, spec) if each.cta_rows == each.tile_n == 128)
-    assert build(Kernel(spec, config, Alignment.PLAIN)).spill_bytes == 0
+    assert build(Kernel(plan(spec, config, Alignment.PLAIN))).spill_bytes == 0
 
 
 @pytest.mark.sweep
@@ -328,7 +329,7 @@ def test_no_block_in_a_thread_spills(columns: int, loads: int) -> None:
     for each in (spec, split):
         for config in table(Arch.SM100A, each):
             for alignment in Alignment:
-                assert build(Kernel(each, config, alignment)).spill_bytes == 0, (config.name, alignment)
+                assert build(Kernel(plan(each, config, alignment))).spill_bytes == 0, (config.name, alignment)
 
 
 @pytest.mark.sim
@@ -341,7 +342,7 @@ def test_a_block_in_a_thread_by_element_at_edges(columns: int, m: int) -> None:
     a, b, (row, plane) = operands(spec, m, 128 + columns)
     odd = torch.zeros(m, plane.shape[1] + 1, dtype=plane.dtype)[:, 1:].copy_(plane)
     results, launch = run_region(spec, a, b, [row, odd], Machine(Arch.SM100A, m, config, 1))
-    assert launch.kernel.alignment is Alignment.PLAIN and launch.kernel.config.subtile_n == columns
+    assert launch.kernel.plan.alignment is Alignment.PLAIN and launch.kernel.plan.tile.subtile_n == columns
     check(results, expected(spec, columns, *a, *b, [row, plane]))
 
 
@@ -373,7 +374,7 @@ def test_no_visit_of_a_whole_tile_spills(name: str, alignment: Alignment) -> Non
     spec = WHOLE_VISITS[name]
     for config in offered(Arch.SM90A, spec):
         assert config.subtile_n == config.tile_n in (80, 96)
-        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, config.name
 
 
 @pytest.mark.parametrize("columns", [48, 80, 96])
@@ -410,7 +411,7 @@ def test_visits_of_a_whole_tile_at_edges(columns: int, m: int) -> None:
     spec = replace(spec, stores=tuple(replace(store, dtype=DType.BF16) for store in spec.stores))
     a, b, loads = operands(spec, m, 2 * columns)
     results, launch = run_region(spec, a, b, loads, Machine(Arch.SM90A, m, None, 4))
-    assert launch.kernel.config.subtile_n == columns and launch.kernel.alignment is Alignment.TMA
+    assert launch.kernel.plan.tile.subtile_n == columns and launch.kernel.plan.alignment is Alignment.TMA
     normed, plane = expected(spec, columns, *a, *b, loads)
     check(results, [normed + loads[1].double(), plane])
 

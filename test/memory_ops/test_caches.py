@@ -14,7 +14,7 @@ from torch import Tensor
 from cute_backend.formula import formula
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.schedule import kernel_names
-from cute_backend.planning import Alignment, Arch, TileConfig, choose
+from cute_backend.planning import Alignment, Arch, TileConfig, choose, plan
 from cute_backend.planning.transposing import can_transpose
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
@@ -188,12 +188,12 @@ def test_the_compiler_drops_signs_of_sums_with_constant_coordinates(
     """A planted fault: `follow_in_cache` without its detour through i64. If nothing is caught, the compiler
     no longer needs that."""
     spec, call = single(Cache(136, 1, 32, "scalar0"), FIRST), "follow_in_cache(held.scalar0[0], row, 1, 136)"
-    text, path = emit(spec, config, Alignment.TMA), tmp_path / "faulty.py"
+    text, path = emit(plan(spec, config, Alignment.TMA)), tmp_path / "faulty.py"
     assert text.count(call) == 1 and text.count("import follow_in_cache") == 1
     direct = "place_in_cache(cutlass.min(held.scalar0[0], Int32(136)) + row % 1, row, 1, 136)"
     text = text.replace(call, direct).replace("import follow_in_cache", "import place_in_cache")
     path.write_text(text)
-    built = compile_kernel(Kernel(spec, config, Alignment.TMA), text, path)
+    built = compile_kernel(Kernel(plan(spec, config, Alignment.TMA)), text, path)
     program = HostProgram(built.ptx, built.host_object, SYMBOL)
     with patch.object(simulate, "_program", lambda kernel: program):
         check(spec, 2, torch.tensor(5), config, n=128)
@@ -210,7 +210,7 @@ def test_kernels_write_slices(config: TileConfig, first: int, rows: int) -> None
 
 def test_a_kernel_reads_the_position_once_and_asks_for_each_row() -> None:
     config = choose(Arch.SM90A, attention(100, 128, FIRST), 200, 320, 64, 132)
-    text = emit(attention(100, 128, FIRST), config, Alignment.TMA)
+    text = emit(plan(attention(100, 128, FIRST), config, Alignment.TMA))
     assert "scalar0 = saturated(scalar0_i64)" in text and text.count("glob.scalar0[") == 2
     for result in ("out1", "out2"):
         lines = [
@@ -234,7 +234,7 @@ def test_the_formula_names_the_cache() -> None:
 def test_no_kernel_that_writes_a_cache_spills(arch: Arch, rows: int) -> None:
     spec = attention(rows, 4096, FIRST, columns=128)
     config = choose(arch, spec, 16 * rows, 640, 4096, arch.target.sm_count)
-    assert build(Kernel(spec, config, Alignment.TMA)).spill_bytes == 0, config.name
+    assert build(Kernel(plan(spec, config, Alignment.TMA))).spill_bytes == 0, config.name
 
 
 @pytest.mark.parametrize(

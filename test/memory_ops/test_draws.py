@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.planning import Alignment, Arch, TileConfig
+from cute_backend.planning import Alignment, Arch, TileConfig, plan
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator.simulate import Machine, run_region
@@ -62,5 +62,5 @@ def test_four_draws_take_one_block(name: str, drawn: tuple[Call, Tensor]) -> Non
     draws = config.block_m * config.subtile_n // 128
     blocks = draws if name == "half of each block" else draws // 4
     factor = 0xD2511F53 - 2**32
-    count = build(Kernel(spec, config, Alignment.TMA)).ptx.count(f", {factor};")
+    count = build(Kernel(plan(spec, config, Alignment.TMA))).ptx.count(f", {factor};")
     assert 8 * blocks <= count <= 10 * blocks

@@ -146,7 +146,7 @@ def test_kernels_rotate_first_columns(config: TileConfig, spec: EpilogueSpec, al
     a, b, tables = operands(spec, m, (config.tile_n // columns + 1) * columns)
     results, launch = run_region(spec, a, b, tables, Machine(config.arch, 1, config, 1))
     assert torch.equal(results[0], expected(spec, *a, *b, tables))
-    assert spec.fits_visit(launch.kernel.config.subtile_n)
+    assert spec.fits_visit(launch.kernel.plan.tile.subtile_n)
 
 
 def by_element(blocks: Blocks | None) -> Blocks | None:
@@ -172,8 +172,8 @@ def test_first_columns_at_edges(arch: Arch, count: int, columns: int, visit: int
     spec = first(count, columns)
     a, b, tables = operands(spec, m, 2 * columns)
     results, launch = run_region(spec, a, b, tables, Machine(arch, m, None, 4))
-    assert launch.kernel.config.subtile_n == visit
-    assert launch.kernel.alignment is Alignment.TMA
+    assert launch.kernel.plan.tile.subtile_n == visit
+    assert launch.kernel.plan.alignment is Alignment.TMA
     assert torch.equal(results[0], expected(spec, *a, *b, tables))
 
 
@@ -182,7 +182,7 @@ def test_batches_share_tables_of_first_columns() -> None:
     spec = first(24, 96, batches=True)
     a, b, tables = operands(spec, 256, 192)
     results, launch = run_region(spec, a, b, tables, Machine(Arch.SM90A, 1, None, 4))
-    assert launch.kernel.alignment is Alignment.TMA
+    assert launch.kernel.plan.alignment is Alignment.TMA
     assert torch.equal(results[0], expected(spec, *a, *b, tables))
 
 
@@ -219,7 +219,7 @@ def test_no_kernel_that_rotates_first_columns_spills(arch: Arch, name: str, alig
     if (arch, name) == (Arch.SM100A, "whole"):
         pytest.skip("data center Blackwell orders the columns of whole heads by TMA")
     for config in offered(arch, SPILLS[name]):
-        assert build(Kernel(SPILLS[name], config, alignment)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(SPILLS[name], config, alignment))).spill_bytes == 0, config.name
 
 
 def packed(count: int, columns: int, heads: int, rows: int = 0, apart: bool = False) -> EpilogueSpec:
@@ -299,7 +299,7 @@ def test_projections_share_a_launch(config: TileConfig, spec: EpilogueSpec, m: i
         )
     a, b, loads = operands_of_heads(spec, m)
     results, launch = run_region(spec, a, b, loads, Machine(config.arch, 1, config, 1))
-    assert launch.kernel.alignment is Alignment.TMA
+    assert launch.kernel.plan.alignment is Alignment.TMA
     for result, right in zip(results, replay(spec, a, b, loads), strict=True):
         assert torch.equal(result, right)
 
@@ -331,7 +331,7 @@ def test_a_segment_of_wide_visits_has_columns_of_several_clusters() -> None:
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 def test_no_kernel_of_projections_spills(arch: Arch, name: str, alignment: Alignment) -> None:
     for config in offered(arch, SHARED[name]):
-        assert build(Kernel(SHARED[name], config, alignment)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(SHARED[name], config, alignment))).spill_bytes == 0, config.name
 
 
 def cached(spec: EpilogueSpec, columns: int) -> EpilogueSpec:
@@ -348,7 +348,7 @@ def test_wide_visits_leave_registers_for_places_in_a_cache() -> None:
     (config,) = offered(Arch.SM100A, spec)
     assert (config.tile_m, config.tile_n, config.subtile_n) == (128, 64, 64)
     for alignment in Alignment:
-        assert build(Kernel(spec, config, alignment)).spill_bytes == 0
+        assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0
 
 
 def test_values_keep_to_the_planes_that_wide_visits_leave_room_for() -> None:

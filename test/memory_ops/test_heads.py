@@ -159,7 +159,7 @@ def test_heads_of_128_columns_that_are_rotated(config: TileConfig, seed: int) ->
 def test_no_tile_of_heads_with_rows_of_a_launch_spills(arch: Arch, alignment: Alignment) -> None:
     spec = at_launch(attention(100, 64, 32, 8, 8))
     for config in offered(arch, spec):
-        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, config.name
 
 
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
@@ -171,7 +171,7 @@ def test_no_tile_of_heads_with_rows_of_a_launch_spills(arch: Arch, alignment: Al
 def test_kernels_spill_nothing(arch: Arch, spec: EpilogueSpec) -> None:
     n = sum(acc.width for acc in spec.accumulators) or 4096
     config = choose(arch, spec, 100 if n == 4096 else 2048, n, 4096, arch.target.sm_count)
-    assert build(Kernel(spec, config, Alignment.TMA)).spill_bytes == 0
+    assert build(Kernel(plan(spec, config, Alignment.TMA))).spill_bytes == 0
 
 
 @pytest.mark.exhaustive
@@ -180,7 +180,7 @@ def test_kernels_spill_nothing(arch: Arch, spec: EpilogueSpec) -> None:
 def test_no_tile_spills(arch: Arch, alignment: Alignment) -> None:
     for spec in (single(100, 64), single(2048, 128), attention(2048, 128, 32, 8, 8)):
         for config in offered(arch, spec):
-            assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+            assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, config.name
 
 
 def test_a_subtile_is_within_a_head() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.simplify import simplify
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, subtiled, table
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, subtiled, table
 from cute_backend.planning.halving import can_halve
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
@@ -162,8 +162,8 @@ def check(
         loads = [torch.zeros(m, n + 1, dtype=each.dtype)[:, 1:].copy_(each.flatten(1)) for each in loads]
     results, launch = run_region(spec, [a], [b], loads, Machine(config.arch, m, config, seed))
     kernel = launch.kernel
-    assert kernel.alignment is (Alignment.PLAIN if by_element else Alignment.TMA)
-    cut = subtiled(spec, kernel.config, kernel.alignment)
+    assert kernel.plan.alignment is (Alignment.PLAIN if by_element else Alignment.TMA)
+    cut = subtiled(spec, kernel.plan.tile, kernel.plan.alignment)
     assert columns % cut.subtile_n == 0 and cut.subtile_n < columns
     wanted = expected(name, a.double() @ b.double(), loads, columns)
     for result, right in zip(results, wanted, strict=True):
@@ -215,14 +215,14 @@ def test_every_form_at_edges(name: str, arch: Arch, m: int) -> None:
 def test_planes_are_read_by_element(config: TileConfig, columns: int) -> None:
     """Visits are then the iterations of loops, and so is what comes ahead of passes."""
     kernel = check("residual_norm", config, columns, 100, 384, by_element=True)
-    assert subtiled(residual_norm(columns), kernel.config, Alignment.PLAIN).rolled
+    assert subtiled(residual_norm(columns), kernel.plan.tile, Alignment.PLAIN).rolled
 
 
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 def test_what_is_kept_and_where_it_is_read(arch: Arch) -> None:
     """Passes and visits begin with the kept value, and read no accumulator and no early plane."""
     spec = planes_around(128)
-    text = emit(spec, table(arch, spec)[0], Alignment.TMA)
+    text = emit(plan(spec, table(arch, spec)[0], Alignment.TMA))
     keep, rest = text.split("def keep(self, sub, acc, glob, held, smem):")[1].split("def reduce_blocks(")
     passes, visit = rest.split("def visit(self, sub, t0, glob, held, smem):")
     assert 'early_loads = ("exact0",)' in text
@@ -236,7 +236,7 @@ def test_what_is_kept_and_where_it_is_read(arch: Arch) -> None:
 def test_a_wide_subtile_keeps_nothing() -> None:
     """Blocks that a subtile has whole are reduced in the visit, which reads all planes."""
     spec = residual_norm(32)
-    text = emit(spec, TileConfig(Arch.SM90A, 64, 64), Alignment.TMA)
+    text = emit(plan(spec, TileConfig(Arch.SM90A, 64, 64), Alignment.TMA))
     assert spec.kept == "t0" and "def keep(" not in text and "early_loads" not in text
 
 
@@ -417,4 +417,4 @@ def test_sums_of_pieces_leave_no_registers_for_kept_values() -> None:
 
 
 def spilled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> int:
-    return build(Kernel(spec, config, alignment)).spill_bytes
+    return build(Kernel(plan(spec, config, alignment))).spill_bytes

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, TileConfig, kernel_plan
 from cute_backend.planning.last_tile import MOST_PARTS
-from cute_backend.runtime.arguments import outputs
 from cute_backend.simulator.host import HostProgram
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
@@ -79,7 +78,7 @@ def check(
     rows: int | None = None,
 ) -> None:
     """One launch gives the bits of two, in whatever order CTAs run."""
-    with patch.object(outputs, "counters_needed", lambda *sizes: 0):
+    with patch.object(kernel_plan, "counters_needed", lambda *sizes: 0):
         machine = Machine(config.arch, config=config)
         expected, launches = results(spec, a, b, machine, rows)
     assert launches == 2

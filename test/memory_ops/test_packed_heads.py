@@ -13,6 +13,7 @@ from cute_backend.planning import (
     Arch,
     TileConfig,
     offered,
+    plan,
     serves,
     subtiled,
     table,
@@ -111,7 +112,7 @@ def test_kernels_read_blocks_of_columns(config: TileConfig, spec: EpilogueSpec, 
     """Several heads in a tile, and several tiles in a head; the last tiles of rows and columns cut off."""
     a, b, biases = operands(spec, m)
     results, launch = run_region(spec, a, b, biases, Machine(config.arch, 1, config, 1))
-    assert launch.kernel.alignment is Alignment.TMA
+    assert launch.kernel.plan.alignment is Alignment.TMA
     for result, right in zip(results, replay(spec, a, b, biases), strict=True):
         assert torch.equal(result, right)
 
@@ -180,7 +181,7 @@ def test_two_warpgroups_rotate_in_narrow_subtiles_by_element() -> None:
     config = offered(Arch.SM100A, spec)[0]
     assert config.column_groups == 2
     for alignment, columns in ((Alignment.TMA, 32), (Alignment.PLAIN, 16)):
-        kernel = Kernel(spec, config, alignment)
+        kernel = Kernel(plan(spec, config, alignment))
         assert subtiled(spec, config, alignment).subtile_n == columns
         assert build(kernel).spill_bytes == 0
 
@@ -209,7 +210,7 @@ SPILLS = [
 @pytest.mark.parametrize(("arch", "spec"), SPILLS)
 def test_no_tile_of_heads_spills(arch: Arch, spec: EpilogueSpec, alignment: Alignment) -> None:
     for config in offered(arch, spec):
-        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, config.name
 
 
 @pytest.mark.exhaustive
@@ -227,7 +228,7 @@ def test_no_tile_of_heads_spills(arch: Arch, spec: EpilogueSpec, alignment: Alig
 def test_no_kernel_of_blocks_spills(arch: Arch, columns: int, rotates: bool, alignment: Alignment) -> None:
     spec = packed(columns, 8, rows=0 if columns == 80 else 100, rotates=rotates)
     for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
-        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, config.name
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_kernels_rotate_halves(config: TileConfig, columns: int) -> None:
     """Several tiles, the last of each row and column cut off; and one row."""
     n = config.tile_n + columns if config.tile_n >= columns else 2 * columns
     kernel = check(rotary(columns), config.tile_m + 9, n, 144, config)
-    assert kernel.alignment is Alignment.TMA
+    assert kernel.plan.alignment is Alignment.TMA
     check(rotary(columns), 1, columns, 64, config)
 
 
@@ -204,7 +204,7 @@ def test_neighbours_are_rotated_beside_everything_but_even_and_odd_columns(arch:
 def test_no_kernel_that_rotates_neighbours_spills(arch: Arch, head: int, alignment: Alignment) -> None:
     spec = neighbours(head)
     for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
-        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, config.name
 
 
 @pytest.mark.sweep
@@ -215,7 +215,7 @@ def test_other_layouts_rotate_halves(arch: Arch, case: str) -> None:
     spec = rotary(64, batches=case == "batches")
     if case == "batches":
         kernel = check(spec, 2 * TABLE_ROWS, 192, 64, table(arch, spec)[-1])
-        assert kernel.alignment is Alignment.TMA
+        assert kernel.plan.alignment is Alignment.TMA
     if case == "by element":
         spec = replace(spec, loads=(*spec.loads[:3], replace(RESIDUAL, stride_n=Stride.OTHER)))
     if case == "columns":
@@ -235,7 +235,7 @@ def test_other_layouts_rotate_halves(arch: Arch, case: str) -> None:
 def test_no_kernel_that_rotates_spills(arch: Arch, columns: int, alignment: Alignment) -> None:
     spec = rotary(columns)
     for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
-        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, config.name
 
 
 @pytest.mark.parametrize(("alignment", "way"), [(Alignment.TMA, "tma"), (Alignment.PLAIN, "runs")])

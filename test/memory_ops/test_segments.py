@@ -13,7 +13,7 @@ from torch import Tensor
 from cute_backend.formula import formula
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.schedule import kernel_names
-from cute_backend.planning import Alignment, Arch, TileConfig, choose, offered
+from cute_backend.planning import Alignment, Arch, TileConfig, choose, offered, plan
 from cute_backend.planning.naming import words
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
@@ -188,7 +188,7 @@ def test_one_head_may_have_several_subtiles(name: str, m: int) -> None:
 def test_kernels_of_llama_spill_nothing(arch: Arch, m: int) -> None:
     spec = rotated(128, 4096, 1024, 1024)
     config = choose(arch, spec, m, 6144, 4096, arch.target.sm_count)
-    assert build(Kernel(spec, config, Alignment.TMA)).spill_bytes == 0
+    assert build(Kernel(plan(spec, config, Alignment.TMA))).spill_bytes == 0
 
 
 def test_ping_pong_hides_rotations_of_all_waves_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_the_signature_has_the_columns_of_segments() -> None:
 
 def test_the_text_has_an_epilogue_for_each_segment() -> None:
     config = choose(Arch.SM90A, MIXED, 2048, sum(WIDTHS), 4096, 132)
-    text = emit(MIXED, config, Alignment.TMA)
+    text = emit(plan(MIXED, config, Alignment.TMA))
     assert re.findall(r"^class (\w+):", text, re.MULTILINE) == ["Epilogue0", "Epilogue1", "Epilogue2"]
     assert "Segments([Epilogue0(), Epilogue1(), Epilogue2()], [136, 72, 200])" in text
     assert "gemm(a, [b0, b1, b2], [colvec0, rowvec0, colvec0, exact0], [out0, out1, out2]" in text
@@ -277,7 +277,7 @@ def test_no_tile_that_is_offered_spills(
 ) -> None:
     spec = made(dtype)
     spills = {
-        (config.name, alignment.value): build(Kernel(spec, config, alignment)).spill_bytes
+        (config.name, alignment.value): build(Kernel(plan(spec, config, alignment))).spill_bytes
         for config in offered(arch, spec)
         for alignment in Alignment
     }

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.planning import Alignment, Arch, offered
+from cute_backend.planning import Alignment, Arch, offered, plan
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -124,7 +124,7 @@ ARCHS = (Arch.SM90A, Arch.SM100A)
 def test_no_kernel_of_wide_heads_spills(arch: Arch, dtype: DType, alignment: Alignment) -> None:
     spec = gemma(HEADS, dtype)
     for config in offered(arch, spec):
-        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+        assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, config.name
 
 
 @pytest.mark.sim

@@ -66,7 +66,7 @@ def test_every_tile_and_cluster_is_found_whatever_holds_the_operands(dtypes, lay
     args = gemm(*(like(each, where) for each in gemm_operands(*dtypes, layout)))
     operators = found(args, target)
     arch = ARCHES[target]
-    spec = operators[0].metadata.kernel.spec
+    spec = operators[0].metadata.kernel.plan.spec
     fast = [each for each in operators if each.metadata.design.fast_accum]
     assert {each.metadata.design.config for each in fast} == set(clustered(arch, spec))
     assert len({each.metadata.operator_name for each in operators}) == len(operators)
@@ -155,7 +155,7 @@ def test_a_product_on_ampere_is_named_by_its_tile_and_its_ctas() -> None:
     assert {each.metadata.design.cluster_shape for each in operators} == {(1, 1, 1)}
     name = "cute_backend.sm80_tnt_Abf16_Bbf16_outbf16_accf32_tile128x128_cluster1x1_occupancy2"
     assert name in {each.metadata.operator_name for each in operators}
-    spec = operators[0].metadata.kernel.spec
+    spec = operators[0].metadata.kernel.plan.spec
     assert operators[0].metadata.design.config == choose(Arch.SM80, spec, M, N, K, Arch.SM80.target.sm_count)
 
 
@@ -172,10 +172,10 @@ def test_without_arguments_every_product_is_told_once():
             product.b_dtype,
             product.a_major,
             product.b_major,
-            each.metadata.kernel.spec.stores[0].dtype,
+            each.metadata.kernel.plan.spec.stores[0].dtype,
         )
         for each in operators
-        for product in (each.metadata.kernel.spec.product,)
+        for product in (each.metadata.kernel.plan.spec.product,)
     }
     fp8 = [(DType.E4M3, DType.E4M3), (DType.E4M3, DType.E5M2), (DType.E5M2, DType.E4M3)]
     products = [(*pair, Major.K, Major.K) for pair in fp8]
@@ -185,7 +185,7 @@ def test_without_arguments_every_product_is_told_once():
 
 
 def test_without_arguments_ampere_multiplies_no_fp8_and_writes_none():
-    specs = [each.metadata.kernel.spec for each in Sm80FusedGemm.generate_operators(lambda _: True)]
+    specs = [each.metadata.kernel.plan.spec for each in Sm80FusedGemm.generate_operators(lambda _: True)]
     assert {spec.product.a_dtype for spec in specs} == {DType.BF16, DType.F16}
     assert not any(store.dtype.is_fp8 for spec in specs for store in spec.stores)
 

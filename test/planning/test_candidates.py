@@ -8,22 +8,18 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import cutlass
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cute_backend.errors import BuildError, UsageError
 from cute_backend.fx_walk.collect import collect
-from cute_backend.memory_ops.emit import CUTE_TYPES
 from cute_backend.planning import (
     MAX_CANDIDATES,
     Alignment,
     Arch,
-    Ring,
     TileConfig,
     candidates,
     choose,
@@ -60,8 +56,6 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from cute_backend.templates.epilogue import SmemOperand
-from cute_backend.templates.stages import Stages
 from support.archs import FIRST
 from support.epilogues import BLOCKWISE, EPILOGUES, Problem
 from support.random_specs import specs
@@ -76,25 +70,6 @@ def shared_spec(name: str) -> EpilogueSpec:
     epilogue = {**EPILOGUES, **BLOCKWISE}[name]
     (report,) = collect(epilogue.fn, epilogue.inputs(Problem(256, 256, 256)))
     return report.regions[0].spec
-
-
-def stages(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Stages:
-    """The stages of a kernel. Raises ValueError where its shared memory does not hold them."""
-    config = subtiled(spec, config, alignment)
-    placed = plan(spec, config, alignment)
-
-    def operands(items: object) -> tuple[SmemOperand, ...]:
-        return tuple(
-            SmemOperand(item.name, getattr(cutlass, CUTE_TYPES[item.dtype]))
-            for item in items  # type: ignore[attr-defined]
-        )
-
-    epilogue = SimpleNamespace(
-        staged=operands(placed.in_ring(Ring.ROW, spec)),
-        shared_loads=operands(placed.in_ring(Ring.PLANE, spec)),
-        shared_stores=operands(store for store in spec.stores if store.name in placed.shared_stores),
-    )
-    return Stages.of(config, epilogue)  # type: ignore[arg-type]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -112,7 +87,7 @@ def test_what_is_chosen_exists_and_fits_shared_memory(
     for config in tried:
         assert config.arch is arch
         for alignment in Alignment:
-            assert stages(spec, config, alignment).ab >= config.least_ab_stages
+            assert plan(spec, config, alignment).stages.ab >= config.least_ab_stages
 
 
 def test_a_configuration_is_told_in_words() -> None:
@@ -234,7 +209,7 @@ def test_a_thread_has_fewer_accumulators_beside_more_planes() -> None:
     every = [config for config in clustered(Arch.SM90A, most) if config.pingpong]
     assert max(config.thread_accumulators for config in every) == 160
     widest = named(Arch.SM90A, most, "128x160_2x1_pingpong")
-    assert build(Kernel(most, widest, Alignment.TMA)).spill_bytes == 0
+    assert build(Kernel(plan(most, widest, Alignment.TMA))).spill_bytes == 0
 
 
 @pytest.mark.parametrize("alignment", Alignment)
@@ -245,7 +220,7 @@ def test_a_wide_tile_has_fewer_columns_if_planes_move_by_element(tile: str, alig
     config = named(Arch.SM90A, spec, tile)
     accumulators = subtiled(spec, config, alignment).thread_accumulators
     assert accumulators == (config.thread_accumulators if alignment is Alignment.TMA else 128)
-    assert build(Kernel(spec, config, alignment)).spill_bytes == 0
+    assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0
 
 
 def test_pairs_of_112_columns_need_a_margin() -> None:
@@ -519,7 +494,7 @@ def test_a_few_candidates_compile_without_a_spill() -> None:
         spec = shared_spec(draw.choice(sorted(name for name in EPILOGUES if EPILOGUES[name].runs_on(arch))))
         sizes = draw.choice([(16, 8192, 8192), (512, 4096, 2048), (8192, 8192, 1024)])
         config = draw.choice(candidates(arch, spec, *sizes, arch.target.sm_count))
-        assert build(Kernel(spec, config, draw.choice(list(Alignment)))).spill_bytes == 0, config.name
+        assert build(Kernel(plan(spec, config, draw.choice(list(Alignment))))).spill_bytes == 0, config.name
 
 
 @pytest.mark.parametrize("arch", Arch)
@@ -567,7 +542,7 @@ def test_clusters_share_out_a_stage_of_b_evenly() -> None:
     assert 3 not in {config.cluster_m for config in tunable(Arch.SM90A, along_n)}
     config = TileConfig(Arch.SM90A, 64, 192, 3, pingpong=True)
     with pytest.raises(BuildError, match="64 rows of a stage of B have no equal shares for 3 CTAs"):
-        build(Kernel(along_n, config, Alignment.TMA))
+        build(Kernel(plan(along_n, config, Alignment.TMA)))
 
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

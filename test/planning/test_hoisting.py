@@ -126,7 +126,7 @@ def test_a_hoist_is_refused_where_visits_are_iterations_of_a_loop() -> None:
 def test_a_hoist_that_spills_is_refused_with_the_bytes() -> None:
     config = TileConfig(Arch.SM100A, 256, 256, 2, ctas=2, unrolled=True, rowvecs=Rowvecs.REGISTER_HOIST)
     with pytest.raises(BuildError, match=r"spills \d+ bytes a thread with its rowvecs in registers"):
-        build(Kernel(epilogue_spec("bf16_vectors", True), config, Alignment.TMA))
+        build(Kernel(plan(epilogue_spec("bf16_vectors", True), config, Alignment.TMA)))
 
 
 def test_nothing_is_hoisted_beside_224_columns_that_are_written_by_element() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.planning import Alignment, Arch, TileConfig, placing, plan
+from cute_backend.planning import Alignment, Arch, Plan, TileConfig, placing, plan
 from cute_backend.planning.placements import PLACEMENTS, ByElement, Ring, planes, vectors
 from cute_backend.planning.placements.placement import takes_nothing
 from cute_backend.spec import LoadKind
@@ -54,16 +54,16 @@ def test_planes_take_shared_memory_in_their_order() -> None:
     names = [placed.placements[load.name].name for load in spec.loads]
     assert names == sorted(names), "tma before vector"
     assert set(names) == {"tma", "vector"} and placed.shared_stores == ("out0",)
-    assert [load.name for load in placed.in_ring(Ring.PLANE, spec)] == [
+    assert [load.name for load in placed.segments[0].in_ring(Ring.PLANE, spec)] == [
         load.name for load, name in zip(spec.loads, names, strict=True) if name == "tma"
     ]
 
 
 def test_the_order_of_the_table_is_that_of_preference(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, config = spec_of(rowvec("rowvec0")), TileConfig(Arch.SM90A, 128, 128)
-    assert plan(spec, config, Alignment.TMA).placements["rowvec0"] is vectors.REGISTER_HOIST
+    assert Plan.of(spec, config, Alignment.TMA).placements["rowvec0"] is vectors.REGISTER_HOIST
     monkeypatch.setattr(placing, "PLACEMENTS", (vectors.SMEM_STAGED, vectors.REGISTER_HOIST))
-    assert plan(spec, config, Alignment.TMA).placements["rowvec0"] is vectors.SMEM_STAGED
+    assert Plan.of(spec, config, Alignment.TMA).placements["rowvec0"] is vectors.SMEM_STAGED
     monkeypatch.setattr(placing, "PLACEMENTS", ())
     with pytest.raises(ValueError, match="no placement takes rowvec0, a rowvec of f32; the last one"):
-        plan(spec, config, Alignment.TMA)
+        Plan.of(spec, config, Alignment.TMA)

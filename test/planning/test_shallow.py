@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
-import cutlass
 import pytest
 
-from cute_backend.planning import Arch, TileConfig, choose, table
+from cute_backend.planning import Arch, Stages, TileConfig, choose, table
 from cute_backend.planning.shallow import shallowed
-from cute_backend.planning.shared_memory import can_be_shallow
-from cute_backend.spec import Scaling
-from cute_backend.templates.epilogue import SmemOperand
-from cute_backend.templates.stages import Stages
+from cute_backend.planning.shared_memory import Rings, can_be_shallow
+from cute_backend.spec import DType, Scaling
 from support.shipped import epilogue_spec
 
 FULL, BARE = epilogue_spec("bias_gelu_residual", True), epilogue_spec("rowwise", True)
@@ -21,9 +17,8 @@ WIDE = TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, subtile_n=64
 
 
 def test_planes_get_a_stage_of_a_and_b() -> None:
-    plane = SmemOperand("plane", cutlass.BFloat16)
-    epilogue = SimpleNamespace(staged=(), shared_loads=(plane,), shared_stores=(plane,))
-    deep, shallow = (Stages.of(each, epilogue) for each in (WIDE, replace(WIDE, shallow=True)))  # type: ignore[arg-type]
+    rings = Rings.of(WIDE, [[DType.BF16]], [], [[DType.BF16]])
+    deep, shallow = (Stages.of(each, rings) for each in (WIDE, replace(WIDE, shallow=True)))
     assert (deep.ab, shallow.ab) == (5, 4)
     # A stage of A and B has 32 KiB, one of planes 16.
     assert shallow.exact + shallow.store == deep.exact + deep.store + 2

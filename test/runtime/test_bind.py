@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.planning import Alignment, Arch
+from cute_backend.planning import Arch
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.arguments.outputs import Outputs
 from cute_backend.runtime.calls import launch as launching
-from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.tuning import timing
 from cute_backend.signature import TABLE_ROWS, TMA_ALIGN
 from cute_backend.simulator import simulate
@@ -99,7 +98,7 @@ def operated(given: Operands, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(implementation, "device_at", lambda index: GPU)
     monkeypatch.setattr(implementation, "max_active_clusters", lambda index, size: 1)
     kernel = kernel_of(SPEC)
-    results, _ = Outputs(SPEC, kernel.config).of_size(M, N).allocate(given[0][0])
+    results, _ = Outputs(kernel.plan).of_size(M, N).allocate(given[0][0])
     for result in results:
         result.zero_()
     operator = implementation.Implementation(kernel)
@@ -110,8 +109,7 @@ def operated(given: Operands, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> No
 
 def timed(given: Operands, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "random_operands", lambda *how: given)
-    configs = [kernel_of(SPEC).config]
-    seen.append(timing.arguments_of(SPEC, configs, M, N, K, torch.Generator()))
+    seen.append(timing.arguments_of([kernel_of(SPEC).plan], M, N, K, torch.Generator()))
 
 
 PATHS = [launched, simulated, operated, timed]
@@ -126,7 +124,7 @@ def test_all_call_a_kernel_with_the_same_arguments(monkeypatch: pytest.MonkeyPat
     count = 2 + len(SPEC.loads)
     first, *others = seen
     for arguments in seen:
-        check_layouts(Kernel(SPEC, kernel_of(SPEC).config, Alignment.TMA), arguments)
+        check_layouts(kernel_of(SPEC), arguments)
     for other in others:
         for left, right in zip(first[:-1], other[:-1], strict=True):
             assert (left.shape, left.stride(), left.dtype) == (right.shape, right.stride(), right.dtype)

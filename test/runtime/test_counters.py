@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.planning import Arch, TileConfig, counters_needed, may_finish_rows
+from cute_backend.planning import Alignment, Arch, Plan, TileConfig, kernel_plan, plan
 from cute_backend.planning.last_tile import MOST_PARTS
-from cute_backend.runtime.arguments import counters, outputs
+from cute_backend.runtime.arguments import counters
 from cute_backend.runtime.arguments.counters import SLAB, counters_for, set_aside
 from cute_backend.runtime.arguments.outputs import Outputs
 from cute_backend.spec import (
@@ -168,43 +168,48 @@ def of_rows(*kinds: ReduceKind, axis: Axis = Axis.ROW) -> EpilogueSpec:
 TILE = TileConfig(Arch.SM90A, 128, 128)
 
 
+def planned(spec: EpilogueSpec, tile: TileConfig) -> Plan:
+    return plan(spec, tile, Alignment.TMA)
+
+
 def test_rows_of_few_tiles_are_counted() -> None:
     spec = of_rows(ReduceKind.MAX, ReduceKind.MEAN)
-    assert may_finish_rows(spec, TILE)
+    assert planned(spec, TILE).finishes_rows
     most = MOST_PARTS * TILE.tile_n
-    assert counters_needed(spec, TILE, 200, most) == 13 and counters_needed(spec, TILE, 200, most + 1) == 0
-    assert not may_finish_rows(of_rows(ReduceKind.MAX, axis=Axis.COLUMN), TILE)
-    assert not may_finish_rows(of_rows(ReduceKind.MAX, axis=Axis.ALL), TILE)
-    assert not may_finish_rows(of_rows(ReduceKind.MAX, ReduceKind.ARGMAX), TILE)
+    assert planned(spec, TILE).counters(200, most) == 13 and planned(spec, TILE).counters(200, most + 1) == 0
+    assert not planned(of_rows(ReduceKind.MAX, axis=Axis.COLUMN), TILE).finishes_rows
+    assert not planned(of_rows(ReduceKind.MAX, axis=Axis.ALL), TILE).finishes_rows
+    assert not planned(of_rows(ReduceKind.MAX, ReduceKind.ARGMAX), TILE).finishes_rows
     in_memory = TileConfig(Arch.SM90A, 64, 64, split_k=6)
-    assert in_memory.sums_in_memory and not may_finish_rows(spec, in_memory)
-    assert not may_finish_rows(
-        EpilogueSpec(spec.accumulators, (), (), (Store("out0", "acc", DType.F32),)), TILE
-    )
+    assert in_memory.sums_in_memory and not planned(spec, in_memory).finishes_rows
+    plane = EpilogueSpec(spec.accumulators, (), (), (Store("out0", "acc", DType.F32),))
+    assert not planned(plane, TILE).finishes_rows
 
 
 def test_a_transposed_kernel_counts_the_tiles_of_its_own_rows() -> None:
     transposed = TileConfig(Arch.SM90A, 128, 128, transposed=True)
-    assert not may_finish_rows(of_rows(ReduceKind.MAX), transposed)
-    assert counters_needed(of_rows(ReduceKind.MAX, axis=Axis.COLUMN), transposed, 200, 300) == 19
+    assert not planned(of_rows(ReduceKind.MAX), transposed).finishes_rows
+    assert planned(of_rows(ReduceKind.MAX, axis=Axis.COLUMN), transposed).counters(200, 300) == 19
 
 
 @pytest.mark.parametrize("kind", [ProductKind.BATCHED, ProductKind.GROUPED])
 def test_tiles_that_begin_at_any_row_have_a_counter_for_each(kind: ProductKind) -> None:
     spec = of_rows(ReduceKind.MAX)
     spec = replace(spec, accumulators=(replace(spec.product, kind=kind),))
-    assert counters_needed(spec, TILE, 200, 300) == 200
+    assert planned(spec, TILE).counters(200, 300) == 200
 
 
 def test_a_launch_passes_zeros_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = Outputs(of_rows(ReduceKind.MAX), TILE)
+    memory = Outputs(planned(of_rows(ReduceKind.MAX), TILE))
     like = torch.empty(0)
     (*_, of_few) = memory.of_size(200, 400).allocate(like)[1]
     assert len(of_few) == 13 and not of_few.any()
     (*_, of_many) = memory.of_size(200, 2**15).allocate(like)[1]
     assert len(of_many) == 0
-    monkeypatch.setattr(outputs, "counters_needed", lambda *sizes: 0)
-    (*_, none) = Outputs(of_rows(ReduceKind.MAX), TILE).of_size(200, 400).allocate(like)[1]
+    monkeypatch.setattr(kernel_plan, "counters_needed", lambda *sizes: 0)
+    (*_, none) = Outputs(planned(of_rows(ReduceKind.MAX), TILE)).of_size(200, 400).allocate(like)[1]
     assert len(none) == 0
-    columns = Outputs(of_rows(ReduceKind.MAX, axis=Axis.COLUMN), TILE).of_size(200, 400).allocate(like)[1]
+    columns = (
+        Outputs(planned(of_rows(ReduceKind.MAX, axis=Axis.COLUMN), TILE)).of_size(200, 400).allocate(like)[1]
+    )
     assert len(columns) == 2, "a result and the workspace"

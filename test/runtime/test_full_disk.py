@@ -43,8 +43,8 @@ KERNEL = KERNELS[0]
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     path = tmp_path_factory.mktemp("built") / "kernel.py"
-    path.write_text(source(KERNEL.spec))
-    return compile_kernel(KERNEL, source(KERNEL.spec), path)
+    path.write_text(source(KERNEL.plan.spec))
+    return compile_kernel(KERNEL, source(KERNEL.plan.spec), path)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Built) -> Ite
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
     monkeypatch.setattr(building, "_loaded", {})
     monkeypatch.setattr(notices, "_warned", set())
-    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, *how: source(spec))
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda plan, *how: source(plan.spec))
     monkeypatch.setattr("cute_backend.runtime.compiling.compile.compile_kernel", lambda *arguments: built)
     monkeypatch.setattr(caching, "_own", [])
     for name in ("temporary", "memory"):
@@ -250,10 +250,10 @@ def test_what_is_tuned_needs_no_lock_and_no_space(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(KernelCache, "lock_named", no_lock)
     memory, key = (
         tuning_results.remembered(),
-        tuning_results.Key(KERNEL.spec, KERNEL.alignment, 64, 128, 64, "a GPU"),
+        tuning_results.Key(KERNEL.plan.spec, KERNEL.plan.alignment, 64, 128, 64, "a GPU"),
     )
     with memory.exclusively(), pytest.warns(RuntimeWarning, match="forgotten when this process ends"):
-        memory.put({key: tuning_results.Result(KERNEL.config, 1.0, None)})
+        memory.put({key: tuning_results.Result(KERNEL.plan.tile, 1.0, None)})
     assert tuning_results.remembered().get(key) is not None
     assert what_is_left(folder) == []
 

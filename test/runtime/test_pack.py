@@ -330,7 +330,7 @@ def test_beyond_the_range_of_m_the_nearest_serves(gpu: list[Kernel], tmp_path: P
 def test_another_n_is_no_problem_of_the_pack(gpu: list[Kernel], tmp_path: Path, code: bytes) -> None:
     lacking = half_packed(tmp_path / "half.cutepack", code)
     launching.prepare([Problem(SPEC, None, 4095 + 1024, 4096)], -1)
-    assert gpu and {kernel.alignment for kernel in gpu} == {Alignment.PLAIN}
+    assert gpu and {kernel.plan.alignment for kernel in gpu} == {Alignment.PLAIN}
     assert lacking
 
 
@@ -363,7 +363,7 @@ def test_a_batch_invariant_region_takes_its_own_kernel_alone(
         for each in reachable_kernels(replace(problem, constraints=UNCONSTRAINED), Arch.SM90A, 132)
         if each not in own
     ]
-    assert {each.alignment for each in others} == {each.alignment for each in own}
+    assert {each.plan.alignment for each in others} == {each.plan.alignment for each in own}
     path = tmp_path / "others.cutepack"
     write_pack(path, Content(dict.fromkeys(others, (code, FIGURES)), [problem], None))
     load_pack(path)
@@ -394,7 +394,7 @@ def test_a_pack_has_a_kernel_for_every_alignment_and_reduction(made: tuple[Path,
     assert [load.kind for load in spec.loads_of(LoadKind.EXACT)] == [LoadKind.EXACT]
     problem = Problem(spec, None, 128, 64)
     kernels = reachable_kernels(problem, Arch.SM90A, 132, buckets=(16, 32, 64))
-    assert {kernel.alignment for kernel in kernels} == set(Alignment)
+    assert {kernel.plan.alignment for kernel in kernels} == set(Alignment)
     assert set(manifest["kernels"]) == {kernel.name for kernel in kernels}
     assert set(members) == {"manifest.json", *(f"{kernel.name}.so" for kernel in kernels)}
     assert manifest["environment"] == list(environment())
@@ -477,7 +477,7 @@ def test_a_pack_holds_the_tile_that_is_named_but_for_sampling() -> None:
         problems = aot.find_problems(draw, (torch.zeros(16, 4096).bfloat16(),), Arch.SM90A, any_m=True)
     assert [each.constraints.tile for each in problems] == ["64x256_1x1_pingpong", None]
     kernels = set(aot._kernels(aot.Request({Arch.SM90A: problems[:1]}, (1, 65536), ())))
-    assert {kernel.config.name for kernel in kernels} == {"64x256_1x1_pingpong"}
+    assert {kernel.plan.tile.name for kernel in kernels} == {"64x256_1x1_pingpong"}
 
 
 def test_sizes_of_m_are_those_of_the_range_or_of_the_example() -> None:
@@ -534,7 +534,7 @@ def test_a_pack_that_changes_while_another_is_made_is_told_of(
 def test_without_a_linker_there_is_no_pack(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_here(monkeypatch)
     monkeypatch.setattr(linking, "find_linker", lambda: None)
-    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, *how: source(spec))
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda plan, *how: source(plan.spec))
     monkeypatch.setattr("cute_backend.runtime.compiling.compile.compile_kernel", compile_kernel)
     problem = Problem(make_spec(exact=False), 16, 64, 64)
     with pytest.raises(UnavailableError, match="no linker was here"):

@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters
 from cute_backend import config
 from cute_backend.errors import BuildError
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Alignment, Arch, table
+from cute_backend.planning import Alignment, Arch, plan, table
 from cute_backend.runtime.compiling import build as building
 from cute_backend.runtime.compiling.build import build_into, load_known, obtain
 from cute_backend.runtime.compiling.compile import compile_kernel
@@ -50,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
     monkeypatch.setattr(building, "_loaded", {})
     monkeypatch.setattr(notices, "_warned", set())
-    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, *how: source(spec))
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda plan, *how: source(plan.spec))
     monkeypatch.setattr(caching, "_own", [])
     caching._cache_at.cache_clear()
     counters.clear()
@@ -441,13 +441,13 @@ def test_several_generated_kernels_are_built_in_processes_of_their_own(
     arch: Arch, folder: Path, compiled_here: list[str]
 ) -> None:
     # What this process would put in the place of generated text does not reach another.
-    kernels = [Kernel(SPEC, table(arch, SPEC)[-1], alignment) for alignment in Alignment]
+    kernels = [Kernel(plan(SPEC, table(arch, SPEC)[-1], alignment)) for alignment in Alignment]
     outcomes = obtain(kernels)
     assert all(callable(outcomes[kernel]) for kernel in kernels), outcomes
     assert compiled_here == []
     for kernel in kernels:
         text = (folder / f"{kernel.name}.py").read_text()
-        assert text == emit(kernel.spec, kernel.config, kernel.alignment)
+        assert text == emit(kernel.plan)
         entry = json.loads((folder / f"{kernel.name}.json").read_text())
         assert entry["spill_bytes"] == 0 and entry["smem_bytes"] > 0
 
@@ -461,7 +461,7 @@ def test_what_goes_wrong_in_another_process_is_told(folder: Path) -> None:
 
 
 def test_a_failed_build_leaves_no_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, *how: "raise RuntimeError('no')")
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda plan, *how: "raise RuntimeError('no')")
     with pytest.raises(BuildError, match="does not compile: RuntimeError: no"):
         build_into(KernelCache(folder), KERNEL)
     assert {path.suffix for path in folder.iterdir()} <= {".py", ".lock"}

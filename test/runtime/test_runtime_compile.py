@@ -62,7 +62,9 @@ def test_the_cuda_13_library_is_used_where_both_are_installed(tmp_path: Path) ->
 
 @pytest.mark.parametrize("alignment", list(Alignment))
 def test_operands_are_compiled_for_the_layouts_that_the_spec_states(alignment: Alignment) -> None:
-    fakes = compiling.fake_operands(make_spec(order=Order.COLUMN, b_major=Major.MN), alignment)
+    fakes = compiling.fake_operands(
+        kernel_of(make_spec(order=Order.COLUMN, b_major=Major.MN), alignment=alignment).plan
+    )
     assert list(fakes) == ["a", "b", "scalar0", "rowvec0", "colvec0", "exact0", "out0"]
     m, k = fakes["a"].shape
     n = fakes["b"].shape[1]

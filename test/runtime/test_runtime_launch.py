@@ -23,10 +23,13 @@ from cute_backend.planning import (
     Alignment,
     Arch,
     Constraints,
+    Plan,
     TileConfig,
     bucket_of,
     choose,
     fastest,
+    named,
+    plan,
     table,
 )
 from cute_backend.replay import replay
@@ -94,7 +97,7 @@ class Compiler:
             assert isinstance(clusters, int)
             check_layouts(kernel, tensors)
             self.launches.append((kernel, arguments))
-            spec = kernel.spec
+            spec = kernel.plan.spec
             first_b = 2 if spec.product.kind is ProductKind.GROUPED else 1
             first = first_b + 1
             loads = list(tensors[first : first + len(spec.loads)])
@@ -109,7 +112,7 @@ class Compiler:
 
     @property
     def alignments(self) -> list[Alignment]:
-        return [kernel.alignment for kernel, _ in self.launches]
+        return [kernel.plan.alignment for kernel, _ in self.launches]
 
 
 @pytest.fixture
@@ -173,9 +176,8 @@ def test_an_announced_region_compiles_only_what_it_reaches_and_nothing_at_its_la
 ) -> None:
     prepare([Problem(SPEC, 4096, 4096, 512)], -1)
     expected = choose(Arch.SM90A, SPEC, 4096, 4096, 512, GPU.sm_count)
-    assert {(kernel.config, kernel.alignment) for kernel in compiler.built} == {
-        (expected, Alignment.TMA),
-        (expected, Alignment.PLAIN),
+    assert {kernel.plan for kernel in compiler.built} == {
+        plan(SPEC, expected, alignment) for alignment in Alignment
     }
     check(operands(40, 16))  # a size that was not announced is served by what is there
     assert compiler.batches == 1
@@ -185,7 +187,7 @@ def test_several_regions_are_built_in_one_batch(compiler: Compiler) -> None:
     other = make_spec()
     prepare([Problem(SPEC, 64, 4096, 512), Problem(other, 64, 4096, 512), Problem(SPEC, 64, 4096, 512)], -1)
     assert compiler.batches == 1
-    assert {kernel.spec for kernel in compiler.built} == {SPEC, other}
+    assert {kernel.plan.spec for kernel in compiler.built} == {SPEC, other}
     assert len(compiler.built) == len(set(compiler.built))
 
 
@@ -215,18 +217,23 @@ def test_a_region_reaches_the_kernels_that_are_chosen_for_most_sizes(
 ) -> None:
     kernels = reachable_kernels(Problem(SPEC, *problem), arch, 132)
     assert len(kernels) == len(set(kernels)) <= MAX_KERNELS
-    assert len({kernel.alignment for kernel in kernels}) <= 4
+    assert len({kernel.plan.alignment for kernel in kernels}) <= 4
     m, n, k = problem
     if n is not None and k is not None:
         sizes = BUCKETS if m is None else (bucket_of(m),)
         chosen = Counter(choose(arch, SPEC, rows, n, k, 132) for rows in sizes)
-        most = MAX_KERNELS // len({kernel.alignment for kernel in kernels})
-        assert {kernel.config for kernel in kernels} == {config for config, _ in chosen.most_common(most)}
+        most = MAX_KERNELS // len({kernel.plan.alignment for kernel in kernels})
+        alignments = {kernel.plan.alignment for kernel in kernels}
+        assert {kernel.plan for kernel in kernels} == {
+            plan(SPEC, config, each) for config, _ in chosen.most_common(most) for each in alignments
+        }
 
 
 def test_alignments_that_cannot_occur_are_not_built() -> None:
     def alignments(spec: EpilogueSpec, n: int | None) -> set[Alignment]:
-        return {kernel.alignment for kernel in reachable_kernels(Problem(spec, None, n, 64), Arch.SM90A, 132)}
+        return {
+            kernel.plan.alignment for kernel in reachable_kernels(Problem(spec, None, n, 64), Arch.SM90A, 132)
+        }
 
     alone = make_spec(exact=False)
     assert alignments(alone, 4096) == {Alignment.TMA}  # bf16 rows of 8192 bytes
@@ -248,6 +255,7 @@ def test_a_bucket_is_never_smaller_than_m() -> None:
 
 
 WINNER = TileConfig(Arch.SM90A, 64, 256, pingpong=True)
+SMALL = plan(SPEC, TileConfig(Arch.SM90A, 64, 64), Alignment.TMA)
 
 
 @pytest.fixture
@@ -279,7 +287,8 @@ def test_results_for_some_groups_serve_as_many(compiler: Compiler, monkeypatch: 
     for groups, tuned in ((2, True), (3, False)):
         prepare([Problem(spec, 6, 16, 8, groups=groups)], -1)
         assert compiler.built
-        assert all((kernel.config == WINNER) is tuned for kernel in compiler.built)
+        tiles = {plan(spec, WINNER, alignment).tile for alignment in Alignment}
+        assert all((kernel.plan.tile in tiles) is tuned for kernel in compiler.built)
         compiler.built.clear()
 
 
@@ -294,15 +303,16 @@ def test_a_tuned_configuration_takes_the_place_of_the_heuristics(compiler: Compi
     found[Alignment.TMA, 16, 8] = {16: WINNER}
     heuristic = choose(Arch.SM90A, SPEC, 16, 16, 8, GPU.sm_count)
     prepare([Problem(SPEC, 6, 16, 8)], -1)
-    assert [(kernel.config, kernel.alignment) for kernel in compiler.built] == [
-        (WINNER, Alignment.TMA),
-        (heuristic, Alignment.PLAIN),  # this one was not timed
+    expected = [
+        plan(SPEC, WINNER, Alignment.TMA),
+        plan(SPEC, heuristic, Alignment.PLAIN),  # this one was not timed
     ]
+    assert [kernel.plan for kernel in compiler.built] == expected
     check(operands())
     given = operands()
     given[2][3] = shifted(given[2][3])
     check(given)
-    assert [kernel.config for kernel, _ in compiler.launches] == [WINNER, heuristic]
+    assert [kernel.plan for kernel, _ in compiler.launches] == expected
     assert compiler.batches == 1
 
 
@@ -312,7 +322,7 @@ def test_what_was_tuned_serves_the_next_buckets_and_no_further(compiler: Compile
     served = {}
     for m in (16, 17, 64, 65, 128, 129, 192, 1000):
         check(operands(m))
-        served[m] = compiler.launches[-1][0].config == WINNER
+        served[m] = compiler.launches[-1][0].plan == plan(SPEC, WINNER, Alignment.TMA)
     assert served == {16: False, 17: True, 64: True, 65: True, 128: True, 129: False, 192: False, 1000: False}
     assert compiler.batches == 1
 
@@ -323,15 +333,16 @@ def test_a_dynamic_region_reaches_what_was_tuned_for_it_and_few_kernels() -> Non
         winners = dict(list(tuned.items())[:count])
         kernels = reached(Problem(SPEC, None, 512, 512), {(Alignment.TMA, 512, 512): winners})
         assert len(kernels) == len(set(kernels)) <= MAX_KERNELS
-        tma = {kernel.config for kernel in kernels if kernel.alignment is Alignment.TMA}
-        assert len(tma & set(winners.values())) == min(count, MAX_KERNELS // 2)
+        tma = {kernel.plan.tile for kernel in kernels if kernel.plan.alignment is Alignment.TMA}
+        won = {plan(SPEC, winner, Alignment.TMA).tile for winner in winners.values()}
+        assert len(tma & won) == min(count, MAX_KERNELS // 2)
 
 
 def test_a_launch_does_not_build_what_was_tuned_meanwhile(compiler: Compiler, found: Found) -> None:
     prepare([Problem(SPEC, None, 16, 8)], -1)
     found[Alignment.TMA, 16, 8] = {16: WINNER}
     check(operands())
-    assert compiler.batches == 1 and compiler.launches[0][0].config != WINNER
+    assert compiler.batches == 1 and compiler.launches[0][0].plan != plan(SPEC, WINNER, Alignment.TMA)
 
 
 # One configuration for all M
@@ -345,7 +356,8 @@ def test_a_batch_invariant_region_has_one_configuration(arch: Arch, n: int, k: i
     ms = [None, 1, 16, 300, 5000, 10**6]
     invariant = [reachable_kernels(Problem(SPEC, m, n, k, None, INVARIANT), arch, 132) for m in ms]
     assert all(kernels == invariant[0] for kernels in invariant)
-    assert len({kernel.config for kernel in invariant[0]}) == 1
+    alignments = {kernel.plan.alignment for kernel in invariant[0]}
+    assert len(invariant[0]) == len(alignments)
     others = {config_for(Problem(SPEC, m, n, k), Alignment.TMA, arch, 132) for m in ms if m is not None}
     # Few columns with a long K have one tile for every M on RTX Blackwell.
     assert len(others) > 1 or (arch is Arch.SM120A and n < k)
@@ -361,8 +373,8 @@ def test_a_batch_invariant_launch_takes_that_one_whatever_is_there(compiler: Com
             for result, expected in zip(results, replay(SPEC, *given), strict=True):
                 assert torch.equal(result, expected)
     batch_invariant = compiler.launches[::2]
-    assert len({kernel.config for kernel, _ in batch_invariant}) == 1
-    assert len({kernel.config for kernel, _ in compiler.launches}) > 1
+    assert len({kernel.plan.tile for kernel, _ in batch_invariant}) == 1
+    assert len({kernel.plan.tile for kernel, _ in compiler.launches}) > 1
 
 
 @pytest.mark.filterwarnings("ignore:cute_backend")
@@ -370,7 +382,7 @@ def test_a_batch_invariant_region_takes_no_other_configuration_for_one_that_does
     compiler: Compiler,
 ) -> None:
     wanted = config_for(Problem(SPEC, 6, 16, 8, None, INVARIANT), Alignment.TMA, Arch.SM90A, GPU.sm_count)
-    compiler.broken = lambda kernel: kernel.config == wanted
+    compiler.broken = lambda kernel: kernel.plan in [plan(SPEC, wanted, each) for each in Alignment]
     given = operands()
     launch(*given, SPEC.to_json(), INVARIANT.text)
     assert compiler.launches == [] and counters["cute_backend"]["replayed"] == 1
@@ -382,7 +394,7 @@ def test_a_batch_invariant_region_takes_no_other_configuration_for_one_that_does
 def test_a_launch_takes_the_tile_that_is_named_for_every_m(compiler: Compiler, found: Found) -> None:
     found[Alignment.TMA, 16, 8] = {16: WINNER}
     name = "128x64_2x1"
-    assert name not in {config.name for config in (WINNER, *table(Arch.SM90A, SPEC))}
+    (tile,) = {named(Arch.SM90A, SPEC, name)} - {WINNER, *table(Arch.SM90A, SPEC)}
     constraints = Constraints(tile=name)
     prepare([Problem(SPEC, None, 16, 8, None, constraints)], -1)
     assert compiler.batches == 1
@@ -392,20 +404,21 @@ def test_a_launch_takes_the_tile_that_is_named_for_every_m(compiler: Compiler, f
             launch(*given, SPEC.to_json(), constraints.text), replay(SPEC, *given), strict=True
         ):
             assert torch.equal(result, expected)
-    assert {kernel.config.name for kernel, _ in compiler.launches} == {name} and compiler.batches == 1
+    assert {kernel.plan for kernel, _ in compiler.launches} == {plan(SPEC, tile, Alignment.TMA)}
+    assert compiler.batches == 1
     launch(*operands(), SPEC.to_json())  # what names none has its own
-    assert compiler.launches[-1][0].config != compiler.launches[0][0].config
+    assert compiler.launches[-1][0].plan.tile != compiler.launches[0][0].plan.tile
 
 
 def test_a_launch_that_no_one_announced_has_its_tile_too(compiler: Compiler) -> None:
     launch(*operands(), SPEC.to_json(), Constraints(tile="nowhere, 64x64_1x1").text)
-    assert {kernel.config.name for kernel, _ in compiler.launches} == {"64x64_1x1"}
+    assert {kernel.plan for kernel, _ in compiler.launches} == {SMALL}
 
 
 @pytest.mark.filterwarnings("ignore:cute_backend")
 def test_no_other_tile_serves_for_one_that_does_not_build(compiler: Compiler) -> None:
     prepare([Problem(SPEC, None, None, None)], -1)
-    compiler.broken = lambda kernel: kernel.config.name == "64x64_1x1"
+    compiler.broken = lambda kernel: kernel.plan in (SMALL, plan(SPEC, SMALL.tile, Alignment.PLAIN))
     launch(*operands(), SPEC.to_json(), Constraints(tile="64x64_1x1").text)
     assert compiler.launches == [] and counters["cute_backend"]["replayed"] == 1
 
@@ -617,16 +630,19 @@ def test_the_tile_goes_by_how_many_groups_there_are(compiler: Compiler) -> None:
     sizes = 512, 1024, 64
     a, b, loads = operands(*sizes)
     prepare([Problem(GROUPED, *sizes, groups=groups) for groups in (1, 64)], -1)
-    chosen: dict[int, set[TileConfig]] = {}
+    chosen: dict[int, set[Plan]] = {}
     for groups in (1, 64, 1):
         offsets = torch.tensor([*range(groups - 1), 512], dtype=torch.int32)
         weights = b[0].expand(groups, 64, 1024)
         launch(
             [*a, offsets], [weights.transpose(1, 2).contiguous().transpose(1, 2)], loads, GROUPED.to_json()
         )
-        chosen.setdefault(groups, set()).add(compiler.launches[-1][0].config)
+        chosen.setdefault(groups, set()).add(compiler.launches[-1][0].plan)
     wanted = {
-        groups: {choose(Arch.SM90A, GROUPED, *sizes, GPU.sm_count, groups=groups)} for groups in (1, 64)
+        groups: {
+            plan(GROUPED, choose(Arch.SM90A, GROUPED, *sizes, GPU.sm_count, groups=groups), Alignment.TMA)
+        }
+        for groups in (1, 64)
     }
     assert chosen == wanted and wanted[1] != wanted[64]
 
@@ -758,7 +774,7 @@ def test_a_kernel_that_does_not_build_is_replayed_counted_and_explained(compiler
 
 
 def test_where_the_tma_variant_does_not_build_the_plain_one_serves(compiler: Compiler) -> None:
-    compiler.broken = lambda kernel: kernel.alignment is Alignment.TMA
+    compiler.broken = lambda kernel: kernel.plan.alignment is Alignment.TMA
     with pytest.warns(RuntimeWarning, match="is broken"):
         check(operands())
     assert compiler.alignments == [Alignment.PLAIN]
@@ -768,11 +784,12 @@ def test_where_a_configuration_does_not_build_the_fastest_other_serves(compiler:
     """For these rows, another tile than the most similar one is predicted to be the fastest."""
     m = 20_000
     wanted = choose(Arch.SM90A, SPEC, bucket_of(m), 16, 8, GPU.sm_count, of=table)
-    compiler.broken = lambda kernel: kernel.config == wanted
+    compiler.broken = lambda kernel: kernel.plan == plan(SPEC, wanted, Alignment.TMA)
     with pytest.warns(RuntimeWarning, match="is broken"):
         check(operands(m))
-    others = {kernel.config for kernel in compiler.built if kernel.alignment is Alignment.TMA} - {wanted}
-    assert compiler.launches[0][0].config == fastest(others, SPEC, m, 16, 8, GPU.sm_count)
+    others = {kernel.plan.tile for kernel in compiler.built if kernel.plan.alignment is Alignment.TMA}
+    others -= {plan(SPEC, wanted, Alignment.TMA).tile}
+    assert compiler.launches[0][0].plan.tile == fastest(others, SPEC, m, 16, 8, GPU.sm_count)
 
 
 def test_operands_that_contradict_the_spec_are_refused_before_anything_is_built(compiler: Compiler) -> None:
@@ -827,14 +844,14 @@ def test_a_call_site_looks_nothing_up_for_sizes_that_it_had(
 def test_a_call_site_chooses_again_where_there_is_more_to_choose_from(compiler: Compiler) -> None:
     site, text = CallSite(), SPEC.to_json()
     large = (4096, 4096)
-    compiler.broken = lambda kernel: kernel.config.tile_m > 64
+    compiler.broken = lambda kernel: kernel.plan.tile.tile_m > 64
     with pytest.warns(RuntimeWarning, match="is broken"):
         check_site(site, operands(*large), text)
     (launcher,) = launching._launchers.values()
     best = Kernel(
-        SPEC, config_for(Problem(SPEC, *large, 8), Alignment.TMA, GPU.arch, GPU.sm_count), Alignment.TMA
+        plan(SPEC, config_for(Problem(SPEC, *large, 8), Alignment.TMA, GPU.arch, GPU.sm_count), Alignment.TMA)
     )
-    assert compiler.launches[-1][0].config.tile_m == 64 < best.config.tile_m
+    assert compiler.launches[-1][0].plan.tile.tile_m == 64 < best.plan.tile.tile_m
     launcher.add(best, compiler._function(best))
     check_site(site, operands(*large), text)
     assert compiler.launches[-1][0] == best
@@ -996,5 +1013,5 @@ def test_a_kernel_that_was_launched_leaves_sms_from_then_on(
             launch(*given, text)
             launch(*unaligned, text)
             for kernel, arguments in compiler.launches:
-                assert arguments[-1] == (132 - (left or 0)) // kernel.config.cluster_size
+                assert arguments[-1] == (132 - (left or 0)) // kernel.plan.tile.cluster_size
             assert len(compiler.launches) == 4

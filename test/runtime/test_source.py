@@ -42,7 +42,7 @@ def kernel(factor: float) -> Kernel:
 
 
 def edit(folder: Path, of: Kernel, old: str, new: str) -> Path:
-    path = folder / file_name(of.spec, of.config, of.alignment)
+    path = folder / file_name(of.plan)
     text = path.read_text() if path.exists() else text_of(of)
     assert text.count(old) == 1
     path.write_text(text.replace(old, new))
@@ -72,14 +72,13 @@ def test_what_runs_is_the_module_as_it_was_last_saved(folder):
 
 def test_only_a_kernel_that_is_found_reads_files_and_the_environment(folder, monkeypatch):
     original = kernel(7.0)
-    parts = original.spec, original.config, original.alignment
     path = edit(folder, original, "* 7.0\n", "* 7.5\n")
-    assert Kernel(*parts) == original and original.edited is None
-    assert Kernel.found(*parts).edited == path.read_text()
+    assert Kernel(original.plan) == original and original.edited is None
+    assert Kernel.found(original.plan).edited == path.read_text()
     monkeypatch.setenv(SOURCES_VARIABLE, str(path))
-    assert Kernel(*parts) == original
+    assert Kernel(original.plan) == original
     with pytest.raises(UsageError, match="is not a folder"):
-        Kernel.found(*parts)
+        Kernel.found(original.plan)
 
 
 def test_no_kernel_is_cached_under_the_name_of_another(folder, tmp_path_factory, monkeypatch):
@@ -111,7 +110,12 @@ def test_a_process_that_loads_one_counts_it(folder):
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("TileConfig(Arch.SM90A, 64, 64", "TileConfig(Arch.SM90A, 64, 128", "64x128.*, its kernel of 64x64"),
+        ("TileConfig(Arch.SM90A, 64, 64", "TileConfig(Arch.SM90A, 64, 32", "64x32.*, its kernel of 64x64"),
+        (
+            "Stages(ab=12",
+            "Stages(ab=13",
+            r"Stages\(ab=13, .* take \d+ bytes of shared memory, and a CTA has 232448",
+        ),
         ("* 7.0\n", "* nothing\n", "nothing"),
         ("class Epilogue:", "class Epilogue", "SyntaxError"),
     ],
@@ -127,8 +131,8 @@ def test_one_that_can_not_serve_is_told_of_by_its_name(folder, old, new, complai
 
 def test_what_is_no_folder_or_no_text_is_refused(folder, monkeypatch):
     of = kernel(8.0)
-    (folder / file_name(of.spec, of.config, of.alignment)).write_bytes(b"\xff")
-    with pytest.raises(UsageError, match=f"{of.spec.key}.py can't be read"):
+    (folder / file_name(of.plan)).write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=f"{of.plan.spec.key}.py can't be read"):
         kernel(8.0)
     monkeypatch.setenv(SOURCES_VARIABLE, str(folder / "absent"))
     with pytest.raises(UsageError, match=f"{folder}/absent is not a folder"):
@@ -140,7 +144,7 @@ def test_a_folder_or_a_module_that_is_not_to_be_trusted_is_refused(tmp_path, mon
     folder.mkdir(parents=True)
     of = kernel(8.5)
     monkeypatch.setenv(SOURCES_VARIABLE, str(folder))
-    path = folder / file_name(of.spec, of.config, of.alignment)
+    path = folder / file_name(of.plan)
     path.write_text("edited")
     assert kernel(8.5).edited == "edited"
     for place in (path, folder, folder.parent):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_backend.planning import Alignment, Arch, TileConfig, table
+from cute_backend.planning import Alignment, Arch, Plan, TileConfig, plan, table
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.arguments.random_operands import (
     even_split,
@@ -37,25 +38,29 @@ from support.runtime.handmade import make_spec
 from support.runtime.layouts import check_layouts
 
 
+def plans(spec: EpilogueSpec, configs: Iterable[TileConfig]) -> list[Plan]:
+    return [plan(spec, config, Alignment.PLAIN) for config in configs]
+
+
 @settings(max_examples=100, deadline=None)
 @given(spec=specs(), m=st.integers(1, 5), n=st.integers(1, 40), k=st.integers(1, 40))
 def test_operands_fit_what_a_kernel_is_compiled_for(spec: EpilogueSpec, m: int, n: int, k: int) -> None:
     # Outputs are dense, so their pitch is TMA's only where the sizes are.
     configs = table(Arch.SM90A, spec)
-    arguments = arguments_of(spec, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
-    check_layouts(Kernel(spec, configs[0], Alignment.TMA), arguments)
+    arguments = arguments_of(plans(spec, configs), 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
+    check_layouts(Kernel(plan(spec, configs[0], Alignment.TMA)), arguments)
     dense = spec.reductions or spec.product.is_block_scaled
     for kind in () if dense else (ProductKind.BATCHED, ProductKind.GROUPED):
         accumulators = tuple(replace(acc, kind=kind) for acc in spec.accumulators)
         stores = tuple(replace(store, order=Order.ROW) for store in spec.stores)
         several = replace(spec, accumulators=accumulators, stores=stores)
-        arguments = arguments_of(several, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
-        check_layouts(Kernel(several, configs[0], Alignment.TMA), arguments)
+        arguments = arguments_of(plans(several, configs), 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
+        check_layouts(Kernel(plan(several, configs[0], Alignment.TMA)), arguments)
         if kind is ProductKind.GROUPED:
             assert arguments[1].tolist() == [16 * m], "the one group has all rows"
     columns = BLOCK * n if any(load.blocks for load in spec.loads) else n
-    arguments = arguments_of(spec, configs, m, columns, k, torch.Generator().manual_seed(0))
-    check_layouts(Kernel(spec, configs[0], Alignment.PLAIN), arguments)
+    arguments = arguments_of(plans(spec, configs), m, columns, k, torch.Generator().manual_seed(0))
+    check_layouts(Kernel(plan(spec, configs[0], Alignment.PLAIN)), arguments)
 
 
 @pytest.mark.parametrize("a", [Scaling.LINE, Scaling.SQUARE])
@@ -72,8 +77,8 @@ def test_every_block_gets_a_scale(a: Scaling, b: Scaling, columns: tuple[Columns
     generator = torch.Generator().manual_seed(0)
     check_operands(spec, *random_operands(spec, 131, 272, 400, generator))
     configs = table(Arch.SM90A, spec)
-    arguments = arguments_of(spec, configs, 144, 272, 400, generator)
-    check_layouts(Kernel(spec, configs[0], Alignment.TMA), arguments)
+    arguments = arguments_of(plans(spec, configs), 144, 272, 400, generator)
+    check_layouts(Kernel(plan(spec, configs[0], Alignment.TMA)), arguments)
 
 
 def test_packed_heads_of_several_products_get_operands() -> None:
@@ -86,8 +91,8 @@ def test_packed_heads_of_several_products_get_operands() -> None:
     generator = torch.Generator().manual_seed(0)
     check_operands(spec, *random_operands(spec, 144, 512, 64, generator))
     configs = table(Arch.SM90A, spec)
-    arguments = arguments_of(spec, configs, 144, 512, 64, generator)
-    check_layouts(Kernel(spec, configs[0], Alignment.TMA), arguments)
+    arguments = arguments_of(plans(spec, configs), 144, 512, 64, generator)
+    check_layouts(Kernel(plan(spec, configs[0], Alignment.TMA)), arguments)
 
 
 def test_scales_of_blocks_lie_as_torch_takes_them() -> None:
@@ -129,8 +134,8 @@ def test_partials_of_every_tile_have_room(m: int, n: int) -> None:
     )
     spec = EpilogueSpec((Accumulator("acc", DType.BF16, DType.BF16),), (), (), stores)
     configs = table(Arch.SM90A, spec)
-    *arguments, room = arguments_of(spec, configs, m, n, 8, torch.Generator().manual_seed(0))
-    check_layouts(Kernel(spec, configs[0], Alignment.PLAIN), [*arguments, room])
+    *arguments, room = arguments_of(plans(spec, configs), m, n, 8, torch.Generator().manual_seed(0))
+    check_layouts(Kernel(plan(spec, configs[0], Alignment.PLAIN)), [*arguments, room])
     for config in configs:
         rows, columns = -(-n // config.tile_n) * m, -(-m // config.warp_rows) * n
         whole = -(-m // config.cta_rows) * config.tile_warps * -(-n // config.tile_n)
@@ -159,9 +164,8 @@ def test_a_kernel_of_whole_k_takes_no_workspace_beside_one_that_leaves_sums() ->
     )
     whole = TileConfig(Arch.SM90A, 128, 192)
     parts = replace(whole, split_k=6)
-    arguments = arguments_of(spec, [whole, parts], 100, 200, 64, torch.Generator().manual_seed(0))
-    kernels = [Kernel(spec, config, Alignment.TMA) for config in (whole, parts)]
-    first, second = (taken_by(kernel, arguments) for kernel in kernels)
+    arguments = arguments_of(plans(spec, [whole, parts]), 100, 200, 64, torch.Generator().manual_seed(0))
+    first, second = (taken_by(each, arguments) for each in plans(spec, (whole, parts)))
     assert [each.shape for each in first] == [(100, 64), (64, 200), (100, 200)]
     assert second == arguments and second[-1].numel() == 6 * 100 * 200 * 4
 
@@ -171,7 +175,7 @@ def test_what_a_user_draws_next_does_not_change() -> None:
     expected = torch.randn(3)
     torch.manual_seed(0)
     spec = make_spec()
-    arguments_of(spec, table(Arch.SM90A, spec), 16, 16, 16, torch.Generator().manual_seed(0))
+    arguments_of(plans(spec, table(Arch.SM90A, spec)), 16, 16, 16, torch.Generator().manual_seed(0))
     assert torch.equal(torch.randn(3), expected)
 
 
@@ -182,9 +186,9 @@ def test_kernels_that_count_tiles_are_timed_beside_others() -> None:
     counting = TileConfig(Arch.SM90A, 128, 64)
     others = replace(counting, transposed=True), TileConfig(Arch.SM90A, 64, 64, split_k=6)
     for configs in ((counting, *others), (*others, counting), others):
-        arguments = arguments_of(spec, configs, 200, 300, 64, torch.Generator().manual_seed(0))
+        arguments = arguments_of(plans(spec, configs), 200, 300, 64, torch.Generator().manual_seed(0))
         for config in configs:
-            kernel = Kernel(spec, config, Alignment.PLAIN)
-            check_layouts(kernel, taken := taken_by(kernel, arguments))
+            kernel = Kernel(plan(spec, config, Alignment.PLAIN))
+            check_layouts(kernel, taken := taken_by(kernel.plan, arguments))
             if config is counting:
                 assert len(taken[-1]) >= 13 and not taken[-1].any()

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 from cute_backend import config
 from cute_backend.errors import BuildError
-from cute_backend.planning import MAX_CANDIDATES, Alignment, Arch, TileConfig, candidates, choose
+from cute_backend.planning import MAX_CANDIDATES, Alignment, Arch, Plan, TileConfig, candidates, choose, plan
 from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.disk.cache import KernelCache
 from cute_backend.runtime.host import notices
@@ -25,7 +25,7 @@ from cute_backend.runtime.tuning.timing import GpuTimer, Run, Timings
 from cute_backend.runtime.tuning.tune import Job, Tuner
 from cute_backend.runtime.tuning.tuning_results import NOISE, Key, Memory, Result, TunedFile
 from cute_backend.signature import Role, signature
-from cute_backend.spec import ProductKind
+from cute_backend.spec import EpilogueSpec, ProductKind
 from support.runtime.handmade import make_spec
 
 GPU = Device(-1, Arch.SM90A, 132, "a GPU")
@@ -34,6 +34,10 @@ SIZES = 4000, 4096, 512
 JOB = Job(SPEC, *SIZES)
 TRIED = candidates(Arch.SM90A, SPEC, 4096, 4096, 512, 132)
 WINNER = TRIED[3]
+
+
+def planned(tile: TileConfig, spec: EpilogueSpec = SPEC) -> Plan:
+    return plan(spec, tile, Alignment.TMA)
 
 
 @dataclass
@@ -61,9 +65,9 @@ class FakeTimer:
         if self.error is not None:
             raise self.error
         kernels = {
-            kernel: self.times.get(kernel.config, 100.0)
+            kernel: {planned(tile): us for tile, us in self.times.items()}.get(kernel.plan, 100.0)
             for kernel in functions
-            if kernel.config not in self.failing
+            if kernel.plan not in map(planned, self.failing)
         }
         return Timings(kernels, None if unfused is None else self.unfused)
 
@@ -79,7 +83,7 @@ class FakeBuild:
         self.batches.append(list(kernels))
         outcomes: dict[Kernel, Any] = {}
         for kernel in kernels:
-            broken = kernel.config in self.broken
+            broken = kernel.plan in map(planned, self.broken)
             outcomes[kernel] = BuildError(f"{kernel.name} is broken") if broken else print
             built()
         return outcomes
@@ -114,10 +118,12 @@ def test_the_fastest_candidate_wins_and_is_remembered(tmp_path: Path) -> None:
     assert result == Result(WINNER, 70.0, None) and not result.unfused_wins
     ((sizes, timed),) = timer.asked
     assert sizes == SIZES
-    assert [kernel.config for kernel in timed] == list(TRIED) and len(timed) <= MAX_CANDIDATES
-    assert {kernel.alignment for kernel in timed} == {Alignment.TMA}
+    assert [kernel.plan for kernel in timed] == list(dict.fromkeys(map(planned, TRIED))) and len(
+        timed
+    ) <= MAX_CANDIDATES
+    assert {kernel.plan.alignment for kernel in timed} == {Alignment.TMA}
     assert build.batches == [
-        [*timed, Kernel(SPEC, TRIED[0], Alignment.PLAIN)]
+        [*timed, Kernel(plan(SPEC, TRIED[0], Alignment.PLAIN))]
     ]  # launches may also ask for these
     assert counted() == {"tuned": 1}
 
@@ -148,13 +154,13 @@ def test_several_regions_are_built_together_and_each_problem_once(tmp_path: Path
 def test_a_problem_whose_outputs_no_tma_can_write_is_tuned_as_it_is_launched(tmp_path: Path) -> None:
     timer = FakeTimer()
     tuner(tmp_path, timer).tune([Job(SPEC, 4096, 4100, 512)])
-    assert {kernel.alignment for kernel in timer.asked[0][1]} == {Alignment.PLAIN}
+    assert {kernel.plan.alignment for kernel in timer.asked[0][1]} == {Alignment.PLAIN}
 
 
 def test_groups_of_rows_are_timed_in_two_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one size, and with half of the rows in one group; a time is the mean of both."""
     spec = replace(SPEC, accumulators=(replace(SPEC.product, kind=ProductKind.GROUPED),))
-    kernel = Kernel(spec, choose(Arch.SM90A, spec, 64, 128, 64, 132, groups=4), Alignment.TMA)
+    kernel = Kernel(plan(spec, choose(Arch.SM90A, spec, 64, 128, 64, 132, groups=4), Alignment.TMA))
     place = next(i for i, each in enumerate(signature(spec)) if each.role is Role.OFFSETS)
     splits, generator = list[list[int]](), torch.Generator
 
@@ -181,7 +187,8 @@ def test_groups_of_rows_are_tuned_by_their_number(tmp_path: Path) -> None:
     tune.tune([few, many])
     assert timer.groups == [4, 512]
     for job, (_, kernels) in zip((few, many), timer.asked, strict=True):
-        assert kernels[0].config == choose(Arch.SM90A, spec, 4096, 4096, 512, 132, groups=job.groups)
+        chosen = choose(Arch.SM90A, spec, 4096, 4096, 512, 132, groups=job.groups)
+        assert kernels[0].plan == plan(spec, chosen, Alignment.TMA)
     assert timer.asked[0][1][0] != timer.asked[1][1][0]
     memory = memory_in(tmp_path)
     found = {groups: memory.winners(spec, Alignment.TMA, 4096, 512, GPU.model, groups) for groups in (4, 5)}
@@ -195,7 +202,7 @@ def test_what_does_not_build_or_spills_or_fails_to_run_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, spilling, failing = TRIED[3], TRIED[1], TRIED[2]
-    monkeypatch.setattr(tune, "spills", lambda kernel: kernel.config == spilling)
+    monkeypatch.setattr(tune, "spills", lambda kernel: kernel.plan == planned(spilling))
     timer = FakeTimer({broken: 1.0, spilling: 2.0, failing: 3.0, TRIED[4]: 50.0}, failing=(failing,))
     with pytest.warns(RuntimeWarning, match="tuning leaves out a candidate: .* is broken"):
         (result,) = tuner(tmp_path, timer, FakeBuild(broken=(broken,))).tune([JOB])

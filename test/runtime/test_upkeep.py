@@ -15,7 +15,7 @@ import pytest
 
 from cute_backend import config
 from cute_backend.__main__ import main
-from cute_backend.planning import Alignment, Arch
+from cute_backend.planning import Alignment, Arch, Plan
 from cute_backend.runtime.compiling import build as building
 from cute_backend.runtime.compiling.build import load_known, obtain
 from cute_backend.runtime.compiling.compile import compile_kernel
@@ -27,7 +27,6 @@ from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels import link as linking
 from cute_backend.runtime.kernels.built import Built
 from cute_backend.runtime.kernels.kernel import Kernel
-from cute_backend.spec import EpilogueSpec
 from support.compile_once import build_here
 from support.runtime.handmade import kernel_of, make_spec, source
 from support.runtime.other_users import OTHER, as_root
@@ -41,15 +40,15 @@ KERNELS = [
 """Eight kernels, by name alone: what is written under them is one and the same object, or bytes."""
 
 
-def emit(spec: EpilogueSpec, *how: object) -> str:
-    return source(spec)
+def emit(plan: Plan, *how: object) -> str:
+    return source(plan.spec)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     kernel = KERNELS[0]
     path = tmp_path_factory.mktemp("built") / "kernel.py"
-    text = source(kernel.spec)
+    text = source(kernel.plan.spec)
     path.write_text(text)
     return compile_kernel(kernel, text, path)
 
@@ -278,7 +277,9 @@ def test_show_says_what_a_digest_is(
         "out0 = bf16(acc * scalar0 + rowvec0 + colvec0 + exact0)",
     ]
     assert "  reads    scalar0, scalar, f32\n           rowvec0, rowvec, f32\n" in out
-    assert f"  target   {kernel.arch.value}, tile {kernel.config.name}, planes aligned to 16 bytes\n" in out
+    assert (
+        f"  target   {kernel.arch.value}, tile {kernel.plan.tile.name}, planes aligned to 16 bytes\n" in out
+    )
     assert f"  needs    {built.registers} registers, {built.spill_bytes} bytes spilled, " in out
     assert f"  module   {folder / kernel.name}.py\n" in out and "not what is installed" not in out
 

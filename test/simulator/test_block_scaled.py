@@ -10,7 +10,7 @@ from torch import Tensor
 
 import cute_backend
 from cute_backend.errors import BuildError
-from cute_backend.planning import Alignment, Arch, TileConfig, offered
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -97,7 +97,7 @@ def test_blocks_of_rows_share_the_scales_of_columns(columns: int) -> None:
 
 def test_scales_of_columns_are_read_once_for_both_blocks_of_rows() -> None:
     """Of 16 pairs of columns, a thread keeps the scales of 8. There are steps of two k tiles and of one."""
-    ptx = build(Kernel(residual(LINE, LINE), sm90(256, 128, 1, 2), Alignment.TMA)).ptx
+    ptx = build(Kernel(plan(residual(LINE, LINE), sm90(256, 128, 1, 2), Alignment.TMA))).ptx
     assert ptx.count("ld.shared.v2") == (2 + 1) * (16 + 16 - 8)
 
 
@@ -107,7 +107,7 @@ def test_scales_of_columns_are_read_once_for_both_blocks_of_rows() -> None:
 def test_few_rows_and_empty_tiles(problem: tuple[int, int, int], a: Scaling, b: Scaling) -> None:
     """Of M = 192 the second CTA of the last cluster has no row; 69 columns are stored by element."""
     launch = check_exact(residual(a, b), problem, machine(sm90(64, 128, 2, pingpong=True)))
-    assert launch.kernel.alignment is (Alignment.PLAIN if problem[1] == 69 else Alignment.TMA)
+    assert launch.kernel.plan.alignment is (Alignment.PLAIN if problem[1] == 69 else Alignment.TMA)
 
 
 def test_every_ring_wraps_around() -> None:
@@ -227,4 +227,4 @@ def test_an_mlp_is_simulated_from_torch_to_its_result() -> None:
 def test_another_architecture_says_that_it_has_no_mainloop_for_it() -> None:
     config = TileConfig(Arch.SM120A, 128, 64)
     with pytest.raises(BuildError, match="no mainloop of sm_120a scales blocks of 1x128 by 128x128"):
-        build(Kernel(residual(), config, Alignment.TMA))
+        build(Kernel(plan(residual(), config, Alignment.TMA)))

@@ -41,7 +41,7 @@ def test_no_seed_changes_a_golden_module(name, arch):
     epilogue = PROGRAMS[name]
     m, n, k = 144 if epilogue.square else 200, 192 if name in BLOCKS | TILED else 144, 256
     inputs = epilogue.inputs(Problem(m, n, k))
-    config = the_region(name, arch.value).kernel().config
+    config = the_region(name, arch.value).kernel().plan.tile
     first = None
     for seed in range(1, 9):
         outputs = as_tuple(run(epilogue.fn, inputs, Machine(arch, seed, config, clusters=1)).outputs)
@@ -67,7 +67,7 @@ def test_the_configuration_table(name, arch, alignment):
         for seed in SEEDS:
             simulation = run(epilogue.fn, inputs, Machine(arch, seed, config, clusters=1))
             [launch] = simulation.launches
-            assert launch.kernel.alignment is alignment
+            assert launch.kernel.plan.alignment is alignment
             for actual, right in zip(as_tuple(simulation.outputs), expected, strict=True):
                 assert relative_error(actual, right) < TOLERANCE[actual.dtype], (config.name, seed)
 

@@ -11,7 +11,7 @@ from pytest import param
 from torch import Tensor
 
 from cute_backend.errors import BuildError
-from cute_backend.planning import Alignment, TileConfig, table
+from cute_backend.planning import Alignment, TileConfig, plan, table
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -89,7 +89,7 @@ def check(config: TileConfig, ends: tuple[int, ...], n: int, spec: EpilogueSpec,
         rows, right = (torch.atleast_2d(each[: ends[-1]]) for each in (actual, expected))
         assert torch.equal(rows, right), wrong(rows, right)
         assert (actual[ends[-1] :].contiguous().view(torch.uint8) == 0xFF).all()
-    assert launch.kernel.alignment is (Alignment.TMA if n % 8 == 0 else Alignment.PLAIN)
+    assert launch.kernel.plan.alignment is (Alignment.TMA if n % 8 == 0 else Alignment.PLAIN)
     assert build(launch.kernel).spill_bytes == 0
 
 
@@ -148,7 +148,7 @@ def test_groups_of_columns_are_those_of_the_transposed_product(config, ends, m):
         beyond = actual[inside[-1] :].clone(memory_format=torch.contiguous_format)
         assert (beyond.view(torch.uint8) == 0xFF).all()
     assert outputs[0].stride() == (1, m)
-    assert launch.kernel.alignment is (Alignment.TMA if m % 8 == 0 else Alignment.PLAIN)
+    assert launch.kernel.plan.alignment is (Alignment.TMA if m % 8 == 0 else Alignment.PLAIN)
     assert build(launch.kernel).spill_bytes == 0
 
 
@@ -166,7 +166,7 @@ def test_groups_of_columns_begin_anywhere(config, ends):
     for actual, expected in zip(outputs, (exact.bfloat16(), exact.amax(1)), strict=True):
         rows, right = (torch.atleast_2d(each[: inside[-1]]) for each in (actual, expected))
         assert torch.equal(rows, right), wrong(rows, right)
-    assert launch.kernel.alignment is Alignment.TMA
+    assert launch.kernel.plan.alignment is Alignment.TMA
     assert build(launch.kernel).spill_bytes == 0
 
 
@@ -227,7 +227,7 @@ def test_gate_and_up_of_each_group(arch, columns):
 
 def test_no_grouped_product_has_k_in_parts():
     with pytest.raises(BuildError, match="has split-K, which a grouped product does not support"):
-        build(Kernel(grouped(), sm90(64, 64, split_k=4), Alignment.TMA))
+        build(Kernel(plan(grouped(), sm90(64, 64, split_k=4), Alignment.TMA)))
 
 
 @pytest.mark.parametrize("arch", [SM90, SM100], ids=lambda arch: arch.value)
@@ -335,7 +335,7 @@ def check_k(config: TileConfig, ends: tuple[int, ...], n: int, spec: EpilogueSpe
     for actual, expected in zip(outputs, (exact.bfloat16(), exact.amax(1)), strict=True):
         actual, expected = torch.atleast_2d(actual), torch.atleast_2d(expected)
         assert torch.equal(actual, expected), wrong(actual, expected)
-    assert launch.kernel.alignment is (Alignment.TMA if n % 8 == 0 else Alignment.PLAIN)
+    assert launch.kernel.plan.alignment is (Alignment.TMA if n % 8 == 0 else Alignment.PLAIN)
     assert build(launch.kernel).spill_bytes == 0
 
 

@@ -51,6 +51,6 @@ def test_every_shared_epilogue_is_right(name: str, shape: Shape) -> None:
     ):
         assert relative_error(actual, right) < TOLERANCE[actual.dtype]
     [launch] = simulation.launches
-    assert launch.kernel.config.column_groups == 2
+    assert launch.kernel.plan.tile.column_groups == 2
     assert launch.report.roles["epilogue"].warps == 8 * config.cluster_size
     assert build(launch.kernel).spill_bytes == 0

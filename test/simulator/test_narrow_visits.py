@@ -69,7 +69,7 @@ def test_lanes_behind_the_last_column_have_room_for_what_they_stage() -> None:
     spec = scaled_residual()
     config = in_tile(spec, 112)
     assert config.staged_n == 128 and replace(config, tile_n=96).staged_n == 96
-    assert "cute.ceil_div(tile.tile_n, 32)" in emit(spec, config, Alignment.PLAIN)
+    assert "cute.ceil_div(tile.tile_n, 32)" in emit(plan(spec, config, Alignment.PLAIN))
 
 
 def test_planes_that_would_spill_by_element_have_no_narrow_subtiles() -> None:
@@ -127,4 +127,4 @@ def test_none_spills(name: str, columns: int, alignment: Alignment) -> None:
     configs = [config for config in narrow(spec) if config.tile_n == columns]
     if not configs:
         pytest.skip("its reductions or its pair leave no such tile")
-    assert [build(Kernel(spec, config, alignment)).spill_bytes for config in configs] == [0]
+    assert [build(Kernel(plan(spec, config, alignment))).spill_bytes for config in configs] == [0]

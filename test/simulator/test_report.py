@@ -84,7 +84,7 @@ def test_hopper_roles():
 def test_loads_by_element_stand_between_accumulator_and_store(config):
     """Where TMA can't bring a plane, each thread reads it after the accumulator wait: the count sees that."""
     launch, _ = launched(config, n=69)
-    assert launch.kernel.alignment is Alignment.PLAIN
+    assert launch.kernel.plan.alignment is Alignment.PLAIN
     assert launch.report.exposed_loads
     assert min(launch.report.exposed_loads) > 0
 
@@ -95,7 +95,7 @@ def test_loads_by_element_stand_between_accumulator_and_store(config):
 def test_no_load_stands_there_wherever_rowvecs_are(rowvecs: Rowvecs, column_groups: int) -> None:
     config = with_rowvecs(sm100(128, 128, column_groups=column_groups), scaled_residual(), rowvecs)
     launch, _ = launched(config)
-    placed = plan(scaled_residual(), launch.kernel.config, Alignment.TMA).placements
+    placed = plan(scaled_residual(), launch.kernel.plan.tile, Alignment.TMA).placements
     assert {name: placed[name].name for name in ("scale_a", "scale_b", "exact0")} == {
         "scale_a": "row_read",
         "scale_b": rowvecs.value,

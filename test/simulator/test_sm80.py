@@ -12,7 +12,7 @@ import torch
 
 from cute_backend.errors import UsageError
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Alignment, Arch, TileConfig
+from cute_backend.planning import Alignment, Arch, Stages, TileConfig, plan
 from cute_backend.planning.naming import PARTS
 from cute_backend.planning.tiles import CTA_SMEM_BYTES
 from cute_backend.presentation.terminal import launch_table, to_text
@@ -39,7 +39,7 @@ from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm80 import Sm80Gemm
 from cute_backend.templates.split_sums import SplitGemm, SumGemm
 from cute_backend.templates.staged import L2_LINE
-from cute_backend.templates.stages import Stages
+from support.bare_epilogue import Bare, stages_for
 from support.simulator import pairs
 from support.simulator.exact import (
     RESIDUAL,
@@ -69,7 +69,7 @@ def test_edges_in_every_direction(shape: tuple[int, int], alignment: Alignment, 
     if alignment is Alignment.PLAIN:
         problem = (config.tile_m + 3, config.tile_n + 5, 160)
     launch = check_exact(scaled_residual(DType.BF16, DType.BF16), problem, machine(config))
-    assert launch.kernel.alignment is alignment
+    assert launch.kernel.plan.alignment is alignment
 
 
 @pytest.mark.parametrize("k", [64, 200])
@@ -117,7 +117,7 @@ def test_planes_by_columns() -> None:
     a, b, (scale_a, scale_b, plane) = operands(spec, 136, 72, 64)
     given = a, b, [scale_a, scale_b, plane.t().contiguous().t()]
     outputs, launch = run_region(spec, *given, machine(sm80(64, 64)))
-    assert launch.kernel.alignment is Alignment.TMA
+    assert launch.kernel.plan.alignment is Alignment.TMA
     for actual, expected in zip(outputs, replay(spec, *given), strict=True):
         assert torch.equal(actual, expected), wrong(actual, expected)
 
@@ -143,9 +143,7 @@ def test_pairs_of_products(arch: Arch, columns: tuple) -> None:
 
 def test_outputs_have_one_stage() -> None:
     """A warp takes them from there itself before it goes on; the rest of the memory is A's and B's."""
-    outputs = (SmemOperand("out0", cutlass.BFloat16),)
-    epilogue = SimpleNamespace(staged=(), shared_loads=(), shared_stores=outputs)
-    stages = Stages.of(sm80(128, 128), epilogue)  # type: ignore[arg-type]
+    stages = stages_for(Bare(), sm80(128, 128))
     assert (stages.ab, stages.exact, stages.row, stages.store) == (4, 0, 0, 1)
 
 
@@ -163,7 +161,7 @@ def test_planes_are_asked_for_before_the_products() -> None:
     lines = 32 * 128 * RESIDUAL.dtype.bits // 8 // L2_LINE
     spec = scaled_residual(DType.BF16, DType.BF16)
     for config, shares in ((sm80(128, 128, occupancy=2), lines // WARP), (sm80(64, 64), 0)):
-        before, _ = build(Kernel(spec, config, Alignment.TMA)).ptx.split("mma.sync", 1)
+        before, _ = build(Kernel(plan(spec, config, Alignment.TMA))).ptx.split("mma.sync", 1)
         assert before.count("prefetch.global.L2") == shares
 
 
@@ -195,7 +193,7 @@ def test_k_tiles_inside_the_operands_and_at_their_edges(
 
 def test_the_k_loop_has_two_bodies_only_where_ctas_share_a_multiprocessor() -> None:
     spec = scaled_residual(DType.BF16, DType.BF16)
-    kernels = [Kernel(spec, sm80(64, 64, occupancy=ctas), Alignment.TMA) for ctas in (1, 2)]
+    kernels = [Kernel(plan(spec, sm80(64, 64, occupancy=ctas), Alignment.TMA)) for ctas in (1, 2)]
     one, two = (build(kernel).ptx.count("mma.sync") for kernel in kernels)
     assert two == 2 * one
 
@@ -208,7 +206,7 @@ def test_nothing_is_loaded_between_the_last_product_and_the_first_store(
 ) -> None:
     """From global memory, by a load that a warp waits for. Planes were copied before, and rowvecs read."""
     spec = scaled_residual(DType.BF16, DType.BF16)
-    _, tail = build(Kernel(spec, TileConfig(arch, *shape), Alignment.TMA)).ptx.rsplit("mma.sync", 1)
+    _, tail = build(Kernel(plan(spec, TileConfig(arch, *shape), Alignment.TMA))).ptx.rsplit("mma.sync", 1)
     head, _ = tail.split("st.global", 1)
     assert "st.shared" in head or "stmatrix" in head
     assert "ld.global" not in head
@@ -252,7 +250,7 @@ def test_fp8_on_ada(fast: bool, shape: tuple[int, int], alignment: Alignment) ->
     n = config.tile_n + (24 if alignment is Alignment.TMA else 5)
     problem = (config.tile_m + 8, n, 304)  # k: two tiles and a part of one
     launch = check_exact(spec, problem, machine(config))
-    assert launch.kernel.alignment is alignment
+    assert launch.kernel.plan.alignment is alignment
     assert ("Sm80Promoted()" in text_of(launch.kernel)) is not fast
 
 
@@ -276,7 +274,7 @@ def test_e5m2_and_blocks_with_scales_are_refused_by_name_on_ada() -> None:
     with pytest.raises(
         ValueError, match="no mainloop of sm_89 scales blocks of 1x128 by 128x128, as acc has them"
     ):
-        emit(EpilogueSpec((blocks,), (), (), (Store("out0", "acc", DType.BF16),)), ada, Alignment.TMA)
+        emit(plan(EpilogueSpec((blocks,), (), (), (Store("out0", "acc", DType.BF16),)), ada, Alignment.TMA))
 
 
 def test_fp8_is_refused_by_name() -> None:
@@ -293,14 +291,14 @@ def test_fp8_is_refused_by_name() -> None:
 
 def test_tiles_that_need_tma_are_refused() -> None:
     with pytest.raises(ValueError, match="has ping-pong or a cluster of 2 CTAs; warps that multiply by "):
-        Sm80Gemm(Any, sm80(64, 64, cluster_m=2))
+        Sm80Gemm(Any, sm80(64, 64, cluster_m=2), Stages(4))
 
 
 def test_columns_of_batches_are_refused() -> None:
     """Rows of a batch begin at any multiple of M, which copies of 16 bytes may not."""
     loads = (SmemOperand("exact0", cutlass.BFloat16, Order.COLUMN),)
     with pytest.raises(ValueError, match="exact0 of a batched product has columns in memory, where a batch"):
-        Sm80Gemm(SimpleNamespace(shared_loads=loads), sm80(64, 64), kind=ProductKind.BATCHED)
+        Sm80Gemm(SimpleNamespace(shared_loads=loads), sm80(64, 64), Stages(4), kind=ProductKind.BATCHED)
 
 
 @pytest.mark.sweep(3)
@@ -312,7 +310,7 @@ def test_sums_of_parts_of_k_through_memory(parts: int, alignment: Alignment, arc
     config = TileConfig(arch, 64, 64, split_k=parts)
     problem = (72, 136, 7 * 64 - 24) if alignment is Alignment.TMA else (67, 71, 7 * 64 - 24)
     launch = check_exact(scaled_residual(DType.BF16, DType.BF16), problem, machine(config))
-    assert launch.kernel.alignment is alignment
+    assert launch.kernel.plan.alignment is alignment
     shown = to_text(launch_table(launch))
     assert (
         "kernel that multiplies the parts of K: grid" in shown and "kernel that adds them up: grid" in shown
@@ -329,11 +327,11 @@ def test_sums_of_parts_in_large_tiles_and_along_other_modes() -> None:
 
 def test_sums_that_no_tile_leaves_in_memory_are_refused() -> None:
     with pytest.raises(ValueError, match="tile 64x64_1x1 leaves no sums in memory for a second kernel"):
-        SplitGemm(Sm80Gemm, SimpleNamespace(), sm80(64, 64))
+        SplitGemm(Sm80Gemm, SimpleNamespace(), sm80(64, 64), Stages(4))
 
 
 def test_tables_beside_sums_in_memory_are_refused() -> None:
     """Warps copy boxes of a plane, and know nothing of rows that repeat."""
     loads = (SmemOperand("exact0", cutlass.BFloat16, repeats=True),)
     with pytest.raises(ValueError, match="the tables exact0 are loaded by TMA, but warps copy"):
-        SumGemm(SimpleNamespace(shared_loads=loads), sm80(64, 64), 2)
+        SumGemm(SimpleNamespace(shared_loads=loads), sm80(64, 64), Stages(0), 2)

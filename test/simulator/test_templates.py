@@ -99,7 +99,7 @@ def test_many_planes_are_right(name, arch, n):
     ):
         assert relative_error(actual, right) < TOLERANCE[actual.dtype]
     [launch] = simulation.launches
-    assert launch.kernel.alignment is (Alignment.TMA if n % 16 == 0 else Alignment.PLAIN)
+    assert launch.kernel.plan.alignment is (Alignment.TMA if n % 16 == 0 else Alignment.PLAIN)
     assert build(launch.kernel).spill_bytes == 0
 
 
@@ -164,7 +164,7 @@ def test_edges_in_every_direction(config, alignment):
     if alignment is Alignment.PLAIN:
         problem = (config.tile_m + 3, config.tile_n + 5, 160)
     launch = check_exact(scaled_residual(), problem, machine(config))
-    assert launch.kernel.alignment is alignment
+    assert launch.kernel.plan.alignment is alignment
 
 
 @pytest.mark.sweep(2)
@@ -185,7 +185,7 @@ def test_sums_of_parts_of_k_through_memory(config, alignment):
     """Of 7 k tiles, the last one not full: with 6 parts the last two have nothing, with 8 the last one."""
     problem = (136, 168, 7 * 128 - 48) if alignment is Alignment.TMA else (131, 165, 7 * 128 - 48)
     launch = check_exact(scaled_residual(), problem, machine(config))
-    assert launch.kernel.alignment is alignment
+    assert launch.kernel.plan.alignment is alignment
 
 
 @pytest.mark.sweep(2)
@@ -258,7 +258,7 @@ def test_batches_that_tiles_straddle(config, rows, n):
     outputs, launch = run_region(spec, a, b, loads, machine(config))
     for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
         assert torch.equal(actual, expected), wrong(actual, expected)
-    assert launch.kernel.alignment is (Alignment.TMA if n % 8 == 0 else Alignment.PLAIN)
+    assert launch.kernel.plan.alignment is (Alignment.TMA if n % 8 == 0 else Alignment.PLAIN)
 
 
 def of_blocks(columns: int) -> EpilogueSpec:
@@ -308,7 +308,7 @@ def test_blocks_that_tiles_straddle(config, columns, n):
     product = (a[0].double() @ b[0].double()).unflatten(-1, (blocks, columns)).unflatten(0, (2, 70))
     whole = product * loads[0] + loads[1] + loads[2].double() * loads[3]
     assert torch.equal(outputs[0], whole.to(torch.bfloat16).reshape(m, n))
-    assert launch.kernel.alignment is (Alignment.TMA if n % 8 == 0 else Alignment.PLAIN)
+    assert launch.kernel.plan.alignment is (Alignment.TMA if n % 8 == 0 else Alignment.PLAIN)
 
 
 @pytest.mark.sweep(2)
@@ -329,7 +329,7 @@ def test_a_product_for_each_batch(config, count, problem, majors):
     outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=2))
     for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
         assert torch.equal(actual, expected)
-    assert launch.kernel.alignment is (Alignment.TMA if problem[1] % 8 == 0 else Alignment.PLAIN)
+    assert launch.kernel.plan.alignment is (Alignment.TMA if problem[1] % 8 == 0 else Alignment.PLAIN)
 
 
 def packed_halves(a, b):

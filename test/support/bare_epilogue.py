@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import cutlass
 
-from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.planning import Stages, TileConfig
+from cute_backend.planning.shared_memory import Rings, SumScales
+from cute_backend.templates.epilogue import Epilogue, SmemOperand
 
 
 class Bare:
     loads = staged = shared_loads = ()
     stores = ("out0",)
     shared_stores = (SmemOperand("out0", cutlass.BFloat16),)
+
+
+def stages_for(epilogue: Epilogue, config: TileConfig, scaling: SumScales | None = None) -> Stages:
+    """The stages that a plan has for such an epilogue."""
+
+    def nbytes(operands: tuple[SmemOperand, ...], elements: int) -> int:
+        return sum(operand.bytes(elements) for operand in operands)
+
+    rings = Rings(
+        nbytes(epilogue.shared_loads, config.stage_elements),
+        nbytes(epilogue.staged, config.staged_n),
+        nbytes(epilogue.shared_stores, config.stage_elements),
+    )
+    return Stages.of(config, rings, scaling)

@@ -8,7 +8,7 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from cute_backend.planning import Alignment, TileConfig, offered
+from cute_backend.planning import Alignment, TileConfig, offered, plan
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.device import device_at, max_active_clusters
@@ -62,7 +62,7 @@ def check_kernels(
     results of the replay."""
     if configs is None:
         configs = offered(device_at(0).arch, spec)
-    kernels = [Kernel(spec, config, alignment) for config in configs for alignment in Alignment]
+    kernels = [Kernel(plan(spec, config, alignment)) for config in configs for alignment in Alignment]
     check_functions(obtain(kernels), shapes)
 
 
@@ -77,7 +77,7 @@ def check_functions(
     functions: Mapping[Kernel, KernelFunction], shapes: Sequence[tuple[int, int, int]] = SHAPES
 ) -> None:
     """Asserts that every kernel gives the results of the replay. The kernels are of one spec."""
-    spec = next(iter(functions)).spec
+    spec = next(iter(functions)).plan.spec
     failures = []
     for shape in shapes:
         m, n, k = fitting(spec, shape)
@@ -85,13 +85,13 @@ def check_functions(
             a, bs, loads = operands_of(spec, m, n, k, aligned=aligned)
             expected = replay(spec, a, bs, loads, accumulate=torch.float64)
             for kernel, function in functions.items():
-                if aligned is not (kernel.alignment is Alignment.TMA):
+                if aligned is not (kernel.plan.alignment is Alignment.TMA):
                     continue
                 outputs = run_kernel(kernel, function, (a, bs, loads), plane_rows(spec, m), n)
                 for actual, right in zip(outputs, expected, strict=True):
                     error = relative_error(actual, right)
                     if not error < TOLERANCE.get(actual.dtype, 1e-9):
-                        name = f"{kernel.config.name} {kernel.alignment.value}"
+                        name = f"{kernel.plan.tile.name} {kernel.plan.alignment.value}"
                         failures.append(f"{name} ({m}, {n}, {k}) {actual.dtype}: {error:.2e}")
     assert not failures, "\n".join(failures)
 
@@ -117,8 +117,8 @@ def plane_rows(spec: EpilogueSpec, m: int) -> int:
 def run_kernel(kernel: Kernel, function: KernelFunction, operands: Operands, m: int, n: int) -> list[Tensor]:
     """Runs a kernel on A, every B and loads for these M and N."""
     outputs, memory = outputs_of(kernel, m, n)
-    clusters = max_active_clusters(0, kernel.config.cluster_size)
-    function(*Binding(kernel.spec).bind(*operands).tensors, *memory, clusters)
+    clusters = max_active_clusters(0, kernel.plan.tile.cluster_size)
+    function(*Binding(kernel.plan.spec).bind(*operands).tensors, *memory, clusters)
     return outputs
 
 
@@ -239,12 +239,12 @@ def outputs_of(kernel: Kernel, m: int, n: int, device: str = "cuda") -> tuple[li
     They are unaligned for a kernel that takes planes of any alignment, with an element between rows unless
     heads are stored. Counters of tiles are zeros, as a kernel expects them."""
     here = torch.empty(0, device=device)
-    room = Outputs(kernel.spec, kernel.config).of_size(m, n)
+    room = Outputs(kernel.plan).of_size(m, n)
     outputs, memory = room.allocate(here)
     place = 0
-    for i, stores in enumerate(kernel.spec.results):
+    for i, stores in enumerate(kernel.plan.spec.results):
         store = stores[0]
-        if store.reduce is None and kernel.alignment is Alignment.PLAIN:
+        if store.reduce is None and kernel.plan.alignment is Alignment.PLAIN:
             row = store.order is Order.ROW
             words = _as_memory(outputs[i], store.dtype)
             unaligned = _unaligned_like(words if row else words.t(), dense=store.heads is not None)

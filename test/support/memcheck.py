@@ -14,7 +14,7 @@ import sys
 from dataclasses import replace
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Alignment, offered
+from cute_backend.planning import Alignment, offered, plan
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -47,7 +47,7 @@ def main() -> None:
     configs = {spec: offered(device_at(0).arch, spec)[int(part) :: len(PARTS)] for spec in specs()}
     if build:
         obtain(
-            Kernel(spec, tile, alignment)
+            Kernel(plan(spec, tile, alignment))
             for spec in configs
             for tile in configs[spec]
             for alignment in Alignment

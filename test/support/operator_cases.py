@@ -78,15 +78,14 @@ def without_a_gpu(patch: pytest.MonkeyPatch, function_of: Callable[[Any], Callab
 
 def replayed(kernel: Any) -> Callable[..., None]:
     """A stand-in for a compiled kernel, which checks the layouts of the arguments and replays the spec."""
-    from cute_backend.planning import may_finish_rows
     from cute_backend.replay import replay
     from cute_backend.runtime.compiling.compile import fake_operands
 
-    spec = kernel.spec
+    spec = kernel.plan.spec
 
     def function(*given: Any) -> None:
         *tensors, _ = given
-        expected = fake_operands(spec, kernel.alignment, counts=may_finish_rows(spec, kernel.config))
+        expected = fake_operands(kernel.plan)
         assert len(tensors) == len(expected)
         for (name, stand_in), tensor in zip(expected.items(), tensors, strict=True):
             assert tensor.dim() == len(stand_in.shape), name

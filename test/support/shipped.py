@@ -16,7 +16,7 @@ import torch
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, unserved
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, unserved
 from cute_backend.runtime.calls.sample_op import SAMPLES_PER_PASS
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -74,7 +74,7 @@ def sampling_spec(name: str) -> EpilogueSpec:
 def code_of(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
     """A kernel's module without its header, which differs between alignments even if their code is the
     same."""
-    return emit(spec, config, alignment).split('"""')[2]
+    return emit(plan(spec, config, alignment)).split('"""')[2]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def shipped(wanted: Callable[[str], bool] = lambda label: True) -> Iterator[Ship
         for arch in ARCHS:
             if name in NAMES[arch] and wanted(label := f"golden/{name}-{arch}"):
                 kernel = the_region(name, arch).kernel()
-                yield _shipped(label, kernel.spec, kernel.config, kernel.alignment)
+                yield _shipped(label, kernel.plan.spec, kernel.plan.tile, kernel.plan.alignment)
     for label, arch, spec_of in _tables():
         if wanted(label):
             spec = spec_of()
@@ -126,7 +126,9 @@ def served(names: Iterable[str], spec_of: Callable[[str], EpilogueSpec], arch: A
 
 def _shipped(name: str, spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Shipped:
     identity = spec.to_json() + code_of(spec, config, alignment)
-    return Shipped(name, Kernel(spec, config, alignment), hashlib.sha256(identity.encode()).hexdigest()[:16])
+    return Shipped(
+        name, Kernel(plan(spec, config, alignment)), hashlib.sha256(identity.encode()).hexdigest()[:16]
+    )
 
 
 def built(kernel: Kernel) -> dict[str, Any]:

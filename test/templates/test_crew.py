@@ -21,6 +21,7 @@ from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.rings import check_stage
 from cute_backend.templates.sm90 import Sm90Gemm
 from cute_backend.templates.sm100 import Sm100Gemm
+from support.bare_epilogue import stages_for
 
 
 class Full:
@@ -59,7 +60,8 @@ PAIR = TileConfig(SM100, 256, 128, 2, ctas=2)
 
 
 def gemm(config: TileConfig, epilogue: type = Full) -> Sm90Gemm | Sm100Gemm:
-    return Sm90Gemm(epilogue(), config) if config.arch is SM90 else Sm100Gemm(epilogue(), config)
+    made, stages = epilogue(), stages_for(epilogue(), config)
+    return Sm90Gemm(made, config, stages) if config.arch is SM90 else Sm100Gemm(made, config, stages)
 
 
 @pytest.mark.parametrize(("module", "config"), [(sm90, TURNS), (sm100, PAIR)], ids=["sm90", "sm100"])
@@ -105,7 +107,8 @@ def test_sums_in_memory_have_no_ring():
 
 def test_scales_of_blocks_arrive_in_the_stages_of_a_and_b():
     mainloop = Sm90BlockScaled(Scaling.LINE, Scaling.SQUARE, sets=2, k_tiles=4)
-    made = Sm90Gemm(Bare(), TileConfig(SM90, 128, 128, 2), mainloop)
+    config = TileConfig(SM90, 128, 128, 2)
+    made = Sm90Gemm(Bare(), config, stages_for(Bare(), config, mainloop.scaling), mainloop)
     assert [ring.name for ring in made.crew.rings] == ["ab"]
     assert [arrivals.count for arrivals in made.ab_ring.fills] == [1, 32]
     assert "1 warp of load, 1 warp of scales x 32 threads = 32" in str(made.crew)
@@ -179,9 +182,11 @@ def test_facts_that_contradict_are_refused_with_the_arithmetic(changes, message)
 @pytest.mark.parametrize("epilogue", [Full, Twice])
 def test_warps_that_find_groups_and_stage_two_vectors_have_more_registers(kind, epilogue):
     more = kind is ProductKind.GROUPED and epilogue is Twice
-    dealt = Sm90Gemm(epilogue(), TURNS, kind=kind).crew.registers
+    dealt = Sm90Gemm(epilogue(), TURNS, stages_for(epilogue(), TURNS), kind=kind).crew.registers
     assert dealt == ((72, 216, 216) if more else (40, 232, 232))
-    assert Sm90Gemm(epilogue(), TileConfig(SM90, 64, 64), kind=kind).crew.registers == (40, 232)
+    small = TileConfig(SM90, 64, 64)
+    made = Sm90Gemm(epilogue(), small, stages_for(epilogue(), small), kind=kind)
+    assert made.crew.registers == (40, 232)
 
 
 def test_barriers_beside_those_of_the_rings_need_room():

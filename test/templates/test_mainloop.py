@@ -11,7 +11,7 @@ from cute_backend.planning import Arch, TileConfig
 from cute_backend.templates.mainloop import Sm90Plain, Sm100Plain
 from cute_backend.templates.sm90 import Sm90Gemm
 from cute_backend.templates.sm100 import Sm100Gemm
-from support.bare_epilogue import Bare
+from support.bare_epilogue import Bare, stages_for
 
 HOPPER, BLACKWELL = TileConfig(Arch.SM90A, 64, 64), TileConfig(Arch.SM100A, 128, 64)
 
@@ -31,23 +31,25 @@ class Sm90InPieces(Sm90Plain):
 
 
 def test_a_template_takes_mainloops_of_its_own() -> None:
-    assert isinstance(Sm90Gemm(Bare(), HOPPER, Sm90Traced()).mainloop, Sm90Traced)
-    assert isinstance(Sm100Gemm(Bare(), BLACKWELL, Sm100Plain()).mainloop, Sm100Plain)
+    assert isinstance(Sm90Gemm(Bare(), HOPPER, stages_for(Bare(), HOPPER), Sm90Traced()).mainloop, Sm90Traced)
+    assert isinstance(
+        Sm100Gemm(Bare(), BLACKWELL, stages_for(Bare(), BLACKWELL), Sm100Plain()).mainloop, Sm100Plain
+    )
 
 
 def test_a_template_refuses_the_mainloops_of_another() -> None:
     with pytest.raises(ValueError, match=r"Sm90Plain is no Sm100Mainloop, whose begin .* with mma; the row"):
-        Sm100Gemm(Bare(), BLACKWELL, Sm90Plain())
+        Sm100Gemm(Bare(), BLACKWELL, stages_for(Bare(), BLACKWELL), Sm90Plain())
     with pytest.raises(ValueError, match=r"Sm100Plain is no Sm90Mainloop, whose begin .* with tile, oper"):
-        Sm90Gemm(Bare(), HOPPER, Sm100Plain())
+        Sm90Gemm(Bare(), HOPPER, stages_for(Bare(), HOPPER), Sm100Plain())
     with pytest.raises(ValueError, match=r"Sm90Endless is no Sm90Mainloop, whose end .* with operands, acc"):
-        Sm90Gemm(Bare(), HOPPER, Sm90Endless())
+        Sm90Gemm(Bare(), HOPPER, stages_for(Bare(), HOPPER), Sm90Endless())
 
 
 def test_pieces_of_columns_are_refused_beside_several_blocks_of_rows() -> None:
     low, high = TileConfig(Arch.SM90A, 128, 256), TileConfig(Arch.SM90A, 256, 128)
-    assert not Sm90Gemm(Bare(), low, Sm90InPieces()).by_rows
-    assert Sm90Gemm(Bare(), high, Sm90InPieces()).by_rows
+    assert not Sm90Gemm(Bare(), low, stages_for(Bare(), low), Sm90InPieces()).by_rows
+    assert Sm90Gemm(Bare(), high, stages_for(Bare(), high), Sm90InPieces()).by_rows
     alone = TileConfig(Arch.SM90A, 256, 64, pingpong=True)
     with pytest.raises(ValueError, match=r"a warpgroup 4 blocks of 64 rows, and .* 2 pieces: .* or blocks"):
-        Sm90Gemm(Bare(), alone, Sm90InPieces())
+        Sm90Gemm(Bare(), alone, stages_for(Bare(), alone), Sm90InPieces())

@@ -25,6 +25,7 @@ from cute_backend.planning import (
     TileConfig,
     choose,
     offered,
+    plan,
     plane_bits_held,
     tunable,
     unserved,
@@ -100,19 +101,19 @@ def distinct(arch: Arch, spec: EpilogueSpec) -> list[Kernel]:
     kernels = {}
     for config in with_hoists(arch, spec):
         for alignment in Alignment:
-            kernels.setdefault(code_of(spec, config, alignment), Kernel(spec, config, alignment))
+            kernels.setdefault(code_of(spec, config, alignment), Kernel(plan(spec, config, alignment)))
     return list(kernels.values())
 
 
-def one_of_each_configuration(arch: Arch, specs: list[EpilogueSpec]) -> list[Kernel]:
+def one_of_each_configuration(arch: Arch, specs: list[EpilogueSpec]) -> dict[TileConfig, Kernel]:
     """A kernel of every configuration that is offered to any of the specs, which take turns."""
     kernels: dict[TileConfig, Kernel] = {}
     for i, spec in enumerate(specs * 6):
         for config in with_hoists(arch, spec):
             if config not in kernels:
-                kernels[config] = Kernel(spec, config, list(Alignment)[i % 2])
+                kernels[config] = Kernel(plan(spec, config, list(Alignment)[i % 2]))
                 break
-    return list(kernels.values())
+    return kernels
 
 
 def assert_none_spills(kernels: list[Kernel]) -> None:
@@ -122,7 +123,7 @@ def assert_none_spills(kernels: list[Kernel]) -> None:
         built = build(kernel)
         if built.spill_bytes or built.smem_bytes > kernel.arch.target.smem_bytes:
             figures = f"{built.spill_bytes} bytes spilled, {built.smem_bytes} of shared memory"
-            faults.append(f"{kernel.config.name}, {kernel.alignment.value}: {figures}")
+            faults.append(f"{kernel.plan.tile.name}, {kernel.plan.alignment.value}: {figures}")
     assert not faults
 
 
@@ -145,8 +146,8 @@ def names_in(table: str) -> list[str]:
 def test_no_configuration_spills(table: str, quarter: int) -> None:
     arch, _ = TABLES[table]
     kernels = one_of_each_configuration(arch, [spec_in(table, name) for name in names_in(table)])
-    assert {kernel.config for kernel in kernels} >= set(offered(arch, kernels[0].spec))
-    assert_none_spills(kernels[quarter::4])
+    assert kernels.keys() >= set(offered(arch, next(iter(kernels.values())).plan.spec))
+    assert_none_spills(list(kernels.values())[quarter::4])
 
 
 def ways_to_sample() -> Iterator[ParameterSet]:
@@ -168,7 +169,7 @@ def ways_to_sample() -> Iterator[ParameterSet]:
 def test_no_way_to_sample_spills(name: str, arch: Arch) -> None:
     """Each in another configuration."""
     configs = offered(arch, spec := sampling_spec(name))
-    assert_none_spills([Kernel(spec, configs[[*SAMPLING].index(name) % len(configs)], Alignment.TMA)])
+    assert_none_spills([Kernel(plan(spec, configs[[*SAMPLING].index(name) % len(configs)], Alignment.TMA))])
 
 
 def test_a_logsumexp_beside_planes_by_element_does_not_spill() -> None:
@@ -181,7 +182,7 @@ def test_a_logsumexp_beside_planes_by_element_does_not_spill() -> None:
     spec = EpilogueSpec((acc,), (residual,), (total,), (Store("out0", "t0", DType.BF16), *results))
     config = max(offered(Arch.SM90A, spec), key=lambda each: each.thread_accumulators)
     assert config.thread_accumulators == 128
-    assert_none_spills([Kernel(spec, config, Alignment.PLAIN)])
+    assert_none_spills([Kernel(plan(spec, config, Alignment.PLAIN))])
 
 
 def test_groups_that_read_a_plane_by_element_do_not_spill() -> None:
@@ -189,7 +190,7 @@ def test_groups_that_read_a_plane_by_element_do_not_spill() -> None:
     epilogue = GROUPED["grouped_columns"]
     (report,) = collect(epilogue.fn, epilogue.inputs(Problem(256, 256, 256)))
     spec = report.regions[0].spec
-    assert_none_spills([Kernel(spec, table_of(Arch.SM100A, spec)[0], Alignment.PLAIN)])
+    assert_none_spills([Kernel(plan(spec, table_of(Arch.SM100A, spec)[0], Alignment.PLAIN))])
 
 
 def scaled_in_groups(a, experts_fp8, scale_rows, scale_experts, ends, row, column, residual):
@@ -224,7 +225,7 @@ def test_warps_that_find_groups_and_stage_two_vectors_have_registers(
     last still spilled 8, unless its subtiles have 16 columns."""
     spec = in_groups_of(fn)
     config = next(config for config in tunable(Arch.SM90A, spec) if config.name == tile)
-    assert_none_spills([Kernel(spec, config, alignment)])
+    assert_none_spills([Kernel(plan(spec, config, alignment))])
 
 
 @pytest.mark.exhaustive
@@ -234,7 +235,7 @@ def test_no_tile_spills_for_groups_with_vectors_of_every_kind() -> None:
     for config in tunable(Arch.SM90A, spec):
         for alignment in Alignment:
             tile = config.tile_m, config.tile_n, config.pingpong, alignment
-            kernels.setdefault(tile, Kernel(spec, config, alignment))
+            kernels.setdefault(tile, Kernel(plan(spec, config, alignment)))
     assert_none_spills(list(kernels.values()))
 
 
@@ -291,7 +292,7 @@ def test_two_warpgroups_leave_warps_that_find_groups_registers(name: str) -> Non
     spec = ROWS_IN_GROUPS[name]
     config = choose(Arch.SM100A, spec, 300, 136, 200, Arch.SM100A.target.sm_count, groups=6)
     assert config.column_groups == (1 if name in ("nvfp4 pair", "nvfp4 plane") else 2)
-    assert_none_spills([Kernel(spec, config, list(Alignment)[[*ROWS_IN_GROUPS].index(name) % 2])])
+    assert_none_spills([Kernel(plan(spec, config, list(Alignment)[[*ROWS_IN_GROUPS].index(name) % 2]))])
 
 
 @pytest.mark.exhaustive
@@ -299,7 +300,7 @@ def test_two_warpgroups_leave_warps_that_find_groups_registers(name: str) -> Non
 def test_no_tile_of_two_warpgroups_spills_for_rows_in_groups(name: str) -> None:
     spec = ROWS_IN_GROUPS[name]
     halves = [config for config in tunable(Arch.SM100A, spec) if config.column_groups > 1]
-    kernels = [Kernel(spec, config, alignment) for config in halves for alignment in Alignment]
+    kernels = [Kernel(plan(spec, config, alignment)) for config in halves for alignment in Alignment]
     assert_none_spills(kernels[:: 1 + len(kernels) // 16])
 
 
@@ -334,7 +335,7 @@ def test_no_epilogue_spills_in_16_bits_where_ctas_share_a_multiprocessor(name: s
     spec = replace(spec, accumulators=tuple(products))
     if unserved(spec, Arch.SM80.target) is not None:
         pytest.skip("it converts to fp8")
-    kernels = [kernel for kernel in distinct(Arch.SM80, spec) if kernel.config.occupancy > 1]
+    kernels = [kernel for kernel in distinct(Arch.SM80, spec) if kernel.plan.tile.occupancy > 1]
     if not kernels:
         pytest.skip("no tile that it is offered has two CTAs on a multiprocessor")
     assert_none_spills(kernels)

@@ -13,11 +13,11 @@ from torch._C._dynamo import guards
 from cute_backend.caches import caches_of
 from cute_backend.memory_ops.partials import workspace_bytes
 from cute_backend.numerics import TORCH_DTYPES
-from cute_backend.planning import TileConfig, counters_needed, may_finish_rows
+from cute_backend.planning import Plan
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.counters import counters_for
 from cute_backend.runtime.arguments.operands import outputs_like, plane_of
-from cute_backend.signature import Argument, Extent, Role, of_role, signature
+from cute_backend.signature import Argument, Extent, Role, of_role
 from cute_backend.spec import EpilogueSpec
 
 _MAX_SIZES = 4096
@@ -32,27 +32,27 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class Outputs:
-    """The tensors that kernels of one spec and tile configuration write."""
+    """The tensors that a planned kernel writes."""
 
-    def __init__(self, spec: EpilogueSpec, config: TileConfig) -> None:
+    def __init__(self, plan: Plan) -> None:
+        spec = plan.spec
         binding = Binding(spec)
         written = None if binding.takes_results_as_given else binding.written
         results = [
             (Argument.of_store(stores[0], spec.width_of(stores[0].value)), len(stores))
             for stores in spec.results
         ]
-        counts, caches = may_finish_rows(spec, config), any(caches_of(spec))
-        given = signature(spec, config.sums_in_memory, counts)
-        arguments = [*results, *((each, 1) for each in of_role(given, Role.WORKSPACE))]
+        caches = any(caches_of(spec))
+        arguments = [*results, *((each, 1) for each in of_role(plan.arguments, Role.WORKSPACE))]
 
         @lru_cache(_MAX_SIZES)
         def of_size(m: int, n: int) -> Memory:
-            sizes = {Extent.M: m, Extent.N: n, Extent.BYTES: workspace_bytes(spec, config, m, n)}
+            sizes = {Extent.M: m, Extent.N: n, Extent.BYTES: workspace_bytes(plan, m, n)}
             layouts = []
             for argument, parts in arguments:
                 shape = argument.shape({**sizes, Extent.N: n * parts * argument.dtype.values})
                 layouts.append((shape, argument.packed(shape), TORCH_DTYPES[argument.dtype.part]))
-            counters = counters_needed(spec, config, m, n) if counts else None
+            counters = plan.counters(m, n) if plan.finishes_rows else None
             return Memory(tuple(layouts), len(results), caches, written, counters)
 
         self.of_size = of_size

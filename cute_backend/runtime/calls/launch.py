@@ -29,10 +29,11 @@ from cute_backend.planning import (
     Alignment,
     Arch,
     Constraints,
+    Plan,
     Rowvecs,
     TileConfig,
     fastest,
-    may_finish_rows,
+    plan,
 )
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.counters import set_aside
@@ -283,7 +284,7 @@ class Launcher:
         self._constraints = constraints
         self._gpu = device_at(device)
         self.binding = Binding(spec)
-        self._kernels: dict[tuple[TileConfig, Alignment], Ready | None] = {}
+        self._kernels: dict[Plan, Ready | None] = {}
         self._choices: dict[tuple[int, int, int, int | None], _Choice] = {}
         self.chosen = object()
         """An object that is replaced whenever a kernel is added."""
@@ -295,7 +296,7 @@ class Launcher:
 
     def knows(self, kernel: Kernel) -> bool:
         """Whether the kernel was added, either as loaded or as one that can't be built."""
-        return (kernel.config, kernel.alignment) in self._kernels
+        return kernel.plan in self._kernels
 
     def has_like(self, kernel: Kernel) -> bool:
         """Whether a launch has a kernel to use in place of a missing one."""
@@ -306,20 +307,20 @@ class Launcher:
         if its rowvecs are hoisted on request: running another kernel in its place would hide what the user
         wants to try.
         """
-        key = (kernel.config, kernel.alignment)
-        asked = kernel.edited is not None or kernel.config.rowvecs is Rowvecs.REGISTER_HOIST
+        planned = kernel.plan
+        asked = kernel.edited is not None or planned.tile.rowvecs is Rowvecs.REGISTER_HOIST
         if asked and isinstance(outcome, Exception):
             raise outcome
         if isinstance(outcome, (BuildError, UnavailableError)):
-            self._kernels[key] = None
+            self._kernels[planned] = None
             count("builds_failed")
             warn_once(("failed", str(outcome)), f"cute_backend: {outcome}")
         else:
-            if may_finish_rows(kernel.spec, kernel.config):
+            if planned.finishes_rows:
                 set_aside(self._gpu.index)
-            size = kernel.config.cluster_size
+            size = planned.tile.cluster_size
             grid = Grid(max_active_clusters(self._gpu.index, size), size, self._gpu.sm_count)
-            self._kernels[key] = Ready(outcome, Outputs(kernel.spec, kernel.config), grid.clusters)
+            self._kernels[planned] = Ready(outcome, Outputs(planned), grid.clusters)
         self._choices.clear()
         self.chosen = object()
 
@@ -388,9 +389,11 @@ class Launcher:
         problem, winners = self._problem(m, n, k, groups), winners_on(self._gpu, groups)
         kernels = [
             Kernel.found(
-                self._spec,
-                config_for(problem, alignment, self._gpu.arch, self._gpu.sm_count, winners),
-                alignment,
+                plan(
+                    self._spec,
+                    config_for(problem, alignment, self._gpu.arch, self._gpu.sm_count, winners),
+                    alignment,
+                )
             )
             for alignment in (Alignment.TMA, Alignment.PLAIN)
         ]
@@ -411,22 +414,24 @@ class Launcher:
     def _fastest(self, kernel: Kernel, m: int, n: int, k: int, groups: int | None) -> Ready | None:
         """The kernel chosen for these sizes or, if it is missing, the one that is predicted to be the fastest
         of those that there are, or None."""
-        there = self._serving(kernel)
-        if not there or kernel.config in there:
-            return there.get(kernel.config)
+        there, tile = self._serving(kernel), kernel.plan.tile
+        if not there or tile in there:
+            return there.get(tile)
         return there[fastest(there, self._spec, m, n, k, self._gpu.sm_count, groups)]
 
     def _serving(self, kernel: Kernel) -> dict[TileConfig, Ready]:
-        """The kernels that serve the operands of this one, by their configurations.
+        """The kernels that serve the operands of this one, by their tiles.
 
         A region with constraints uses no other kernel: another may not meet them, and under batch invariance
         the available kernels may differ from one M to the next.
         """
         alone = self._constraints != UNCONSTRAINED
         return {
-            config: ready
-            for (config, alignment), ready in self._kernels.items()
-            if alignment is kernel.alignment and ready is not None and (config == kernel.config or not alone)
+            known.tile: ready
+            for known, ready in self._kernels.items()
+            if known.alignment is kernel.plan.alignment
+            and ready is not None
+            and (known == kernel.plan or not alone)
         }
 
     def _prepare_rest(self, choice: _Choice) -> bool:

@@ -217,7 +217,7 @@ def compiled(cache: KernelCache, kernel: Kernel) -> Built:
     except BuildError as error:
         if kernel.edited is None:
             raise
-        name = file_name(kernel.spec, kernel.config, kernel.alignment)
+        name = file_name(kernel.plan)
         raise BuildError(str(error).replace(str(path), name) + f" ({name} was edited)") from error
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.memory_ops.emit import CUTE_TYPES
-from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, may_finish_rows, subtiled
+from cute_backend.planning import Alignment, Arch, Plan, Rowvecs
 from cute_backend.planning.naming import FINISH
 from cute_backend.runtime.disk.cache import scratch_folder
 from cute_backend.runtime.host.forks import free_in_children
@@ -30,8 +30,8 @@ from cute_backend.runtime.kernels.cubin import resources
 from cute_backend.runtime.kernels.host_code import dynamic_smem_bytes, target_baseline
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import SYMBOL
-from cute_backend.signature import Argument, Extent, signature
-from cute_backend.spec import EpilogueSpec, Stride
+from cute_backend.signature import Argument, Extent
+from cute_backend.spec import Stride
 
 _OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin"
 
@@ -85,7 +85,7 @@ def compile_for(gpu: Arch, kernel: Kernel, source: str, path: Path) -> Built:
             raise BuildError(
                 f"{kernel.name} does not compile: {type(error).__name__}: {complaint}"
             ) from error
-    if built.spill_bytes and kernel.config.rowvecs is Rowvecs.REGISTER_HOIST:
+    if built.spill_bytes and kernel.plan.tile.rowvecs is Rowvecs.REGISTER_HOIST:
         raise BuildError(
             f"{kernel.name} spills {built.spill_bytes} bytes a thread with its rowvecs in registers, as "
             "config.rowvec_placement asks; 'auto' and 'smem_staged' serve it"
@@ -115,11 +115,10 @@ def _compile(gpu: Arch, kernel: Kernel, module: ModuleType, scratch: str) -> Any
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
 
-    counts = may_finish_rows(kernel.spec, kernel.config)
-    operands = fake_operands(kernel.spec, kernel.alignment, kernel.config.sums_in_memory, counts)
+    operands = fake_operands(kernel.plan)
     expected = [*operands, "max_active_clusters", "stream"]
     parameters = list(inspect.signature(module.launch).parameters)
-    if kernel.edited is not None and module.gemm.config != (tile := _tile(kernel)):
+    if kernel.edited is not None and module.gemm.config != (tile := kernel.plan.tile):
         has = module.gemm.config
         raise TypeError(f"gemm is of tile {has.name} ({has.words}), its kernel of {tile.name} ({tile.words})")
     if parameters != expected:
@@ -131,11 +130,6 @@ def _compile(gpu: Arch, kernel: Kernel, module: ModuleType, scratch: str) -> Any
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options=f"--gpu-arch {gpu.value} {_OPTIONS} --dump-dir '{scratch}'",
     )
-
-
-def _tile(kernel: Kernel) -> TileConfig:
-    """The tile of the generated module, by which launches allocate memory: an edited one must have it."""
-    return subtiled(kernel.spec, kernel.config, kernel.alignment)
 
 
 def _collect(compiled: Any, source: str, scratch: Path) -> Built:
@@ -155,18 +149,15 @@ def _collect(compiled: Any, source: str, scratch: Path) -> Built:
     )
 
 
-def fake_operands(
-    spec: EpilogueSpec, alignment: Alignment, sums: bool = False, counts: bool = False
-) -> dict[str, Any]:
-    """A stand-in for each tensor of `launch`, by name: dynamic sizes that share symbols, strides by class.
-    `sums` and `counts` as for `signature`."""
+def fake_operands(plan: Plan) -> dict[str, Any]:
+    """A stand-in for each tensor of `launch`, by name: dynamic sizes that share symbols, strides by class."""
     import cutlass.cute as cute
 
     sizes = {extent: cute.sym_int32() for extent in Extent}
     sizes[Extent.COLUMNS] = cute.sym_int32(divisibility=2)
     sizes[Extent.BYTES] = cute.sym_int64()
-    tma = alignment is Alignment.TMA
-    return {argument.name: _fake(argument, sizes, tma) for argument in signature(spec, sums, counts)}
+    tma = plan.alignment is Alignment.TMA
+    return {argument.name: _fake(argument, sizes, tma) for argument in plan.arguments}
 
 
 def _fake(argument: Argument, sizes: Mapping[Extent, Any], tma: bool) -> Any:

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from cute_backend.planning import Alignment, Arch, Constraints, TileConfig
+from cute_backend.planning import Alignment, Arch, Constraints, Plan, TileConfig
 from cute_backend.runtime.host.archive import Archive, ArchiveError
 from cute_backend.runtime.host.documents import parse
 from cute_backend.runtime.host.notices import warn_once
@@ -94,7 +94,7 @@ def _member(name: str) -> zipfile.ZipInfo:
 
 
 def _manifest(content: Content) -> dict[str, Any]:
-    specs = {kernel.spec.key: json.loads(kernel.spec.to_json()) for kernel in content.kernels}
+    specs = {each.plan.spec.key: json.loads(each.plan.spec.to_json()) for each in content.kernels}
     problems = {
         json.dumps([each.spec.key, each.n, each.k, each.groups, each.constraints.text]): each
         for each in content.problems
@@ -108,9 +108,9 @@ def _manifest(content: Content) -> dict[str, Any]:
         "problems": [json.loads(text) for text in sorted(problems)],
         "kernels": {
             kernel.name: {
-                "spec": kernel.spec.key,
-                "config": kernel.config.to_dict(),
-                "variant": kernel.alignment.value,
+                "spec": kernel.plan.spec.key,
+                "tile": kernel.plan.tile.to_dict(),
+                "alignment": kernel.plan.alignment.value,
                 "sha256": hashlib.sha256(code).hexdigest(),
                 **figures,
             }
@@ -143,7 +143,7 @@ class Pack:
             for name, entry in self._kernels.items():
                 _check_entry(name, entry)
                 self._code(archive, name)
-            self.archs = frozenset(Arch(each["config"]["arch"]) for each in self._kernels.values())
+            self.archs = frozenset(Arch(each["tile"]["arch"]) for each in self._kernels.values())
             self._problems = {tuple(each) for each in manifest["problems"]}
             for spec, n, k, groups, constraints in self._problems:
                 _check_types((spec, str), *((size, int | None) for size in (n, k, groups)))
@@ -213,7 +213,7 @@ class Pack:
         """Every kernel of a spec for an architecture."""
         found = (each for each in self._kernels.values() if each["spec"] == spec.key)
         kernels = [
-            Kernel.found(spec, TileConfig.from_dict(each["config"]), Alignment(each["variant"]))
+            Kernel.found(Plan.of(spec, TileConfig.from_dict(each["tile"]), Alignment(each["alignment"])))
             for each in found
         ]
         return [kernel for kernel in kernels if kernel.arch is arch]
@@ -236,8 +236,8 @@ class Pack:
 def _check_entry(name: str, entry: Mapping[str, Any]) -> None:
     """Raises the errors of malformed data when the pack is opened, so that looking up a kernel raises
     none."""
-    TileConfig.from_dict(entry["config"])
-    Alignment(entry["variant"])
+    TileConfig.from_dict(entry["tile"])
+    Alignment(entry["alignment"])
     _check_types((name, str), (entry["spec"], str), (entry["sha256"], str), (entry["spill_bytes"], int))
 
 

@@ -17,17 +17,16 @@ from cute_backend.runtime.host.trust import UntrustedError, check_folder, read_t
 from cute_backend.variables import SOURCES_VARIABLE
 
 if TYPE_CHECKING:
-    from cute_backend.planning import Alignment, TileConfig
-    from cute_backend.spec import EpilogueSpec
+    from cute_backend.planning import Plan
 
 _MAX_SOURCE = 8 << 20
 """The most bytes of a module: hundreds of times more than any generated one has."""
 
 
-def file_name(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
+def file_name(plan: Plan) -> str:
     """The file name of a kernel's edited module: its architecture, tile and alignment, and a digest of its
     spec."""
-    return f"{config.arch.value}_{config.name}_{alignment.value}_{spec.key}.py"
+    return f"{plan.arch.value}_{plan.tile.name}_{plan.alignment.value}_{plan.spec.key}.py"
 
 
 def edited_folder() -> Path | None:
@@ -47,7 +46,7 @@ def edited_folder() -> Path | None:
     return folder
 
 
-def edited_text(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str | None:
+def edited_text(plan: Plan) -> str | None:
     """The edited module of a kernel, if there is one.
 
     Raises UsageError if the file is not text in UTF-8, or is not trusted.
@@ -55,7 +54,7 @@ def edited_text(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) ->
     folder = edited_folder()
     if folder is None:
         return None
-    path = folder / file_name(spec, config, alignment)
+    path = folder / file_name(plan)
     try:
         content = read_trusted(path, _MAX_SOURCE).decode()
         return content.replace("\r\n", "\n").replace("\r", "\n")  # as Python itself reads a module

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from cute_backend.errors import UnavailableError
-from cute_backend.planning import Alignment, Arch, TileConfig
+from cute_backend.planning import Arch, Plan
 from cute_backend.planning.naming import entry_name
 from cute_backend.runtime.kernels.edited import edited_text
-from cute_backend.spec import EpilogueSpec
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -66,29 +65,27 @@ def host() -> str:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled object: a spec, a tile configuration, which names its architecture, and an alignment."""
+    """One compiled object: a plan, and the text that a person has made of its module."""
 
-    spec: EpilogueSpec
-    config: TileConfig
-    alignment: Alignment
+    plan: Plan
     edited: str | None = None
     """The text of the module, if a person has edited it."""
 
     @staticmethod
-    def found(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Kernel:
+    def found(plan: Plan) -> Kernel:
         """The kernel to use in this process, with the edited module that `edited_text` finds, if there is
         one. Raises UsageError as `edited_text` does."""
-        return Kernel(spec, config, alignment, edited_text(spec, config, alignment))
+        return Kernel(plan, edited_text(plan))
 
     @property
     def arch(self) -> Arch:
-        return self.config.arch
+        return self.plan.arch
 
     @cached_property
     def entry(self) -> str:
         """The kernel's name in profilers. It depends neither on versions nor on whether the module was
         edited."""
-        return entry_name(self.spec, self.config, self.alignment)
+        return entry_name(self.plan)
 
     @cached_property
     def name(self) -> str:
@@ -97,19 +94,12 @@ class Kernel:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything that another process needs to build the kernel, as plain values."""
-        return {
-            "spec": json.loads(self.spec.to_json()),
-            "config": self.config.to_dict(),
-            "variant": self.alignment.value,
-            **({} if self.edited is None else {"edited": self.edited}),
-        }
+        return {**self.plan.to_dict(), **({} if self.edited is None else {"edited": self.edited})}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Kernel:
-        """The inverse of `to_dict`."""
-        spec = EpilogueSpec.from_json(json.dumps(data["spec"]))
-        config, alignment = TileConfig.from_dict(data["config"]), Alignment(data["variant"])
-        return Kernel(spec, config, alignment, data.get("edited"))
+        """The inverse of `to_dict`. Raises ValueError as `Plan.from_dict` does."""
+        return Kernel(Plan.from_dict(data), data.get("edited"))
 
 
 def digest_of(kernel: dict[str, Any], surroundings: Sequence[str]) -> str:

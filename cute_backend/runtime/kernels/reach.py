@@ -19,6 +19,7 @@ from cute_backend.planning import (
     TileConfig,
     bucket_of,
     named,
+    plan,
     table,
     untuned,
     with_rowvecs,
@@ -98,13 +99,14 @@ def reachable_kernels(
     If M is not static, it may be any M that is rounded up to one of `buckets`.
     """
     alignments = reachable_alignments(problem)
-    return [
-        Kernel.found(problem.spec, config, alignment)
+    plans = (
+        plan(problem.spec, config, alignment)
         for alignment in alignments
         for config in _reachable_configs(problem, alignment, arch, sm_count, winners, buckets)[
             : MAX_KERNELS // len(alignments)
         ]
-    ]
+    )
+    return [Kernel.found(each) for each in dict.fromkeys(plans)]
 
 
 def reachable_alignments(problem: Problem) -> tuple[Alignment, ...]:

@@ -18,13 +18,13 @@ def text_of(kernel: Kernel, lines: Mapping[str, str] = MappingProxyType({})) -> 
         return kernel.edited
     from cute_backend.memory_ops.emit import emit  # here, since a warm start needs no emitter
 
-    return emit(kernel.spec, kernel.config, kernel.alignment, lines)
+    return emit(kernel.plan, lines)
 
 
 def warn_if_edited(kernel: Kernel) -> None:
     """Counts a kernel whose module was edited, and warns once that it is used."""
     if kernel.edited is not None:
         count("kernels_edited")
-        name = file_name(kernel.spec, kernel.config, kernel.alignment)
+        name = file_name(kernel.plan)
         message = f"cute_backend: {name} is used as edited in the folder of {SOURCES_VARIABLE}."
         warn_once(("edited", kernel), message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.memory_ops.partials import workspace_bytes
-from cute_backend.planning import TileConfig, may_finish_rows
+from cute_backend.planning import Plan
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.counters import counters_for
 from cute_backend.runtime.arguments.device import Device, max_active_clusters
@@ -20,8 +20,7 @@ from cute_backend.runtime.arguments.outputs import Outputs
 from cute_backend.runtime.arguments.random_operands import random_operands, skewed_split
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
-from cute_backend.signature import Role, signature
-from cute_backend.spec import EpilogueSpec
+from cute_backend.signature import Role
 
 Run = Callable[[], Any]
 """Work that is put on the current stream."""
@@ -99,13 +98,13 @@ class GpuTimer:
         groups: int | None,
     ) -> Timings:
         device = torch.device("cuda", self.gpu.index)
-        spec, configs = next(iter(functions)).spec, [kernel.config for kernel in functions]
-        memory = arguments_of(spec, configs, m, n, k, torch.Generator(device).manual_seed(0), groups or 1)
+        plans, generator = [kernel.plan for kernel in functions], torch.Generator(device).manual_seed(0)
+        memory = arguments_of(plans, m, n, k, generator, groups or 1)
         runs: dict[Kernel | None, Run] = {
             kernel: _call(
                 function,
-                taken_by(kernel, memory),
-                max_active_clusters(self.gpu.index, kernel.config.cluster_size),
+                taken_by(kernel.plan, memory),
+                max_active_clusters(self.gpu.index, kernel.plan.tile.cluster_size),
             )
             for kernel, function in functions.items()
         }
@@ -114,7 +113,7 @@ class GpuTimer:
         runs = {name: run for name, run in runs.items() if _works(run)}
         medians = dict(zip(runs, _medians(list(runs.values()), device), strict=True))
         if groups is not None:
-            place = next(i for i, each in enumerate(signature(spec)) if each.role is Role.OFFSETS)
+            place = next(i for i, each in enumerate(plans[0].arguments) if each.role is Role.OFFSETS)
             memory[place].copy_(skewed_split(m, groups))
             skewed = _medians(list(runs.values()), device)
             medians = {
@@ -126,33 +125,26 @@ class GpuTimer:
 
 
 def arguments_of(
-    spec: EpilogueSpec,
-    configs: Iterable[TileConfig],
-    m: int,
-    n: int,
-    k: int,
-    generator: torch.Generator,
-    groups: int = 1,
+    plans: Sequence[Plan], m: int, n: int, k: int, generator: torch.Generator, groups: int = 1
 ) -> list[Tensor]:
-    """Random arguments of kernels with any of these tiles, in order: operands, loads and what they write.
+    """Random arguments of kernels of one spec, in order: operands, loads and what they write.
 
     Each kernel takes those that `taken_by` returns: if one leaves sums in memory, others have no workspace,
     and not all count tiles.
     """
+    spec = plans[0].spec
     bound = Binding(spec).bind(*random_operands(spec, m, n, k, generator, groups))
-    configs = list(configs)
-    roomiest = max(configs, key=lambda config: workspace_bytes(spec, config, m, n))
-    _, memory = Outputs(spec, roomiest).of_size(m, n)._replace(counters=None).allocate(bound.tensors[0])
-    if any(may_finish_rows(spec, config) for config in configs):
+    roomiest = max(plans, key=lambda plan: workspace_bytes(plan, m, n))
+    _, memory = Outputs(roomiest).of_size(m, n)._replace(counters=None).allocate(bound.tensors[0])
+    if any(plan.finishes_rows for plan in plans):
         memory.append(counters_for(max(m, n), bound.tensors[0]))
     return bound.tensors + memory
 
 
-def taken_by(kernel: Kernel, arguments: list[Tensor]) -> list[Tensor]:
+def taken_by(plan: Plan, arguments: list[Tensor]) -> list[Tensor]:
     """The arguments of a kernel among those of all kernels of its spec. It may lack the workspace or the
     counters."""
-    counts = may_finish_rows(kernel.spec, kernel.config)
-    return arguments[: len(signature(kernel.spec, kernel.config.sums_in_memory, counts))]
+    return arguments[: len(plan.arguments)]
 
 
 def _call(function: KernelFunction, memory: list[Tensor], clusters: int) -> Run:

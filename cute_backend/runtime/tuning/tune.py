@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cute_backend.errors import BuildError, UnavailableError
-from cute_backend.planning import bucket_of, candidates
+from cute_backend.planning import TileConfig, bucket_of, candidates, plan
 from cute_backend.runtime.arguments.device import Device, device_at
 from cute_backend.runtime.compiling.build import Outcome, obtain, spills
 from cute_backend.runtime.host.notices import count, warn_once
@@ -141,7 +141,7 @@ class Tuner:
         progress.timing(len(jobs))
         for key, job in jobs.items():
             functions = _sound({kernel: outcomes[kernel] for kernel in kernels[key]})
-            result = self._time(job, functions, unfused.pop(key))
+            result = self._time(job, functions, kernels[key], unfused.pop(key))
             if result is not None:
                 log.info("tuned %s: %s in %.1f us", key.text, result.config.name, result.us)
                 self._memory.put({key: result})
@@ -151,13 +151,21 @@ class Tuner:
     def _reached(self, job: Job) -> list[Kernel]:
         return reachable_kernels(_problem(job), self._gpu.arch, self._gpu.sm_count)
 
-    def _candidates(self, key: Key) -> list[Kernel]:
+    def _candidates(self, key: Key) -> dict[Kernel, TileConfig]:
+        """The kernels to time for a problem, each with the tile that it was planned for."""
         spec, gpu = key.spec, self._gpu
         configs = candidates(gpu.arch, spec, key.bucket, key.n, key.k, gpu.sm_count, groups=key.groups)
-        return [Kernel.found(spec, each, key.alignment) for each in configs]
+        found: dict[Kernel, TileConfig] = {}
+        for config in configs:
+            found.setdefault(Kernel.found(plan(spec, config, key.alignment)), config)
+        return found
 
     def _time(
-        self, job: Job, functions: Mapping[Kernel, KernelFunction], unfused: Run | None
+        self,
+        job: Job,
+        functions: Mapping[Kernel, KernelFunction],
+        tiles: Mapping[Kernel, TileConfig],
+        unfused: Run | None,
     ) -> Result | None:
         if not functions:
             Untuned.FAILED.note()
@@ -171,7 +179,7 @@ class Tuner:
             Untuned.FAILED.note()
             return None
         best = min(timings.kernels, key=timings.kernels.__getitem__)
-        return Result(best.config, timings.kernels[best], timings.unfused)
+        return Result(tiles[best], timings.kernels[best], timings.unfused)
 
     @contextmanager
     def _progress(self, regions: int) -> Iterator[_Report]:

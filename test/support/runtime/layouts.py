@@ -7,15 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from cute_backend.planning import may_finish_rows
 from cute_backend.runtime.compiling.compile import fake_operands
 from cute_backend.runtime.kernels.kernel import Kernel
 
 
 @cache
 def compiled_for(kernel: Kernel) -> list[Any]:
-    counts = may_finish_rows(kernel.spec, kernel.config)
-    return list(fake_operands(kernel.spec, kernel.alignment, kernel.config.sums_in_memory, counts).values())
+    return list(fake_operands(kernel.plan).values())
 
 
 def check_layouts(kernel: Kernel, tensors: list[Tensor]) -> None:

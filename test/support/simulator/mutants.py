@@ -20,7 +20,7 @@ import torch
 
 import cute_backend.templates
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig
+from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, plan
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.compiling.compile import SYMBOL, compile_kernel
@@ -235,7 +235,7 @@ class Subject:
 
     @property
     def kernel(self) -> Kernel:
-        return Kernel(self.spec, self.config, self.alignment)
+        return Kernel(plan(self.spec, self.config, self.alignment))
 
     def check(self, program: HostProgram, seed: int) -> None:
         """Runs the problem. Raises WrongNumbers, or the simulator's error."""
@@ -509,7 +509,7 @@ class Mutant:
     def _source(self) -> str:
         """The generated module, without the fault."""
         kernel = self.subject.kernel
-        return emit(kernel.spec, kernel.config, kernel.alignment)
+        return emit(kernel.plan)
 
     @property
     def _template(self) -> str:

@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cute_backend.planning import TileConfig
 from cute_backend.planning.registers import is_promoted, k_tiles_a_step, pieces_of_sums, sets_of_sums
 from cute_backend.planning.shared_memory import SumScales
+from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import EpilogueSpec
 
 
 @dataclass(frozen=True)
 class Mainloop:
-    """A mainloop class of the templates, by its module and name, and the kernels that use it, on any
-    architecture."""
+    """A mainloop of a kernel: a class of the templates, by its module and name, and the arguments of its
+    constructor, as Python source."""
+
+    module: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A mainloop class, the kernels that use it, on any architecture, and its arguments for each of them."""
 
     module: str
     name: str
     serves: Callable[[TileConfig, EpilogueSpec], bool]
     arguments: Callable[[TileConfig, EpilogueSpec], str] = lambda config, spec: ""
-    """The arguments of the constructor, as Python source."""
 
 
 def _is_block_scaled(config: TileConfig, spec: EpilogueSpec) -> bool:
@@ -65,25 +73,27 @@ def _format(config: TileConfig, spec: EpilogueSpec) -> str:
 
 
 MAINLOOPS = (
-    Mainloop("cute_backend.templates.block_scaled", "Sm90BlockScaled", _is_block_scaled, _blocks),
-    Mainloop(
+    _Row("cute_backend.templates.block_scaled", "Sm90BlockScaled", _is_block_scaled, _blocks),
+    _Row(
         "cute_backend.templates.partial_sums",
         "Sm100BlockScaled",
         _is_scaled_in_tensor_memory,
         _blocks_of_both,
     ),
-    Mainloop("cute_backend.templates.mma_scaled", "Sm100MmaScaled", _is_scaled_by_mma, _format),
-    Mainloop("cute_backend.templates.warp_mainloop", "Sm80Promoted", _by_warps),
-    Mainloop("cute_backend.templates.mainloop", "Sm90Promoted", _by_warpgroups),
+    _Row("cute_backend.templates.mma_scaled", "Sm100MmaScaled", _is_scaled_by_mma, _format),
+    _Row("cute_backend.templates.warp_mainloop", "Sm80Promoted", _by_warps),
+    _Row("cute_backend.templates.mainloop", "Sm90Promoted", _by_warpgroups),
 )
 """The first row that serves a kernel is its mainloop."""
 
 
-def mainloop(spec: EpilogueSpec, config: TileConfig) -> Mainloop | None:
-    """Returns the mainloop of a kernel, or None if it uses its template's own. Raises ValueError if the spec
-    has block scales and no mainloop applies them."""
+def mainloop_of(spec: EpilogueSpec, config: TileConfig) -> Mainloop | None:
+    """Returns the mainloop of a kernel that computes a spec, or None if it uses its template's own. Raises
+    ValueError if the spec has block scales and no mainloop applies them."""
     found = next((row for row in MAINLOOPS if row.serves(config, spec)), None)
-    if found is None and spec.product.is_block_scaled:
+    if found is not None:
+        return Mainloop(found.module, found.name, found.arguments(config, spec))
+    if spec.product.is_block_scaled:
         a, b = spec.product.a_scaling.value, spec.product.b_scaling.value
         raise ValueError(f"no mainloop of {config.arch.value} multiplies by scales of {a} by {b} blocks")
-    return found
+    return None

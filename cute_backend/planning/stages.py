@@ -1,0 +1,69 @@
+"""The number of stages of each ring in a CTA's shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from cute_backend.planning.mma_scales import MmaScales
+from cute_backend.planning.shared_memory import (
+    Rings,
+    SumScales,
+    ahead_bytes,
+    left_bytes,
+    stage_bytes,
+)
+from cute_backend.planning.tiles import EPILOGUE_STAGES, MAX_STAGES, TileConfig
+
+MAX_STAGES_BESIDE_SCALES = 8
+"""The most stages of A and B beside a ring of scales, which has up to three more: `SMEM_RESERVE` has room for
+no more barriers."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The number of stages of each ring; 0 if the epilogue does not use it. A stage of A and B includes the
+    scales of their blocks, but scales that are applied to sums in tensor memory have a ring of their own.
+
+    If parts of K leave their sums in memory, `ab` is of the kernel that multiplies, and the others are of the
+    kernel that adds up the sums.
+    """
+
+    ab: int
+    exact: int = 0
+    row: int = 0
+    store: int = 0
+
+    @staticmethod
+    def of(config: TileConfig, rings: Rings, scaling: SumScales | MmaScales | None = None) -> Stages:
+        """Divides the shared memory among the rings. Each ring of the epilogue first gets its fewest stages,
+        and A and B get enough of them. The rest of the memory makes further stages of both.
+
+        Raises ValueError if fewer than the target's `least_ab_stages` are left for A and B.
+        """
+        of_ab, left = stage_bytes(config, scaling), left_bytes(config, rings, scaling)
+        if (ab := left // of_ab) < config.least_ab_stages:
+            raise ValueError(
+                f"tile {config.name} leaves shared memory for {ab} stages of A and B, which take "
+                f"{config.least_ab_stages}, beside {rings.exact} bytes of exact loads, {rings.row} of "
+                f"rowvecs and {rings.store} of outputs in each of their stages, and {config.sum_bytes} of "
+                "sums"
+            )
+        left -= min(ab, config.enough_ab_stages) * of_ab
+
+        def further(fewest: int, ring_bytes: int) -> int:
+            return min(left // ring_bytes, MAX_STAGES - fewest) if ring_bytes else 0
+
+        exact = config.load_stages + further(config.load_stages, rings.exact) if rings.exact else 0
+        left -= (exact - config.load_stages) * rings.exact if exact else 0
+        store = config.store_stages if rings.store else 0
+        if store and config.target.planes_by_tma:
+            store += further(store, rings.store)
+            left -= (store - config.store_stages) * rings.store
+        ab = (left + min(ab, config.enough_ab_stages) * of_ab) // of_ab
+        if ahead_bytes(config, scaling):
+            ab = min(ab, MAX_STAGES_BESIDE_SCALES)
+        return Stages(ab, exact, EPILOGUE_STAGES if rings.row else 0, store)
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain values."""
+        return asdict(self)
