@@ -15,7 +15,7 @@ import cute_backend
 from cute_backend import UsageError
 from cute_backend.api import Product, Source
 from cute_backend.fx_walk.refusals.reasons import Reason
-from cute_backend.planning import Alignment, Arch, Constraints
+from cute_backend.planning import Alignment, Arch, Constraints, TileConfig, plan
 from cute_backend.runtime.kernels import reach
 from cute_backend.runtime.kernels.source import text_of
 from cute_backend.simulator.simulate import Machine, run
@@ -431,6 +431,12 @@ except UnavailableError as error:
     assert "pip install 'nvidia-cutlass-dsl[cu13]" in done.stdout
 
 
+def tile_of(problem: reach.Problem) -> TileConfig:
+    """The tile that runs for a problem whose planes are aligned."""
+    chosen = reach.config_for(problem, Alignment.TMA, Arch.SM90A, Arch.SM90A.target.sm_count)
+    return plan(problem.spec, chosen, Alignment.TMA).tile
+
+
 @pytest.mark.parametrize("invariant", [False, True])
 def test_what_is_shown_is_the_tile_that_a_launch_gets(invariant):
     m, n, k = 4096, 512, 256
@@ -441,9 +447,9 @@ def test_what_is_shown_is_the_tile_that_a_launch_gets(invariant):
         ).first_region()
         shown = region.kernel().plan.tile
     wanted = reach.Problem(region.spec, m, n, k, constraints=Constraints(invariant))
-    assert shown == reach.config_for(wanted, Alignment.TMA, Arch.SM90A, Arch.SM90A.target.sm_count)
+    assert shown == tile_of(wanted)
     other = reach.Problem(region.spec, m, n, k, constraints=Constraints(not invariant))
-    assert shown != reach.config_for(other, Alignment.TMA, Arch.SM90A, Arch.SM90A.target.sm_count)
+    assert shown != tile_of(other)
 
 
 def test_a_tile_by_name_is_the_one_that_is_explained_and_built():
