@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, Union
 
@@ -19,7 +19,8 @@ from cute_backend.planning import BUCKETS, Arch, Constraints, buckets_of
 from cute_backend.runtime.arguments.operands import Size, groups_of, parse_spec, plane_of
 from cute_backend.runtime.calls.op import gemm_epilogue
 from cute_backend.runtime.calls.sample_op import run_sample, sample_op
-from cute_backend.runtime.compiling.build import build_again, obtain, removed
+from cute_backend.runtime.compiling.build import build_again, removed
+from cute_backend.runtime.compiling.rungs import ladder_of, obtain_standing, spill_bytes
 from cute_backend.runtime.disk.cache import caches
 from cute_backend.runtime.disk.pack import Content, packs, write_pack
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -136,11 +137,20 @@ def _kernels(request: Request) -> Iterator[Kernel]:
                 yield from reachable_kernels(problem, arch, sm_count, buckets=buckets)
 
 
-def _compiled(kernels: list[Kernel]) -> dict[Kernel, tuple[bytes, Mapping[str, Any]]]:
-    """The code and the figures of kernels, compiled where the cache lacks them."""
-    for outcome in obtain(kernels).values():
-        if isinstance(outcome, (BuildError, UnavailableError)):
-            raise outcome
+def _compiled(wanted: list[Kernel]) -> dict[Kernel, tuple[bytes, Mapping[str, Any]]]:
+    """The code and the figures of the kernels that run in place of those that are wanted, compiled where the
+    cache lacks them, and of their rungs that spill, which a process has to know."""
+    obtained = obtain_standing(wanted)
+    for each in obtained.values():
+        if isinstance(each.outcome, (BuildError, UnavailableError)):
+            raise each.outcome
+    spilled = (
+        rung
+        for kernel, each in obtained.items()
+        for rung in takewhile(each.kernel.__ne__, ladder_of(kernel))
+        if spill_bytes(rung)
+    )
+    kernels = list(dict.fromkeys((*(each.kernel for each in obtained.values()), *spilled)))
     found = {kernel: _read(kernel) for kernel in kernels}
     if lost := [kernel for kernel in kernels if found[kernel] is None]:
         build_again(lost)

@@ -17,7 +17,7 @@ of a kernel is written elsewhere (`memory_ops`).
 from cute_backend.planning.capacity import PLANES, REDUCTIONS, plane_bits_held, planes_written
 from cute_backend.planning.constraints import UNCONSTRAINED, Constraints
 from cute_backend.planning.hoisting import with_rowvecs
-from cute_backend.planning.kernel_plan import Plan, plan
+from cute_backend.planning.kernel_plan import Plan, plan, rungs
 from cute_backend.planning.last_tile import (
     LAST_TILE_ARCHS,
     LAST_TILE_RESULTS,
@@ -104,6 +104,7 @@ __all__ = [
     "plane_bits_held",
     "planes_written",
     "ranked",
+    "rungs",
     "serves",
     "subtiled",
     "table",

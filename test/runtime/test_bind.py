@@ -16,6 +16,7 @@ from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.arguments.outputs import Outputs
 from cute_backend.runtime.calls import launch as launching
+from cute_backend.runtime.compiling import rungs
 from cute_backend.runtime.tuning import timing
 from cute_backend.signature import TABLE_ROWS, TMA_ALIGN
 from cute_backend.simulator import simulate
@@ -77,8 +78,9 @@ def launched(given: Operands, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(launching, "_launchers", {})
     monkeypatch.setattr(launching, "device_at", lambda index: GPU)
     monkeypatch.setattr(launching, "max_active_clusters", lambda index, size: 1)
-    monkeypatch.setattr(launching, "load_known", lambda kernels: {})
-    monkeypatch.setattr(launching, "obtain", lambda kernels: dict.fromkeys(kernels, function))
+    for module in (launching, rungs):
+        monkeypatch.setattr(module, "load_known", lambda kernels: {})
+    monkeypatch.setattr(rungs, "obtain", lambda kernels: dict.fromkeys(kernels, function))
     launching.launch(*given, SPEC.to_json())
 
 

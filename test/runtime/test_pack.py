@@ -25,6 +25,7 @@ from cute_backend.planning import UNCONSTRAINED, Alignment, Arch, Constraints, b
 from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.calls import launch as launching
 from cute_backend.runtime.compiling import build as building
+from cute_backend.runtime.compiling import rungs
 from cute_backend.runtime.compiling.build import load_known, obtain
 from cute_backend.runtime.compiling.compile import compile_kernel
 from cute_backend.runtime.disk import cache as caching
@@ -306,7 +307,8 @@ def gpu(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
     monkeypatch.setattr(launching, "_launchers", {})
     monkeypatch.setattr(launching, "device_at", lambda index: GPU)
     monkeypatch.setattr(launching, "max_active_clusters", lambda index, size: GPU.sm_count // size)
-    monkeypatch.setattr(launching, "obtain", counting)
+    monkeypatch.setattr(rungs, "obtain", counting)
+    monkeypatch.setattr(rungs, "_failed", set())
     return asked
 
 
@@ -527,7 +529,7 @@ def test_a_pack_that_changes_while_another_is_made_is_told_of(
     load_pack(made[1])
     monkeypatch.setattr(Pack, "read", changed)
     arguments = (f"{made[0]}:layer", "--arch", "sm_90a", "--m", "1:64", "-o", str(fresh.parent / "again"))
-    monkeypatch.setattr(aot, "obtain", lambda kernels: dict.fromkeys(kernels))
+    monkeypatch.setattr(rungs, "obtain", lambda kernels: dict.fromkeys(kernels))
     assert refused(capsys, *arguments) == f"cute_backend: the pack {made[1]} was changed"
 
 

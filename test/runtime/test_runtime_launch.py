@@ -40,6 +40,7 @@ from cute_backend.runtime.calls import launch as launching
 from cute_backend.runtime.calls import op
 from cute_backend.runtime.calls.call_site import CallSite
 from cute_backend.runtime.calls.launch import launch, prepare
+from cute_backend.runtime.compiling import rungs
 from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.reach import (
@@ -79,6 +80,8 @@ class Compiler:
     batches: int = 0
     launches: list[tuple[Kernel, tuple[Any, ...]]] = field(default_factory=list)
     broken: Callable[[Kernel], bool] = lambda kernel: False
+    spilled: dict[Plan, int] = field(default_factory=dict)
+    """The bytes that kernels spill once they are built."""
 
     def obtain(self, kernels: Any) -> dict[Kernel, Any]:
         self.batches += 1
@@ -122,8 +125,11 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     monkeypatch.setattr(notices, "_warned", set())
     monkeypatch.setattr(launching, "device_at", lambda index: GPU)
     monkeypatch.setattr(launching, "max_active_clusters", lambda index, size: GPU.sm_count // size)
-    monkeypatch.setattr(launching, "obtain", fake.obtain)
-    monkeypatch.setattr(launching, "load_known", lambda kernels: {})
+    monkeypatch.setattr(rungs, "obtain", fake.obtain)
+    monkeypatch.setattr(rungs, "spill_bytes", lambda kernel: fake.spilled.get(kernel.plan))
+    monkeypatch.setattr(rungs, "_failed", set())
+    for module in (launching, rungs):
+        monkeypatch.setattr(module, "load_known", lambda kernels: {})
     counters.clear()
     yield fake
     counters.clear()
@@ -852,7 +858,7 @@ def test_a_call_site_chooses_again_where_there_is_more_to_choose_from(compiler: 
         plan(SPEC, config_for(Problem(SPEC, *large, 8), Alignment.TMA, GPU.arch, GPU.sm_count), Alignment.TMA)
     )
     assert compiler.launches[-1][0].plan.tile.tile_m == 64 < best.plan.tile.tile_m
-    launcher.add(best, compiler._function(best))
+    launcher.add(best, rungs.Obtained(best, compiler._function(best)))
     check_site(site, operands(*large), text)
     assert compiler.launches[-1][0] == best
 
@@ -924,7 +930,7 @@ def test_while_kernels_are_built_others_are_launched(
         assert done.wait(60)
         return compiler.obtain(kernels)
 
-    monkeypatch.setattr(launching, "obtain", obtain)
+    monkeypatch.setattr(rungs, "obtain", obtain)
     other = make_spec(second_store=False)
     builder = Thread(target=lambda: prepare([Problem(other, 6, 16, 8)], -1))
     builder.start()

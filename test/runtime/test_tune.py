@@ -202,7 +202,7 @@ def test_what_does_not_build_or_spills_or_fails_to_run_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, spilling, failing = TRIED[3], TRIED[1], TRIED[2]
-    monkeypatch.setattr(tune, "spills", lambda kernel: kernel.plan == planned(spilling))
+    monkeypatch.setattr(tune, "spill_bytes", lambda kernel: kernel.plan == planned(spilling))
     timer = FakeTimer({broken: 1.0, spilling: 2.0, failing: 3.0, TRIED[4]: 50.0}, failing=(failing,))
     with pytest.warns(RuntimeWarning, match="tuning leaves out a candidate: .* is broken"):
         (result,) = tuner(tmp_path, timer, FakeBuild(broken=(broken,))).tune([JOB])

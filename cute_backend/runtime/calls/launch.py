@@ -47,7 +47,8 @@ from cute_backend.runtime.arguments.operands import (
     plane_of,
 )
 from cute_backend.runtime.arguments.outputs import Outputs, check_results
-from cute_backend.runtime.compiling.build import Outcome, load_known, obtain
+from cute_backend.runtime.compiling.build import load_known
+from cute_backend.runtime.compiling.rungs import Obtained, load_standing, obtain_standing
 from cute_backend.runtime.disk.pack import packed_kernels, packs
 from cute_backend.runtime.host.forks import free_in_children
 from cute_backend.runtime.host.notices import count, warn_once
@@ -147,10 +148,10 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
             if not (launcher.knows(kernel) or (is_packed and launcher.has_like(kernel) and not kernel.edited))
         ]
         log.info("%d kernels serve the regions of a graph on GPU %d", len(wanted), device)
-        outcomes = obtain(kernel for _, kernel in missing)
+        obtained = obtain_standing(kernel for _, kernel in missing)
         with _state:
             for launcher, kernel in missing:
-                launcher.add(kernel, outcomes[kernel])
+                launcher.add(kernel, obtained[kernel])
 
 
 def _is_packed(problem: Problem, gpu: Device) -> bool:
@@ -289,7 +290,7 @@ class Launcher:
         self.chosen = object()
         """An object that is replaced whenever a kernel is added."""
         for kernel, function in load_known(packed_kernels(spec, self._gpu.arch)).items():
-            self.add(kernel, function)
+            self.add(kernel, Obtained(kernel, function))
 
     def _problem(self, m: int | None, n: int | None, k: int | None, groups: int | None = None) -> Problem:
         return Problem(self._spec, m, n, k, groups, self._constraints)
@@ -302,17 +303,17 @@ class Launcher:
         """Whether a launch has a kernel to use in place of a missing one."""
         return bool(self._serving(kernel))
 
-    def add(self, kernel: Kernel, outcome: Outcome) -> None:
-        """Adds a kernel, or records that it can't be built. Raises BuildError if that kernel was edited, or
-        if its rowvecs are hoisted on request: running another kernel in its place would hide what the user
-        wants to try.
+    def add(self, kernel: Kernel, obtained: Obtained) -> None:
+        """Adds a kernel, as what runs in its place, or records that it can't be built. Raises BuildError if
+        that kernel was edited, or if its rowvecs are hoisted on request: running another kernel in its place
+        would hide what the user wants to try.
         """
-        planned = kernel.plan
+        outcome, planned = obtained.outcome, obtained.kernel.plan
         asked = kernel.edited is not None or planned.tile.rowvecs is Rowvecs.REGISTER_HOIST
         if asked and isinstance(outcome, Exception):
             raise outcome
         if isinstance(outcome, (BuildError, UnavailableError)):
-            self._kernels[planned] = None
+            self._kernels[kernel.plan] = None
             count("builds_failed")
             warn_once(("failed", str(outcome)), f"cute_backend: {outcome}")
         else:
@@ -320,7 +321,7 @@ class Launcher:
                 set_aside(self._gpu.index)
             size = planned.tile.cluster_size
             grid = Grid(max_active_clusters(self._gpu.index, size), size, self._gpu.sm_count)
-            self._kernels[planned] = Ready(outcome, Outputs(planned), grid.clusters)
+            self._kernels[kernel.plan] = Ready(outcome, Outputs(planned), grid.clusters)
         self._choices.clear()
         self.chosen = object()
 
@@ -398,10 +399,9 @@ class Launcher:
             for alignment in (Alignment.TMA, Alignment.PLAIN)
         ]
         with _state:
-            for kernel, function in load_known(
-                [kernel for kernel in kernels if not self.knows(kernel)]
-            ).items():
-                self.add(kernel, function)
+            unknown = [kernel for kernel in kernels if not self.knows(kernel)]
+            for kernel, obtained in load_standing(unknown).items():
+                self.add(kernel, obtained)
             tma, plain = (self._fastest(kernel, m, n, k, groups) for kernel in kernels)
             choice = _Choice(stores_aligned(self._spec, m, n) is True, tma or plain, plain)
             if len(self._choices) >= _MAX_CHOICES:

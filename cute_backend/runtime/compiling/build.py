@@ -183,12 +183,6 @@ def _make_room() -> None:
             evict(cache, config.cache_limit_mb << 20)
 
 
-def spills(kernel: Kernel) -> bool:
-    """Whether a built kernel's threads spill registers."""
-    packed = any(pack.spill_bytes(kernel) for pack in packs())
-    return packed or any(cache.spill_bytes(kernel) for cache in caches())
-
-
 def build_into(cache: KernelCache, kernel: Kernel) -> None:
     """Builds a kernel into a cache, unless it is there. Raises BuildError, UnavailableError, OSError."""
     with cache.lock(kernel):

@@ -118,20 +118,26 @@ class KernelCache:
         except (_ForeignError, UntrustedError, OSError, KeyError, TypeError, ValueError):
             return None
 
-    def _read(self, kernel: Kernel) -> tuple[Path, bytes, dict[str, Any]]:
+    def _entry(self, kernel: Kernel) -> dict[str, Any]:
         entry: dict[str, Any] = parse(read_trusted(self._path(kernel, ".json"), MAX_ENTRY))
         if entry["kernel"] != kernel.to_dict() or tuple(entry["environment"]) != environment():
             raise _ForeignError("it is of another kernel or version")
+        return entry
+
+    def _read(self, kernel: Kernel) -> tuple[Path, bytes, dict[str, Any]]:
+        entry = self._entry(kernel)
         path = self._path(kernel, LIBRARY if entry["linked"] else OBJECT)
         code = read_trusted(path, MAX_CODE)
         if hashlib.sha256(code).hexdigest() != entry["sha256"]:
             raise _ForeignError(f"{path.name} does not match its checksum")
         return path, code, entry
 
-    def spill_bytes(self, kernel: Kernel) -> int:
-        """The bytes that each thread of a loaded kernel spills; 0 if this cache has no such kernel."""
-        found = self.read(kernel)
-        return 0 if found is None else int(found[1]["spill_bytes"])
+    def spill_bytes(self, kernel: Kernel) -> int | None:
+        """The bytes that each thread of a kernel spills; None if this cache has no such kernel."""
+        try:
+            return int(self._entry(kernel)["spill_bytes"])
+        except (_ForeignError, UntrustedError, OSError, KeyError, TypeError, ValueError):
+            return None
 
     def save(self, kernel: Kernel, built: Built) -> None:
         """Writes a kernel completely or not at all. The caller holds its lock. Raises OSError."""

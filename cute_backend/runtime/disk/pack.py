@@ -204,10 +204,10 @@ class Pack:
         with self._open() as archive:
             return self._code(archive, kernel.name), self._kernels[kernel.name]
 
-    def spill_bytes(self, kernel: Kernel) -> int:
-        """The bytes that each thread of a kernel spills; 0 if the pack lacks the kernel."""
+    def spill_bytes(self, kernel: Kernel) -> int | None:
+        """The bytes that each thread of a kernel spills; None if the pack lacks the kernel."""
         entry = self._kernels.get(kernel.name)
-        return 0 if entry is None else int(entry["spill_bytes"])
+        return None if entry is None else int(entry["spill_bytes"])
 
     def kernels(self, spec: EpilogueSpec, arch: Arch) -> list[Kernel]:
         """Every kernel of a spec for an architecture."""
@@ -286,13 +286,14 @@ def packs() -> list[Pack]:
 
 
 def packed_kernels(spec: EpilogueSpec, arch: Arch) -> list[Kernel]:
-    """The kernels of a spec in all packs. Warns once of a pack that is only for other GPUs."""
+    """The kernels of a spec in all packs that don't spill. Warns once of a pack that is only for other
+    GPUs."""
     for pack in packs():
         try:
             _check_arch(pack, arch)
         except PackError as error:
             warn_once(("pack", pack.path), f"cute_backend: {error}; kernels are compiled.")
-    return [kernel for pack in packs() for kernel in pack.kernels(spec, arch)]
+    return [kernel for pack in packs() for kernel in pack.kernels(spec, arch) if not pack.spill_bytes(kernel)]
 
 
 def _check_arch(pack: Pack, arch: Arch | None) -> None:

@@ -23,7 +23,8 @@ from rich.progress import Progress
 from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import TileConfig, bucket_of, candidates, plan
 from cute_backend.runtime.arguments.device import Device, device_at
-from cute_backend.runtime.compiling.build import Outcome, obtain, spills
+from cute_backend.runtime.compiling.build import Outcome, obtain
+from cute_backend.runtime.compiling.rungs import spill_bytes
 from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.runtime.host.progress import line
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -213,7 +214,7 @@ def _sound(outcomes: Mapping[Kernel, Outcome]) -> dict[Kernel, KernelFunction]:
         if isinstance(outcome, (BuildError, UnavailableError)):
             count("candidates_failed")
             warn_once(("failed", str(outcome)), f"cute_backend: tuning leaves out a candidate: {outcome}")
-        elif spills(kernel):
+        elif spill_bytes(kernel):
             count("candidates_spilled")
         else:
             functions[kernel] = outcome

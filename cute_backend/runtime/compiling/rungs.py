@@ -1,0 +1,98 @@
+"""The kernel that runs in place of one whose threads spill, or that can't be compiled.
+
+The compiler alone knows whether a thread has registers enough. So a kernel is compiled, and if its threads
+spill, the next of its rungs is (`planning.rungs`). The first rung that spills nothing runs. If all spill, the
+one that spills least runs, and is counted and named, since a replay of the epilogue would be far slower. What
+a rung spilled is known from then on: a cache has it, or a pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cute_backend.errors import BuildError
+from cute_backend.planning import Rowvecs, rungs
+from cute_backend.runtime.compiling.build import Outcome, load_known, obtain
+from cute_backend.runtime.disk.cache import caches
+from cute_backend.runtime.disk.pack import packs
+from cute_backend.runtime.host.notices import count, warn_once
+from cute_backend.runtime.kernels.kernel import Kernel
+
+_failed: set[Kernel] = set()
+"""The kernels that this process could not compile."""
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """What came of a kernel: the rung that runs in its place, which may be itself, and its function or the
+    error if no rung can be built."""
+
+    kernel: Kernel
+    outcome: Outcome
+
+
+def spill_bytes(kernel: Kernel) -> int | None:
+    """The bytes that each thread of a kernel spills, as a pack or a cache has them; None if neither has."""
+    for known in (*packs(), *caches()):
+        if (found := known.spill_bytes(kernel)) is not None:
+            return found
+    return None
+
+
+def ladder_of(kernel: Kernel) -> tuple[Kernel, ...]:
+    """A kernel and its further rungs. One that a person has edited, or whose rowvecs are hoisted on request,
+    has none: another kernel would hide what the user wants to try."""
+    if kernel.edited is not None or kernel.plan.tile.rowvecs is Rowvecs.REGISTER_HOIST:
+        return (kernel,)
+    return (kernel, *map(Kernel.found, rungs(kernel.plan)[1:]))
+
+
+def standing(kernel: Kernel) -> Kernel:
+    """The rung that runs in place of a kernel, as far as is known: the first one that is not known to spill,
+    or, of those that were compiled, the one that spills least. The kernel itself if no rung was compiled."""
+    compiled: dict[Kernel, int] = {}
+    for rung in ladder_of(kernel):
+        if rung in _failed:
+            continue
+        spilled = spill_bytes(rung)
+        if not spilled:
+            return rung
+        compiled[rung] = spilled
+    return min(compiled, key=compiled.__getitem__, default=kernel)
+
+
+def load_standing(kernels: Iterable[Kernel]) -> dict[Kernel, Obtained]:
+    """Loads the rungs of those of `kernels` that this process, a pack or a cache has; nothing is compiled."""
+    rung_of = {kernel: standing(kernel) for kernel in kernels}
+    loaded = load_known(rung_of.values())
+    return {kernel: Obtained(rung, loaded[rung]) for kernel, rung in rung_of.items() if rung in loaded}
+
+
+def obtain_standing(kernels: Iterable[Kernel]) -> dict[Kernel, Obtained]:
+    """The rung that runs in place of each of `kernels`, which is built if necessary, as `obtain` does."""
+    asked = list(dict.fromkeys(kernels))
+    outcomes: dict[Kernel, Outcome] = {}
+    while missing := [rung for rung in dict.fromkeys(map(standing, asked)) if rung not in outcomes]:
+        outcomes |= obtain(missing)
+        _failed.update(rung for rung in missing if isinstance(outcomes[rung], BuildError))
+    found = {kernel: Obtained(rung := standing(kernel), outcomes[rung]) for kernel in asked}
+    for kernel, each in found.items():
+        _tell(kernel, each.kernel)
+    return found
+
+
+def _tell(kernel: Kernel, rung: Kernel) -> None:
+    """Counts a kernel in whose place another rung runs, and one that spills on each of its rungs, which is
+    named."""
+    if rung != kernel:
+        count("lower_rungs")
+    if spilled := spill_bytes(rung):
+        count("kernels_spilled")
+        others = ", ".join(each.plan.tile.name for each in ladder_of(kernel) if each != rung)
+        instead = f", which is the least of what it and the tiles {others} spill" if others else ""
+        warn_once(
+            ("spilled", rung),
+            f"cute_backend: {rung.name} in tile {rung.plan.tile.name} spills {spilled} bytes a thread"
+            f"{instead}.",
+        )
