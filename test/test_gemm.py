@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from cute_backend import UsageError, config, gemm
 from cute_backend.eager import call as eager
 from cute_backend.fx_walk import epilogue_pass
-from cute_backend.planning import Arch, bucket_of, choose
+from cute_backend.planning import Arch, bucket_of, choose, plan
 from cute_backend.runtime.calls.op import gemm_epilogue
 from cute_backend.runtime.kernels.reach import Problem, reachable_kernels
 from cute_backend.spec import EpilogueSpec
@@ -300,7 +300,8 @@ def test_a_first_call_asks_for_the_kernels_of_its_own_sizes(plane, variants, arc
     assert groups is None
     kernels = reachable_kernels(Problem(spec, *sizes), arch, sm_count=132)
     assert len(kernels) == variants
-    assert {kernel.plan.tile for kernel in kernels} == {choose(arch, spec, bucket_of(M), N, K, 132)}
+    chosen = choose(arch, spec, bucket_of(M), N, K, 132)
+    assert {each.plan for each in kernels} == {plan(spec, chosen, each.plan.alignment) for each in kernels}
 
 
 def test_nothing_is_built_for_what_is_refused(announced):

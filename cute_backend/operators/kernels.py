@@ -264,8 +264,9 @@ def _for_arguments(operator: type[_FusedGemm], args: GemmArguments) -> Iterator[
         if (reason := unserved(spec, arch.target)) is not None:
             _log.debug("No operator of cute_backend for %s: %s", arch.value, reason)
             return
-        for config in ranked(arch, spec, *request.sizes, _sm_count(arch)):
-            kernel = Kernel.found(plan(spec, config, request.alignment))
+        tiles = ranked(arch, spec, *request.sizes, _sm_count(arch))
+        for planned in dict.fromkeys(plan(spec, config, request.alignment) for config in tiles):
+            kernel = Kernel.found(planned)
             fused = None if args.epilogue is None else FusedEpilogue(args.epilogue, request.epilogue)
             yield metadata_of(operator, operator.design, kernel, request.out, request.order, fused)
 
@@ -277,8 +278,9 @@ def _for_anyone(operator: type[_FusedGemm]) -> Iterator[FusedMetadata]:
             spec = plain(out, order).of(product)
             if unserved(spec, operator.arch.target) is not None:
                 continue
-            for config, alignment in itertools.product(clustered(operator.arch, spec), Alignment):
-                kernel = Kernel.found(plan(spec, config, alignment))
+            able = itertools.product(clustered(operator.arch, spec), Alignment)
+            for planned in dict.fromkeys(plan(spec, config, alignment) for config, alignment in able):
+                kernel = Kernel.found(planned)
                 yield metadata_of(operator, operator.design, kernel, out, order, None)
 
 

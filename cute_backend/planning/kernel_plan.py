@@ -44,8 +44,7 @@ class Plan:
 
     @staticmethod
     def of(spec: EpilogueSpec, tile: TileConfig, alignment: Alignment) -> Plan:
-        """The plan for a tile that no rule changes any more. Raises ValueError if the tile leaves A and B too
-        few stages, or if no mainloop multiplies by the spec's scales of blocks."""
+        """The plan for a tile that no rule changes any more."""
         computed = multiplied(spec, tile)
         segments = tuple(placed(each, tile.summing, alignment) for each in computed.segments)
         stages = Stages.of(tile.summing, _rings(computed, tile.summing, segments), scaling_of(computed))
@@ -92,7 +91,7 @@ class Plan:
         }
 
     def _decisions(self) -> dict[str, Any]:
-        """What follows from the spec, the tile and the alignment."""
+        """The decisions that follow from the spec, the tile and the alignment, as plain values."""
         return {
             "arguments": [argument.name for argument in self.arguments],
             "stages": self.stages.to_dict(),
@@ -120,8 +119,7 @@ class Plan:
 
 @lru_cache(maxsize=4096)
 def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
-    """The plan for a tile that was chosen for a spec, after the rules that fit it to an alignment. Raises
-    ValueError as `Plan.of` does."""
+    """The plan for a tile that was chosen for a spec, after the rules that fit it to an alignment."""
     return Plan.of(spec, subtiled(spec, config, alignment), alignment)
 
 

@@ -88,12 +88,7 @@ MAINLOOPS = (
 
 
 def mainloop_of(spec: EpilogueSpec, config: TileConfig) -> Mainloop | None:
-    """Returns the mainloop of a kernel that computes a spec, or None if it uses its template's own. Raises
-    ValueError if the spec has block scales and no mainloop applies them."""
+    """Returns the mainloop of a kernel that computes a spec, or None if it uses its template's own, as a
+    kernel does whose architecture can't serve the spec (`served.unserved`)."""
     found = next((row for row in MAINLOOPS if row.serves(config, spec)), None)
-    if found is not None:
-        return Mainloop(found.module, found.name, found.arguments(config, spec))
-    if spec.product.is_block_scaled:
-        a, b = spec.product.a_scaling.value, spec.product.b_scaling.value
-        raise ValueError(f"no mainloop of {config.arch.value} multiplies by scales of {a} by {b} blocks")
-    return None
+    return None if found is None else Mainloop(found.module, found.name, found.arguments(config, spec))

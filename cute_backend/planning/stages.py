@@ -36,22 +36,15 @@ class Stages:
     @staticmethod
     def of(config: TileConfig, rings: Rings, scaling: SumScales | MmaScales | None = None) -> Stages:
         """Divides the shared memory among the rings. Each ring of the epilogue first gets its fewest stages,
-        and A and B get enough of them. The rest of the memory makes further stages of both.
-
-        Raises ValueError if fewer than the target's `least_ab_stages` are left for A and B.
+        and A and B get enough of them, or one if there is no room. The rest of the memory makes further
+        stages of both.
         """
         of_ab, left = stage_bytes(config, scaling), left_bytes(config, rings, scaling)
-        if (ab := left // of_ab) < config.least_ab_stages:
-            raise ValueError(
-                f"tile {config.name} leaves shared memory for {ab} stages of A and B, which take "
-                f"{config.least_ab_stages}, beside {rings.exact} bytes of exact loads, {rings.row} of "
-                f"rowvecs and {rings.store} of outputs in each of their stages, and {config.sum_bytes} of "
-                "sums"
-            )
+        ab = max(left // of_ab, 1)
         left -= min(ab, config.enough_ab_stages) * of_ab
 
         def further(fewest: int, ring_bytes: int) -> int:
-            return min(left // ring_bytes, MAX_STAGES - fewest) if ring_bytes else 0
+            return min(max(left, 0) // ring_bytes, MAX_STAGES - fewest) if ring_bytes else 0
 
         exact = config.load_stages + further(config.load_stages, rings.exact) if rings.exact else 0
         left -= (exact - config.load_stages) * rings.exact if exact else 0
@@ -59,7 +52,7 @@ class Stages:
         if store and config.target.planes_by_tma:
             store += further(store, rings.store)
             left -= (store - config.store_stages) * rings.store
-        ab = (left + min(ab, config.enough_ab_stages) * of_ab) // of_ab
+        ab = min(ab, config.enough_ab_stages) + max(left, 0) // of_ab
         if ahead_bytes(config, scaling):
             ab = min(ab, MAX_STAGES_BESIDE_SCALES)
         return Stages(ab, exact, EPILOGUE_STAGES if rings.row else 0, store)

@@ -389,8 +389,12 @@ class Gemm(ABC):
 def _check_stages(
     epilogue: Epilogue, config: TileConfig, stages: Stages, scaling: SumScales | MmaScales | None
 ) -> None:
-    """Raises ValueError unless exactly the rings that the epilogue uses have stages, and shared memory holds
-    all of them."""
+    """Raises ValueError unless exactly the rings that the epilogue uses have stages, A and B have as many as
+    the target demands, and shared memory holds all of them. A kernel without A and B has 0 of these."""
+    if 0 < stages.ab < config.least_ab_stages:
+        raise ValueError(
+            f"tile {config.name} has {stages.ab} stages of A and B, which take {config.least_ab_stages}"
+        )
     needed = SMEM_RESERVE + config.sum_bytes + ahead_bytes(config, scaling)
     needed += stages.ab * stage_bytes(config, scaling)
     for name, operands, elements in (

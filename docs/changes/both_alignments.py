@@ -5,7 +5,7 @@ import sys
 import torch
 
 from cute_backend import explain
-from cute_backend.planning import Alignment, Arch, plan, subtiled, table
+from cute_backend.planning import Alignment, Arch, plan, table
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
 
@@ -20,13 +20,11 @@ def main(name):
     operands = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
     planes = [torch.empty(64, 128) for _ in range(2)]
     (region,) = explain(linear, *operands, *planes, arch=name).regions
-    kernel = region.kernel()
     for alignment in Alignment:
-        config = subtiled(kernel.plan.spec, table(Arch.of_name(name), kernel.plan.spec)[-1], alignment)
-        placed = plan(kernel.plan.spec, config, alignment).placements
-        built = build(Kernel(plan(kernel.plan.spec, config, alignment)))
-        places = ", ".join(f"{load} {placement.name}" for load, placement in placed.items())
-        print(f"{name} {alignment.value}: subtiles of {config.subtile_n} columns, {places}")
+        planned = plan(region.spec, table(Arch.of_name(name), region.spec)[-1], alignment)
+        built = build(Kernel(planned))
+        places = ", ".join(f"{load} {placement.name}" for load, placement in planned.placements.items())
+        print(f"{name} {alignment.value}: subtiles of {planned.tile.subtile_n} columns, {places}")
         print(f"    target {built.ptx.split('.target ')[1].split()[0]}, {built.spill_bytes} bytes spilled")
 
 

@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm80 import Sm80Gemm
 from cute_backend.templates.split_sums import SplitGemm
@@ -53,7 +53,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = SplitGemm(Sm80Gemm, Epilogue(), TileConfig(Arch.SM80, 64, 64, split_k=4))
+gemm = SplitGemm(Sm80Gemm, Epilogue(), TileConfig(Arch.SM80, 64, 64, split_k=4), Stages(ab=10, store=1))
 
 
 @cute.jit

@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm90 import Sm90Gemm
 from cute_backend.templates.split_sums import SplitGemm
@@ -53,7 +53,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = SplitGemm(Sm90Gemm, Epilogue(), TileConfig(Arch.SM90A, 128, 128, raster_m=16, split_k=16))
+gemm = SplitGemm(Sm90Gemm, Epilogue(), TileConfig(Arch.SM90A, 128, 128, raster_m=16, split_k=16), Stages(ab=7, store=4))
 
 
 @cute.jit

@@ -18,7 +18,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm100 import Sm100Gemm
 
@@ -55,7 +55,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 256, cluster_m=2, ctas=2, unrolled=True, column_groups=2))
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 256, cluster_m=2, ctas=2, unrolled=True, column_groups=2), Stages(ab=5, store=4))
 
 
 @cute.jit

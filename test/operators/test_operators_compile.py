@@ -29,7 +29,7 @@ from support.operator_cases import (
 ops = pytest.importorskip("cutlass.operators", reason="needs the extra `operators`: nvidia-cutlass-operators")
 
 from cute_backend.operators import EpilogueArguments, is_ours  # noqa: E402
-from cute_backend.runtime.compiling.build import spills  # noqa: E402
+from cute_backend.runtime.compiling.rungs import spill_bytes  # noqa: E402
 
 SIM = pytest.mark.sim
 
@@ -75,7 +75,7 @@ def test_an_operator_compiles_from_tensors_without_values(target):
     artifact = operator.compile(args, target)
     assert artifact.operator_obj is operator and artifact.compiled_for == ops.TargetSm(target)
     assert callable(artifact.compiled_obj)
-    assert not spills(operator.metadata.kernel)
+    assert spill_bytes(operator.metadata.kernel) == 0
     assert operator.compile(args).compiled_obj is artifact.compiled_obj
 
 

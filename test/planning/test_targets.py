@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cute_backend.planning import Alignment, Arch, Target, TileConfig, offered, plan, unserved
+from cute_backend.planning import Alignment, Arch, Plan, Target, TileConfig, offered, plan, unserved
 from cute_backend.planning.targets import Accumulators, Shape, sm80, sm89, sm90a, sm100a
 from cute_backend.spec import DType, ProductKind
 from cute_backend.templates.epilogue import Template
@@ -124,10 +124,10 @@ def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.Mon
     assert aligned.placements["exact0"].name == "tma" and aligned.shared_stores == ("out0",)
     monkeypatch.setattr(arch, "target", bare)
     for config in offered(arch, spec):
-        placed = plan(spec, config, Alignment.TMA)
+        placed = Plan.of(spec, config, Alignment.TMA)
         assert placed.placements["exact0"].name == "cp_async" and placed.shared_stores == ("out0",)
         assert placed.placements["rowvec0"].name in ("register_hoist", "smem_staged")
-        placed = plan(spec, config, Alignment.PLAIN)
+        placed = Plan.of(spec, config, Alignment.PLAIN)
         assert placed.placements["exact0"].name == "vector" and placed.shared_stores == ()
 
 

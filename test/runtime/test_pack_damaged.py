@@ -169,9 +169,9 @@ def change_kernel(name: str, value: object) -> Callable[[dict[str, Any]], None]:
     "change",
     [
         change_kernel("spec", 3),
-        change_kernel("config", {"arch": "sm_90a"}),
-        change_kernel("config", []),
-        change_kernel("variant", "swizzled"),
+        change_kernel("tile", {"arch": "sm_90a"}),
+        change_kernel("tile", []),
+        change_kernel("alignment", "swizzled"),
         change_kernel("spill_bytes", "none"),
         change_kernel("spill_bytes", None),
         change_kernel("sha256", [1]),

@@ -23,7 +23,7 @@ FIRST, SECOND, LAST = (kernel_of(SPEC, index) for index in range(3))
 
 @dataclass
 class Compiler:
-    """Builds kernels that spill as it is told, or fail, and remembers what was built."""
+    """Builds kernels that spill as `spills` says, or fail, and remembers what was built."""
 
     spills: dict[Kernel, int | Exception]
     known: dict[Kernel, int] = field(default_factory=dict)
@@ -111,7 +111,9 @@ def test_what_spills_on_every_rung_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("error", [BROKEN, UnavailableError("no DSL")], ids=["fails", "no DSL"])
-def test_an_error_is_told_if_no_rung_can_be_built(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_returned_if_no_rung_can_be_built(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = compiler(monkeypatch, error, error, error)
     assert obtain_standing([FIRST])[FIRST] == rungs.Obtained(FIRST, error)
     assert len(made.batches) == (3 if error is BROKEN else 1), "without the DSL no rung can be built"

@@ -39,7 +39,7 @@ def test_the_ctas_of_an_mma_lie_in_one_cluster() -> None:
 def test_the_epilogue_leaves_room_for_the_operands() -> None:
     config = TileConfig(Arch.SM100A, 128, 256)
     assert Sm100Gemm(Bare(), config, stages_for(Bare(), config)).stages.ab >= 3
-    with pytest.raises(ValueError, match="leaves shared memory for 1 stages of A and B"):
+    with pytest.raises(ValueError, match="has 1 stages of A and B, which take 3"):
         Sm100Gemm(Wide(), config, stages_for(Wide(), config))
 
 

@@ -25,8 +25,8 @@ _failed: set[Kernel] = set()
 
 @dataclass(frozen=True)
 class Obtained:
-    """What came of a kernel: the rung that runs in its place, which may be itself, and its function or the
-    error if no rung can be built."""
+    """The rung that runs in place of a kernel, which may be the kernel itself, and its function, or the error
+    if no rung can be built."""
 
     kernel: Kernel
     outcome: Outcome

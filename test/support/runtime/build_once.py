@@ -27,7 +27,7 @@ def main() -> None:
 
     compile.compile_kernel = counting
     build._build_in_process = lambda cache, kernel: build.build_into(KernelCache(cache.root), kernel)
-    emit.emit = lambda spec, *how: source(spec)
+    emit.emit = lambda plan, *how: source(plan.spec)
     kernels = [kernel_of(make_spec(second_store=bool(i))) for i in range(int(sys.argv[1]))]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
