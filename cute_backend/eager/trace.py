@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from cute_backend.errors import UsageError
 from cute_backend.fx_walk.epilogue_pass import announce_regions, current_precision
+from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.mutation import root
 from cute_backend.fx_walk.products.anchors import is_anchor
 from cute_backend.fx_walk.products.capability import device_capability
-from cute_backend.fx_walk.products.questions import is_reduction
 from cute_backend.fx_walk.refusals.reasons import Reason, of_one_kernel
 from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.fx_walk.search.regions import find_regions

@@ -34,10 +34,9 @@ from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNo
 
 from cute_backend.fx_walk.ends.consumers import Kernel, Waves, reduces
 from cute_backend.fx_walk.ends.launches import launches
+from cute_backend.fx_walk.graph.axes import is_concatenation, is_reduction
 from cute_backend.fx_walk.graph.mutation import is_view
 from cute_backend.fx_walk.graph.static import fake, first_argument, tensor_of
-from cute_backend.fx_walk.members.concatenation import is_concatenation
-from cute_backend.fx_walk.products.questions import is_reduction
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 from cute_backend.planning import Arch
 from support.traffic import Recorder, scheduled

@@ -35,10 +35,9 @@ import torch
 from torch import fx
 from torch._inductor import config as inductor_config
 
+from cute_backend.fx_walk.graph.axes import is_reduction, reduced_axes
 from cute_backend.fx_walk.graph.mutation import is_view
 from cute_backend.fx_walk.graph.static import arguments, fake, first_argument, known, tensor_of
-from cute_backend.fx_walk.members.spelled_reductions import reduced_axes
-from cute_backend.fx_walk.products.questions import is_reduction
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 
 

@@ -12,10 +12,11 @@ from cute_backend.fx_walk.ends.boundary import ROW_HELD, Choices, Room, Value
 from cute_backend.fx_walk.ends.consumers import Kernel
 from cute_backend.fx_walk.ends.launches import is_finished_apart
 from cute_backend.fx_walk.ends.outside import Need, Outside, needed
+from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.mutation import root
 from cute_backend.fx_walk.graph.static import fake, usual
 from cute_backend.fx_walk.products.anchors import is_anchor
-from cute_backend.fx_walk.products.questions import is_only_read, is_reduction
+from cute_backend.fx_walk.products.questions import is_only_read
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.value import STEP
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape

@@ -9,11 +9,10 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.ends.consumers import Kernel, Waves, picks_elements, reads_in_place
+from cute_backend.fx_walk.graph.axes import is_concatenation, is_reduction
 from cute_backend.fx_walk.graph.mutation import is_view
 from cute_backend.fx_walk.graph.static import fake, known, target_name, tensor_of, usual
-from cute_backend.fx_walk.members.concatenation import is_concatenation
 from cute_backend.fx_walk.products.anchor import Anchor
-from cute_backend.fx_walk.products.questions import is_reduction
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 

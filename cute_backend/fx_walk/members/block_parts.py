@@ -14,6 +14,7 @@ from math import gcd
 
 from torch import fx
 
+from cute_backend.fx_walk.graph.axes import is_concatenation
 from cute_backend.fx_walk.graph.frame import BlockPart, Frame
 from cute_backend.fx_walk.graph.static import arguments, fake, same_sizes, target_name, tensor_of
 from cute_backend.fx_walk.members.rotations import taken_piece
@@ -88,7 +89,7 @@ def taken_parts(nodes: Iterable[fx.Node]) -> dict[fx.Node, Taken]:
 def _found(nodes: Iterable[fx.Node]) -> tuple[dict[fx.Node, Taken], list[Joined]]:
     taken, joined = dict[fx.Node, Taken](), list[Joined]()
     for node in nodes:
-        if node.op == "call_function" and target_name(node) == "aten.cat.default":
+        if is_concatenation(node):
             _read(node, taken, joined)
     for each in list(taken.values()):
         if any(user not in taken for call in each.inner for user in call.users):

@@ -11,10 +11,10 @@ from __future__ import annotations
 from torch import fx
 
 from cute_backend import config
+from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.graph.static import Size, fake, known, tensor_of
 from cute_backend.fx_walk.members.spelled_reductions import Found, feeds
-from cute_backend.fx_walk.products.questions import is_reduction
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import supported_dtype

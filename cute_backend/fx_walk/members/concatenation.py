@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from cute_backend.fx_walk.graph.axes import is_concatenation
 from cute_backend.fx_walk.graph.static import (
     arguments,
     collapsed_stride,
@@ -31,9 +32,6 @@ from cute_backend.fx_walk.region.value import Reading, Value
 from cute_backend.fx_walk.values.classify import supported_dtype
 from cute_backend.fx_walk.values.lower import CASTS, filling, is_reshape, lower_cast
 from cute_backend.spec import Const, Operand
-
-_CONCATENATIONS = ("aten.cat.default",)
-"""The ops that join tensors; Inductor writes a `stack` as one of them."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +85,6 @@ def find(nodes: Iterable[fx.Node]) -> Iterator[Member]:
             yield scattered
         elif is_concatenation(node):
             yield Concatenation(node, ())
-
-
-def is_concatenation(node: fx.Node) -> bool:
-    return node.op == "call_function" and target_name(node) in _CONCATENATIONS
 
 
 def _concatenated(draft: Draft, node: fx.Node) -> Concatenated:

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import fx
 
+from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.graph.static import (
     Size,
@@ -29,7 +30,6 @@ from cute_backend.fx_walk.members.block_reductions import frame_of_blocks, lower
 from cute_backend.fx_walk.members.reduced import Reduced
 from cute_backend.fx_walk.members.rotations import refuse_rotated
 from cute_backend.fx_walk.members.spelled_reductions import Found, feeds, find_reductions
-from cute_backend.fx_walk.products.questions import is_reduction
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.member import Member, Search

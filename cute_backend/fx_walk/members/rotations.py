@@ -14,6 +14,7 @@ from operator import getitem
 
 from torch import fx
 
+from cute_backend.fx_walk.graph.axes import is_concatenation
 from cute_backend.fx_walk.graph.frame import BlockPart
 from cute_backend.fx_walk.graph.static import Size, arguments, fake, known, target_name, tensor_of
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
@@ -72,10 +73,8 @@ class _Piece:
 def find(nodes: Iterable[fx.Node]) -> Iterator[Member]:
     """The rotations of a graph."""
     for node in nodes:
-        if node.op == "call_function" and target_name(node) == "aten.cat.default":
-            rotation = _read(node)
-            if rotation is not None:
-                yield rotation
+        if is_concatenation(node) and (rotation := _read(node)) is not None:
+            yield rotation
 
 
 def _read(head: fx.Node) -> Rotation | None:

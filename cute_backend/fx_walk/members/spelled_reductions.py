@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any
 
 import torch
 from torch import fx
 
+from cute_backend.fx_walk.graph.axes import reduced_axes
 from cute_backend.fx_walk.graph.spelled import SpelledOtherwise, operands
 from cute_backend.fx_walk.graph.static import (
     arguments,
@@ -111,12 +111,12 @@ def _read_call(node: fx.Node) -> Found | None:
         args = arguments(node)
         if target == "aten.any.dims" and args.get("dim") == []:
             return None  # only for this op an empty list means no axis, and None means all axes
-        return Found(node, args["self"], ReduceKind.MAX, _dims(args["self"], args.get("dim")), torch.bool)
+        return Found(node, args["self"], ReduceKind.MAX, reduced_axes(node), torch.bool)
     kind = _CALLS.get(target)
     if kind is None:
         return None
     args = arguments(node)
-    return Found(node, args["self"], kind, _dims(args["self"], args.get("dim")), args.get("dtype"))
+    return Found(node, args["self"], kind, reduced_axes(node), args.get("dtype"))
 
 
 def _read_pair(node: fx.Node) -> Found | None:
@@ -127,7 +127,7 @@ def _read_pair(node: fx.Node) -> Found | None:
         return None
     args = arguments(pair)
     kind = _PAIRS[target_name(pair)][index]  # type: ignore[index]
-    return Found(node, args["self"], kind, _dims(args["self"], args["dim"]), inner=(pair,))
+    return Found(node, args["self"], kind, reduced_axes(pair), inner=(pair,))
 
 
 _MOMENTS = ("aten.var_mean.correction",)
@@ -147,24 +147,10 @@ def _read_moment(node: fx.Node) -> Found | None:
     correction = 1 if args["correction"] is None else args["correction"]
     if not isinstance(correction, (int, float)):
         return None
-    dims, inner = _dims(args["self"], args.get("dim")), () if call is node else (call,)
+    dims, inner = reduced_axes(call), () if call is node else (call,)
     if index == 1:
         return Found(node, args["self"], ReduceKind.MEAN, dims, inner=inner)
     return Found(node, args["self"], ReduceKind.SUM, dims, inner=inner, correction=float(correction))
-
-
-def reduced_axes(node: fx.Node) -> tuple[int, ...]:
-    """The axes that a call of any reduction reduces, counted from 0."""
-    args = arguments(node)
-    return _dims(args["self"], args.get("dim"))
-
-
-def _dims(source: fx.Node, dim: Any) -> tuple[int, ...]:
-    """The axes that a call reduces, counted from 0; all of them where it names none. A tensor without axes
-    may be reduced over its axis 0 or -1, which torch takes for none."""
-    rank = fake(source).dim()
-    dims = [dim] if isinstance(dim, int) else list(dim or range(rank))
-    return tuple(sorted({axis % rank for axis in dims})) if rank else ()
 
 
 _SQUEEZES = ("aten.squeeze.dims", "aten.squeeze.dim", "aten.reshape.default", "aten.view.default")
@@ -189,13 +175,13 @@ def _read_logsumexp(node: fx.Node) -> Found | None:
 def _match_logsumexp(node: fx.Node) -> Found:
     log, added = operands(node, "aten.add.Tensor", 2)
     (total,) = operands(log, "aten.log.default", 1)
-    exponential, dims, _ = operands(total, "aten.sum.dim_IntList", 3)
+    exponential, *_ = operands(total, "aten.sum.dim_IntList", 3)
     (difference,) = operands(exponential, "aten.exp.default", 1)
     source, shift = operands(difference, "aten.sub.Tensor", 2)
     infinite, zero, otherwise = operands(shift, "aten.where.self", 3)
     magnitude, infinity = operands(infinite, "aten.eq.Scalar", 2)
     (largest,) = operands(magnitude, "aten.abs.default", 1)
-    maximised, dims_of_largest, _ = operands(largest, "aten.amax.default", 3)
+    maximised, *_ = operands(largest, "aten.amax.default", 3)
     if not isinstance(source, fx.Node) or not isinstance(added, fx.Node) or not isinstance(zero, fx.Node):
         raise SpelledOtherwise
     squeezed = target_name(added) in _SQUEEZES and first_argument(added) is shift
@@ -207,11 +193,11 @@ def _match_logsumexp(node: fx.Node) -> Found:
         and otherwise is largest
         and infinity == float("inf")
         and filling(zero) == 0
-        and _dims(source, dims) == _dims(source, dims_of_largest)
+        and reduced_axes(total) == reduced_axes(largest)
         and all(user is node or user in inner for step in inner for user in step.users)
     ):
         raise SpelledOtherwise
-    return Found(node, source, ReduceKind.LOGSUMEXP, _dims(source, dims), inner=tuple(sorted(inner)))
+    return Found(node, source, ReduceKind.LOGSUMEXP, reduced_axes(total), inner=tuple(sorted(inner)))
 
 
 def _match_of_softmax(node: fx.Node) -> Found:
@@ -220,22 +206,22 @@ def _match_of_softmax(node: fx.Node) -> Found:
     to become NaN, too."""
     log, largest = operands(node, "aten.add.Tensor", 2)
     (total,) = operands(log, "aten.log.default", 1)
-    exponential, dims, _ = operands(total, "aten.sum.dim_IntList", 3)
+    exponential, *_ = operands(total, "aten.sum.dim_IntList", 3)
     (difference,) = operands(exponential, "aten.exp.default", 1)
     source, shift = operands(difference, "aten.sub.Tensor", 2)
-    maximised, dims_of_largest, _ = operands(largest, "aten.amax.default", 3)
+    maximised, *_ = operands(largest, "aten.amax.default", 3)
     steps = {log, total, exponential, difference}
     if not (
         shift is largest
         and maximised is source
         and _same_shape(log, largest)
-        and _dims(source, dims) == _dims(source, dims_of_largest)
+        and reduced_axes(total) == reduced_axes(largest)
         and all(user is node or user in steps for step in steps for user in step.users)
         and all(_ends_in_nan(user, node) for user in node.users)
     ):
         raise SpelledOtherwise
     inner = steps if set(largest.users) - {node, difference} else {*steps, largest}
-    return Found(node, source, ReduceKind.LOGSUMEXP, _dims(source, dims), inner=tuple(sorted(inner)))
+    return Found(node, source, ReduceKind.LOGSUMEXP, reduced_axes(total), inner=tuple(sorted(inner)))
 
 
 def _ends_in_nan(user: fx.Node, node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.static import (
     arguments,
     fake,
@@ -24,7 +25,7 @@ from cute_backend.fx_walk.graph.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.fx_walk.products.questions import after_products, is_reduction
+from cute_backend.fx_walk.products.questions import after_products
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 
 _ANY_LAYOUT = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")

@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.mutation import Mutations
 from cute_backend.fx_walk.graph.spelled import SpelledOtherwise, operands
 from cute_backend.fx_walk.graph.static import fake, known, same_sizes, target_name, tensor_of
 from cute_backend.fx_walk.preparation.broadcast import with_one_open
 from cute_backend.fx_walk.products.anchors import is_anchor
-from cute_backend.fx_walk.products.questions import after_products, base, is_reduction
+from cute_backend.fx_walk.products.questions import after_products, base
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.values.rounded import mark_rounded
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import fx
 
+from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.mutation import Mutations, is_view
 from cute_backend.fx_walk.graph.static import Size, arguments, fake, known, target_name
-from cute_backend.fx_walk.products.questions import is_reduction
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 
 _PRODUCTS = {

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.mutation import Mutations
 from cute_backend.fx_walk.graph.new_calls import call, evaluate
 from cute_backend.fx_walk.graph.static import (
@@ -30,7 +31,7 @@ from cute_backend.fx_walk.graph.static import (
     tensor_of,
 )
 from cute_backend.fx_walk.preparation.broadcast import with_one_open
-from cute_backend.fx_walk.products.questions import after_products, is_reduction
+from cute_backend.fx_walk.products.questions import after_products
 from cute_backend.fx_walk.refusals.reasons import program_name
 from cute_backend.fx_walk.values.lower import is_pointwise
 

@@ -12,9 +12,9 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.mutation import Mutations, is_view
 from cute_backend.fx_walk.graph.static import target_name
-from cute_backend.fx_walk.products.questions import is_reduction
 from cute_backend.fx_walk.values.lower import filling, is_pointwise, is_reshape
 
 _MOVES = (

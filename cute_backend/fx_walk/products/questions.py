@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
+from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.mutation import is_view, root
 from cute_backend.fx_walk.graph.static import DTYPES, first_argument, target_name, tensor_of
 from cute_backend.fx_walk.products.anchors import is_anchor
@@ -61,29 +62,6 @@ def is_work_on_stored(node: fx.Node) -> bool:
 
 
 _FLOATS = {torch.float32, torch.bfloat16, torch.float16}
-
-_REDUCTIONS = (
-    "sum",
-    "mean",
-    "prod",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "argmax",
-    "argmin",
-    "logsumexp",
-    "var",
-    "var_mean",
-    "any",
-    "all",
-)
-
-
-def is_reduction(node: fx.Node) -> bool:
-    return (
-        isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket.__name__ in _REDUCTIONS
-    )
 
 
 def is_epilogue_work(node: fx.Node) -> bool:

@@ -1,8 +1,8 @@
 """Members that join a region as a whole: several nodes of a graph that mean one thing.
 
 A new kind is a file in `members/` with a finder and a class, and the finder is added to `FINDERS` in
-`search/walk.py`. If an op of the kind reads a whole axis, `is_reduction` in `products/questions.py` has to
-know it, since Inductor's own kernels end there: the end of a region counts their bytes (`ends/`).
+`search/walk.py`. If an op of the kind reads a whole axis, `is_reduction` in `graph/axes.py` has to know it,
+since Inductor's own kernels end there: the end of a region counts their bytes (`ends/`).
 """
 
 from __future__ import annotations

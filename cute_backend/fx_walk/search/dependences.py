@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 from torch import fx
 
+from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.static import target_name
-from cute_backend.fx_walk.products.questions import is_epilogue_work, is_reduction
+from cute_backend.fx_walk.products.questions import is_epilogue_work
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.search.walk import Walk

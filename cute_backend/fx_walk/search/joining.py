@@ -13,6 +13,7 @@ from functools import partial
 from torch import fx
 
 from cute_backend import config
+from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.graph.mutation import is_view
 from cute_backend.fx_walk.graph.static import (
@@ -26,7 +27,6 @@ from cute_backend.fx_walk.graph.static import (
 )
 from cute_backend.fx_walk.members.reductions import refuse_unknown
 from cute_backend.fx_walk.products.pairs import column_slice, same_slice
-from cute_backend.fx_walk.products.questions import is_reduction
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft, alternates
 from cute_backend.fx_walk.region.value import E8M0, Plane, Slices, Value

@@ -1,0 +1,46 @@
+"""Calls that reduce axes of a tensor, or join tensors along one, whether or not a kernel of ours does it."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from cute_backend.fx_walk.graph.static import arguments, fake, target_name
+
+_REDUCTIONS = (
+    "sum",
+    "mean",
+    "prod",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "argmax",
+    "argmin",
+    "logsumexp",
+    "var",
+    "var_mean",
+    "any",
+    "all",
+)
+
+
+def is_reduction(node: fx.Node) -> bool:
+    """Whether a call reads a whole axis, or several, for each element of its result."""
+    return (
+        isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket.__name__ in _REDUCTIONS
+    )
+
+
+def reduced_axes(node: fx.Node) -> tuple[int, ...]:
+    """The axes that a reduction reduces, counted from 0; all of them where it names none. A tensor without
+    axes may be reduced over its axis 0 or -1, which torch takes for none."""
+    args = arguments(node)
+    rank, dim = fake(args["self"]).dim(), args.get("dim")
+    dims = [dim] if isinstance(dim, int) else list(dim or range(rank))
+    return tuple(sorted({axis % rank for axis in dims})) if rank else ()
+
+
+def is_concatenation(node: fx.Node) -> bool:
+    """Whether a call joins tensors along an axis. torch writes a `stack` as one."""
+    return node.op == "call_function" and target_name(node) == "aten.cat.default"
