@@ -16,8 +16,8 @@ from torch import fx
 
 from cute_backend.fx_walk.graph.axes import is_concatenation
 from cute_backend.fx_walk.graph.frame import BlockPart, Frame
+from cute_backend.fx_walk.graph.pieces import taken_piece
 from cute_backend.fx_walk.graph.static import arguments, fake, same_sizes, target_name, tensor_of
-from cute_backend.fx_walk.members.rotations import taken_piece
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.member import Member, Search

@@ -28,7 +28,6 @@ from cute_backend.fx_walk.graph.static import (
 )
 from cute_backend.fx_walk.members.block_reductions import frame_of_blocks, lower_blocks
 from cute_backend.fx_walk.members.reduced import Reduced
-from cute_backend.fx_walk.members.rotations import refuse_rotated
 from cute_backend.fx_walk.members.spelled_reductions import Found, feeds, find_reductions
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
@@ -36,6 +35,7 @@ from cute_backend.fx_walk.region.member import Member, Search
 from cute_backend.fx_walk.region.value import Plane, Value
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import supported_dtype
+from cute_backend.fx_walk.values.held import check_places
 from cute_backend.fx_walk.values.lower import is_pointwise, lower_cast
 from cute_backend.spec import BATCH_ROWS, Axis, DType, Operand, ProductKind, Reduction
 
@@ -77,7 +77,7 @@ class Reducing(Member):
             _refuse_rounds(found, search.heads, anchor.m, anchor.n)
         value = draft.read(found.source, found.head)
         if frame is None:
-            refuse_rotated(draft.chain)
+            check_places(draft.chain)
             return _reduced(found, draft.chain, value, source)
         if found.head in search.unreduced:
             raise search.unreduced[found.head]

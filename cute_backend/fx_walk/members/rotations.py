@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import getitem
 
 from torch import fx
 
 from cute_backend.fx_walk.graph.axes import is_concatenation
 from cute_backend.fx_walk.graph.frame import BlockPart
+from cute_backend.fx_walk.graph.pieces import Piece, taken_piece
 from cute_backend.fx_walk.graph.static import Size, arguments, fake, known, target_name, tensor_of
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
@@ -23,7 +23,7 @@ from cute_backend.fx_walk.region.member import Member, Search
 from cute_backend.fx_walk.region.value import Plane
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import supported_dtype
-from cute_backend.fx_walk.values.held import check_blocks, held_sizes
+from cute_backend.fx_walk.values.held import check_blocks, check_places, held_sizes
 from cute_backend.fx_walk.values.lower import lower_cast
 from cute_backend.ops import PAIRED_COLUMNS
 from cute_backend.spec import FIRST_VISITS, ROTATE_FIRST, ROTATE_HALF, Const, DType, Op, Operand
@@ -57,15 +57,10 @@ class Rotation(Member):
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """Elements of the last axis of a value, `step` apart from `start` on, which may be negated.
-    `apart` says that the elements lie along the axis before the last, and that the last axis has one
-    element."""
+class _Turned(Piece):
+    """A piece that may be negated. `apart` says that its elements lie along the axis before the last, and
+    that the last axis has one element."""
 
-    source: fx.Node
-    start: int
-    inner: tuple[fx.Node, ...]
-    step: int = 1
     negated: bool = False
     apart: bool = False
 
@@ -104,7 +99,7 @@ def _read(head: fx.Node) -> Rotation | None:
     return Rotation(head, inner, first.source, columns, second.negated)
 
 
-def _is_whole(piece: _Piece, size: Size, shape: Sequence[Size]) -> bool:
+def _is_whole(piece: _Turned, size: Size, shape: Sequence[Size]) -> bool:
     """Whether two such pieces, concatenated to `shape`, make up an axis of this size: one block, or pairs."""
     if piece.apart:
         pairs, columns = shape[-2:]
@@ -112,13 +107,14 @@ def _is_whole(piece: _Piece, size: Size, shape: Sequence[Size]) -> bool:
     return piece.step == 1 and known(size == shape[-1])
 
 
-def _piece(node: fx.Node) -> _Piece | None:
+def _piece(node: fx.Node) -> _Turned | None:
     """The part of a value's last axis that a tensor of a `cat` has. None if the tensor is not such a part."""
     changes: list[fx.Node] = []
     while _changes_piece(node):
         changes.append(node)
         (node,) = node.all_input_nodes
-    piece = taken_piece(node)
+    taken = taken_piece(node)
+    piece = None if taken is None else _Turned(taken.source, taken.start, taken.inner, taken.step)
     for change in reversed(changes):
         piece = None if piece is None else _changed(piece, change)
     return piece
@@ -129,7 +125,7 @@ def _changes_piece(node: fx.Node) -> bool:
     return node.op == "call_function" and target_name(node) in names
 
 
-def _changed(piece: _Piece, node: fx.Node) -> _Piece | None:
+def _changed(piece: _Turned, node: fx.Node) -> _Turned | None:
     """A piece that is negated, or has one more axis."""
     piece = replace(piece, inner=(*piece.inner, node))
     if target_name(node) == "aten.neg.default":
@@ -139,50 +135,6 @@ def _changed(piece: _Piece, node: fx.Node) -> _Piece | None:
         return None
     # An unsqueeze undoes a select, whose element was an axis of the source.
     return replace(piece, step=1) if piece.step == 0 else replace(piece, apart=True)
-
-
-def taken_piece(node: fx.Node) -> _Piece | None:
-    """The elements of a value's last axis that a slice, a select, or one result of a `split` or an `unbind`
-    has."""
-    if node.op != "call_function":
-        return None
-    if node.target is getitem:
-        return _of_several(node)
-    if target_name(node) not in ("aten.slice.Tensor", "aten.select.int") or not _is_along_last(node):
-        return None
-    args = arguments(node)
-    size = fake(args["self"]).shape[-1]
-    if target_name(node) == "aten.select.int":
-        start, step = args["index"] % size, 0
-    else:
-        start, step = args["start"] or 0, args["step"]
-    start = start + size if isinstance(start, int) and start < 0 else start
-    if not isinstance(start, int) or start < 0 or step not in (0, 1, 2):
-        return None
-    return _Piece(args["self"], start, (node,), step)
-
-
-_SEVERAL = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.unbind.int")
-
-
-def _of_several(node: fx.Node) -> _Piece | None:
-    """The part that is one result of a `split` or an `unbind`."""
-    call, index = node.args
-    if not isinstance(call, fx.Node) or not isinstance(index, int):
-        return None
-    if target_name(call) not in _SEVERAL or not _is_along_last(call):
-        return None
-    inner, source = (call, node), arguments(call)["self"]
-    if target_name(call) == "aten.unbind.int":
-        return _Piece(source, index, inner, step=0)
-    start = sum(part.shape[-1] for part in call.meta["val"][:index])
-    return _Piece(source, start, inner) if isinstance(start, int) else None
-
-
-def _is_along_last(node: fx.Node) -> bool:
-    args = arguments(node)
-    rank = fake(args["self"]).dim()
-    return args["dim"] % rank == rank - 1
 
 
 def _rotated_halves(found: Rotation, draft: Draft, value: Operand, may_share: bool) -> Operand:
@@ -210,7 +162,7 @@ def _rotated_halves(found: Rotation, draft: Draft, value: Operand, may_share: bo
         result = chain.rotate_half(value, found.columns)
     check_blocks(chain)
     if any(each.reduction is not None for each in draft.values.values()):
-        refuse_rotated(chain)
+        check_places(chain)
     result = chain.emit("neg", result) if found.inverse else result
     return lower_cast(chain, result, supported_dtype(found.head, fake(found.head).dtype))
 
@@ -236,9 +188,3 @@ def _rotates_apart(
     if chain.is_served(halves):
         return not (regular and not single) and chain.is_served(first)
     return bool(held_sizes(chain, halves)) and chain.is_served(first)
-
-
-def refuse_rotated(chain: Chain) -> None:
-    """Raises Refused for a reduction of rows or columns, if the chain rotates blocks."""
-    for columns in chain.rotated - {2}:
-        raise Refused(Reason.ROTATED_PLACES, columns=columns)

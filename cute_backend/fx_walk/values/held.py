@@ -33,6 +33,13 @@ def check_blocks(chain: Chain) -> None:
     raise Refused(Reason.BLOCK_SIZE, columns=whole, held=names)
 
 
+def check_places(chain: Chain) -> None:
+    """Raises Refused for a region that reduces rows or columns, if the chain rotates blocks: the kernel then
+    has the columns in another order."""
+    for columns in chain.rotated - {2}:
+        raise Refused(Reason.ROTATED_PLACES, columns=columns)
+
+
 def held_sizes(chain: Chain, *further: Op) -> tuple[int, ...]:
     """The sizes that the blocks of a chain, with `further` ops at its end, could have instead, so that some
     tile serves them."""
