@@ -365,6 +365,6 @@ def test_packed_heads_are_rotated_where_the_tile_costs_less(
     program, inputs = attention_inputs(packed_by_heads, tokens, columns, count, hidden)
     with config.patch(shared_launches=True, rotary_embeddings="auto"):
         regions = collect(program, inputs, arch="sm_90a")[0].regions
-    assert [len(region.spec.accumulators) for region in regions if region.rotates] == [3] * shares
+    assert [len(region.spec.accumulators) for region in regions if region.spec.rotates] == [3] * shares
     for region in regions:
         assert all(region.spec.fits_visit(config.subtile_n) for config in table(Arch.SM90A, region.spec))

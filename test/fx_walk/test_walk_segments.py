@@ -348,7 +348,7 @@ def test_a_search_goes_back_to_the_first_product_of_a_rotation_in_vain(
         "mm_default_1",
         "mm_default",
     ]
-    assert not any(region.rotates for region in found)
+    assert not any(region.spec.rotates for region in found)
     assert Reason.ROTATION_COST in {each.reason for each in rejections}
 
 
@@ -366,5 +366,5 @@ def test_a_search_is_repeated_if_a_later_region_comes_between_the_products_of_a_
     z = made.call(aten.mul.Tensor, positive, made.call(aten.sum.default, turned))
     found, rejections = walk(made.output(turned, z, v))
     assert names == 2 * ["mm_default_2", "mm_default_1", "mm_default"]
-    assert not any(region.rotates for region in found)
+    assert not any(region.spec.rotates for region in found)
     assert Reason.ROTATION_COST in {each.reason for each in rejections}

@@ -35,14 +35,14 @@ def test_a_refused_trial_leaves_no_trace() -> None:
     first, node, *_ = graph.nodes
     refused = Refused(Reason.NOTHING_TO_FUSE, refused="")
     found.redone.add(first)
-    found.unreduced[first] = refused
+    found.taken_back[first] = refused
     found.rejections[first] = refused.rejection(first)
     before = found.state()
     with found.trial():
         found.owner[node] = Draft((), Chain((), Precision.FUSED))
         found.reads.add(node)
         found.redone.add(node)
-        found.unreduced[node] = refused
+        found.taken_back[node] = refused
         found.rejections[node] = refused.rejection(node)
         found.span([first], [node])
         raise refused

@@ -76,17 +76,6 @@ class Joined(Member):
 
 def find(nodes: Iterable[fx.Node]) -> Iterator[Member]:
     """The slices of a graph whose parts come together again, and the `cat` nodes that join them."""
-    taken, joined = _found(nodes)
-    yield from taken.values()
-    yield from joined
-
-
-def taken_parts(nodes: Iterable[fx.Node]) -> dict[fx.Node, Taken]:
-    """The slices of a graph whose parts come together again, by their nodes."""
-    return _found(nodes)[0]
-
-
-def _found(nodes: Iterable[fx.Node]) -> tuple[dict[fx.Node, Taken], list[Joined]]:
     taken, joined = dict[fx.Node, Taken](), list[Joined]()
     for node in nodes:
         if is_concatenation(node):
@@ -94,7 +83,8 @@ def _found(nodes: Iterable[fx.Node]) -> tuple[dict[fx.Node, Taken], list[Joined]
     for each in list(taken.values()):
         if any(user not in taken for call in each.inner for user in call.users):
             del taken[each.head]
-    return taken, joined
+    yield from taken.values()
+    yield from joined
 
 
 def _read(head: fx.Node, found: dict[fx.Node, Taken], joined: list[Joined]) -> None:

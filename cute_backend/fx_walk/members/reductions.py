@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import fx
 
@@ -26,9 +26,9 @@ from cute_backend.fx_walk.graph.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.fx_walk.members.block_reductions import frame_of_blocks, lower_blocks
+from cute_backend.fx_walk.members.block_reductions import frame_of_blocks, lower_blocks, unfit_blocks
 from cute_backend.fx_walk.members.reduced import Reduced
-from cute_backend.fx_walk.members.spelled_reductions import Found, feeds, find_reductions
+from cute_backend.fx_walk.members.spelled_reductions import Found, feeds, read_reduction
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.member import Member, Search
@@ -41,17 +41,20 @@ from cute_backend.spec import BATCH_ROWS, Axis, DType, Operand, ProductKind, Red
 
 
 def find(nodes: Iterable[fx.Node]) -> Iterator[Member]:
-    """The reductions of a graph that a kernel could do."""
-    for found in find_reductions(nodes).values():
-        yield Reducing(found.head, found.inner, found)
+    """The reductions of a graph."""
+    for node in nodes:
+        if (found := read_reduction(node)) is not None:
+            yield Reducing(node, found.inner, found)
+        elif is_reduction(node):
+            yield Unknown(node, ())
 
 
 @dataclass(frozen=True)
 class Reducing(Member):
-    """A reduction as a member of a region."""
+    """A reduction that a kernel could do."""
 
     found: Found
-    reduces = True
+    joins_late = True
 
     def joins(self, draft: Draft) -> bool:
         return self.found.source in draft.values
@@ -73,17 +76,31 @@ class Reducing(Member):
                 axes, shape = describe(found.dims), describe(fake(found.source).shape)
                 raise Refused(Reason.REDUCED_AXES, target=target_name(found.head), axes=axes, shape=shape)
             if found.is_of_blocks_alone:
-                refuse_unknown(found.head, anchor.m, anchor.n)
+                _refuse_unknown(found.head, anchor.m, anchor.n)
             _refuse_rounds(found, search.heads, anchor.m, anchor.n)
         value = draft.read(found.source, found.head)
         if frame is None:
             check_places(draft.chain)
             return _reduced(found, draft.chain, value, source)
-        if found.head in search.unreduced:
-            raise search.unreduced[found.head]
+        if found.head in search.taken_back:
+            raise search.taken_back[found.head]
         result = lower_blocks(found, draft.chain, value, frame.block, anchor.m)
         draft.frames[found.head] = frame
         return Plane(result)
+
+    def unfit(self, draft: Draft) -> Refused | None:
+        return unfit_blocks(draft.chain)
+
+
+@dataclass(frozen=True)
+class Unknown(Member):
+    """A reduction that kernels do not compute, such as `all`."""
+
+    def joins(self, draft: Draft) -> bool:
+        return True
+
+    def join(self, search: Search, draft: Draft) -> Value:
+        _refuse_unknown(self.head, draft.first.m, draft.first.n)
 
 
 def _reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduced:
@@ -111,8 +128,8 @@ def _reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduce
     return Reduced(value, Reduction(axis, found.kind, rows))
 
 
-def refuse_unknown(node: fx.Node, m: Size, n: Size) -> None:
-    """Raises Refused for a reduction that kernels do not compute, such as the variance."""
+def _refuse_unknown(node: fx.Node, m: Size, n: Size) -> NoReturn:
+    """Raises Refused for a reduction that kernels do not compute."""
     back = feeds(node, lambda user: is_pointwise(user) and _on_plane(user, m, n))
     if back is not None:
         raise Refused(Reason.FEEDBACK, reduction=node, into=back)

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from cute_backend import config
 from cute_backend.fx_walk.graph.axes import is_concatenation
 from cute_backend.fx_walk.graph.frame import BlockPart
 from cute_backend.fx_walk.graph.pieces import Piece, taken_piece
 from cute_backend.fx_walk.graph.static import Size, arguments, fake, known, target_name, tensor_of
+from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.member import Member, Search
@@ -51,9 +53,13 @@ class Rotation(Member):
     def join(self, search: Search, draft: Draft) -> Plane:
         value = draft.read(self.source, self.head)
         rotated = _rotated_halves(self, draft, value, search.may_share(draft.anchors))
-        if why := search.unrotated(draft.anchors):
+        if why := _cost(search, draft.anchors):
             raise Refused(Reason.ROTATION_COST, why=why)
         return Plane(rotated)
+
+    @property
+    def needs_shared_launch(self) -> bool:
+        return config.rotary_embeddings == "auto"
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,14 @@ def _changed(piece: _Turned, node: fx.Node) -> _Turned | None:
         return None
     # An unsqueeze undoes a select, whose element was an axis of the source.
     return replace(piece, step=1) if piece.step == 0 else replace(piece, apart=True)
+
+
+def _cost(search: Search, anchors: Sequence[Anchor]) -> str:
+    """The reason why `config.rotary_embeddings` bars the region of these anchors from rotating blocks of
+    columns; empty if it may rotate them."""
+    if config.rotary_embeddings == "never":
+        return "config.rotary_embeddings = 'never' leaves it to Inductor"
+    return search.unshared(anchors) if config.rotary_embeddings == "auto" else ""
 
 
 def _rotated_halves(found: Rotation, draft: Draft, value: Operand, may_share: bool) -> Operand:

@@ -6,7 +6,7 @@ steps are recognised only together, because the third reads the result of the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import getitem
 
@@ -51,16 +51,13 @@ class Found:
         return self.correction is not None or any(target_name(node) in _MOMENTS for node in self.inner)
 
 
-def find_reductions(nodes: Iterable[fx.Node]) -> dict[fx.Node, Found]:
-    """The reductions of a graph that a kernel could do, by their heads."""
-    found: dict[fx.Node, Found] = {}
-    for node in nodes:
-        if node.op == "call_function":
-            for read in (_read_call, _read_pair, _read_moment, _read_logsumexp):
-                reduction = read(node)
-                if reduction is not None:
-                    found[node] = reduction
-    return found
+def read_reduction(head: fx.Node) -> Found | None:
+    """The reduction whose result a node has; None if it has none of a reduction that a kernel could do."""
+    if head.op == "call_function":
+        for read in (_read_call, _read_pair, _read_moment, _read_logsumexp):
+            if (found := read(head)) is not None:
+                return found
+    return None
 
 
 def feeds(node: fx.Node, wanted: Callable[[fx.Node], bool]) -> fx.Node | None:

@@ -34,7 +34,7 @@ from cute_backend.fx_walk.graph.static import (
     tensor_of,
 )
 from cute_backend.fx_walk.graph.working_copy import WorkingCopy
-from cute_backend.fx_walk.members.block_parts import taken_parts
+from cute_backend.fx_walk.members.kinds import find_members
 from cute_backend.fx_walk.preparation.index_lists import neighbours
 from cute_backend.fx_walk.preparation.packed_copies import copied, separate_copies
 from cute_backend.fx_walk.preparation.repeats import repeat_after_work
@@ -115,14 +115,18 @@ def _gains(division: _Division, regions: Sequence[Region]) -> bool:
 
 def _packed(graph: fx.Graph) -> Iterator[tuple[fx.Node, list[_Part]]]:
     """The products whose readers all read one of two to four disjoint parts of the columns, which together
-    are all columns. Each comes with its parts."""
-    joined = taken_parts(graph.nodes)
-    for node in graph.nodes:
-        if node.op == "call_function" and target_name(node) in _OPERANDS:
-            parts = _parts(node) or []
-            meet_again = any(part.node in joined for part in parts)  # in a cat
-            if not meet_again and _is_division(parts) and _can_divide(node, parts):
-                yield node, parts
+    are all columns. Each comes with its parts. A product is left whole if a part of it joins
+    a region as a member, which needs all columns."""
+    found = [
+        (node, parts)
+        for node in graph.nodes
+        if node.op == "call_function" and target_name(node) in _OPERANDS and (parts := _parts(node))
+    ]
+    divisible = [(node, parts) for node, parts in found if _is_division(parts) and _can_divide(node, parts)]
+    members = find_members(graph.nodes) if divisible else {}
+    for node, parts in divisible:
+        if not any(part.node in members for part in parts):
+            yield node, parts
 
 
 def _can_divide(node: fx.Node, parts: Sequence[_Part]) -> bool:

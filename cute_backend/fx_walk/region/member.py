@@ -1,7 +1,7 @@
 """Members that join a region as a whole: several nodes of a graph that mean one thing.
 
 A new kind is a file in `members/` with a finder and a class, and the finder is added to `FINDERS` in
-`search/walk.py`. If an op of the kind reads a whole axis, `is_reduction` in `graph/axes.py` has to know it,
+`members/kinds.py`. If an op of the kind reads a whole axis, `is_reduction` in `graph/axes.py` has to know it,
 since Inductor's own kernels end there: the end of a region counts their bytes (`ends/`).
 """
 
@@ -28,14 +28,14 @@ class Search(Protocol):
         """The heads of the members that a node is an inner node of."""
 
     @property
-    def unreduced(self) -> Mapping[fx.Node, Refused]:
-        """Reductions of blocks that no region does, each with the reason."""
+    def taken_back(self) -> Mapping[fx.Node, Refused]:
+        """The heads of members that regions can't keep, each with the reason."""
 
     def may_share(self, anchors: Sequence[Anchor]) -> bool:
         """Whether the region of these anchors may share a launch with products of the same A."""
 
-    def unrotated(self, anchors: Sequence[Anchor]) -> str:
-        """The reason why the region of these anchors may rotate no blocks of columns; empty if it may."""
+    def unshared(self, anchors: Sequence[Anchor]) -> str:
+        """The reason why the region of these anchors shares no launch; empty if it may."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,14 @@ class Member(ABC):
     head: fx.Node
     inner: tuple[fx.Node, ...]
 
-    reduces = False
-    """Whether it is a reduction. Its head may join after values that are complete only when the kernel has
-    ended, since steps between them may be its own. If no tile holds the blocks that it reduces, it is taken
-    out of the region, and `join` then raises what `Search.unreduced` has."""
+    joins_late = False
+    """Whether its head may join after values that are complete only when the kernel has ended, because steps
+    on the way may be its own."""
+
+    @property
+    def needs_shared_launch(self) -> bool:
+        """Whether a region may have it only if it shares its launch with other products of its A."""
+        return False
 
     @abstractmethod
     def joins(self, draft: Draft) -> bool:
@@ -66,3 +70,9 @@ class Member(ABC):
     def is_whole(self, draft: Draft) -> bool:
         """Whether the region may have it as a whole only. Otherwise its inner nodes may join one by one."""
         return True
+
+    def unfit(self, draft: Draft) -> Refused | None:
+        """The reason why a region can't keep it, asked once it is known what the kernel stores. It is then
+        taken out of the region, with all that follows from it, and `join` finds the reason in
+        `Search.taken_back`."""
+        return None

@@ -50,9 +50,10 @@ class Region:
     `nodes` are those that the kernel replaces. `views` are the loads, in the spec's order. `outputs` maps
     each node whose value the kernel stores to the index of its result: views of one another share one.
     `frames` maps those that are planes to their frames on the plane of the product. `origins` maps the name
-    of each op of the spec to the node that it computes, wholly or in part. `unshared` says why the region
-    shares no launch with another one of its A, or is empty. `caches` maps the outputs that the kernel writes
-    to caches to the nodes that do so in the graph.
+    of each op of the spec to the node that it computes, wholly or in part. Regions of one A may share a
+    launch: `needs_shared_launch` says whether this one has members only for that case, and `unshared` why it
+    shares none, or is empty. `caches` maps the outputs that the kernel writes to caches to the nodes that do
+    so in the graph.
     """
 
     anchors: tuple[Anchor, ...]
@@ -62,6 +63,7 @@ class Region:
     outputs: dict[fx.Node, int]
     frames: dict[fx.Node, Frame]
     origins: dict[str, fx.Node]
+    needs_shared_launch: bool = False
     unshared: str = ""
     caches: Mapping[fx.Node, CacheWrite] = field(default_factory=dict)
 
@@ -74,11 +76,6 @@ class Region:
     def is_shared(self) -> bool:
         """Whether it has several products whose results never meet, each with a segment of the columns."""
         return self.spec.b_columns is BColumns.SEGMENTS
-
-    @property
-    def rotates(self) -> bool:
-        """Whether blocks of columns are rotated."""
-        return self.spec.rotates
 
     @property
     def products(self) -> list[fx.Node]:

@@ -136,8 +136,8 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
 
 def _comes_too_late(walk: Walk, draft: Draft, node: fx.Node) -> bool:
     """Whether all values that a node reads are complete only when the kernel has ended, and it neither
-    follows one of them nor reduces."""
-    if walk.reduces(node):
+    follows one of them nor may join in spite of that."""
+    if walk.joins_late(node):
         return False
     values = draft.values_read(node)
     ended = bool(values) and all(value.reduction is not None for value in values)

@@ -25,7 +25,6 @@ from cute_backend.fx_walk.graph.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.fx_walk.members.reductions import refuse_unknown
 from cute_backend.fx_walk.products.pairs import column_slice, same_slice
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft, alternates
@@ -66,8 +65,6 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Value:
             raise rearranged(node, source)
         draft.frames[node] = frame
         return Plane(resolve(walk, draft, first_argument(node), Reader(node, node)))
-    if is_reduction(node):
-        refuse_unknown(node, anchor.m, anchor.n)
     if not is_pointwise(node):
         result = tensor_of(node)
         if result is not None and result.is_complex():

@@ -13,15 +13,13 @@ grows from a pair instead. A value that is needed outside becomes a further stor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import partial
 
 from torch import fx
 
-from cute_backend import config
 from cute_backend.fx_walk.ends.settle import Settled, settle
 from cute_backend.fx_walk.graph.static import fake, tensor_of
-from cute_backend.fx_walk.members.block_reductions import unfit_blocks
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.capability import Capability, check_operands, target_of
 from cute_backend.fx_walk.products.opaque_products import decomposed_product
@@ -45,13 +43,13 @@ def find_regions(
 
     Every node needs a fake tensor in `meta["val"]`. The graph is read, not changed, and no guard is added.
 
-    By default, rotary embeddings stay in a kernel only if it shares a launch, which is asked once all
-    products of an A have been visited (`_visited`). The search is repeated only if a region of an earlier
-    product has come between the products of a launch since.
+    Some members, by default rotary embeddings, stay in a kernel only if it shares a launch, which is asked
+    once all products of an A have been visited (`_visited`). The search is repeated only if a region of an
+    earlier product has come between the products of a launch since.
     """
     walk = Walk(graph, precision, capability)
     beginning, bare = walk.state(), partial(_bare, walk)
-    while alone := _rotating_alone(regions := sharing(walk, _visited(walk), bare)):
+    while alone := _unshared(regions := sharing(walk, _visited(walk), bare)):
         walk.alone |= alone
         walk.restore(beginning)
     for node in walk.order:
@@ -63,13 +61,13 @@ def find_regions(
     return sorted(regions, key=lambda region: walk.order[region.products[-1]]), rejections
 
 
-def _rotating_alone(regions: Sequence[Region]) -> dict[fx.Node, str]:
-    """The products that rotate blocks of columns in launches of their own although they should not, each with
-    the reason why it shares none."""
+def _unshared(regions: Sequence[Region]) -> dict[fx.Node, str]:
+    """The products that have launches of their own although their regions need shared ones, each with the
+    reason why it shares none."""
     return {
         region.first.node: f"its product {region.unshared or 'shares no launch'}"
         for region in regions
-        if config.rotary_embeddings == "auto" and region.rotates and not region.is_shared
+        if region.needs_shared_launch and not region.is_shared
     }
 
 
@@ -77,12 +75,12 @@ def _visited(walk: Walk) -> list[Region]:
     """The regions of the products, in the order of visits.
 
     Once the last product of an A has been visited, it is asked which of them would share a launch. If one
-    rotates and would share none, the visits go back to the first of them, and what has been found since is
-    forgotten.
+    needs a shared launch and would have none, the visits go back to the first of them, and what has been
+    found since is forgotten.
     """
     regions: list[Region] = []
     order = list(visits(walk.anchors))
-    groups = [_rotating_group(walk, node) for node in order]
+    groups = [_sharing_a(walk, node) for node in order]
     first = {a: place for place, a in reversed([*enumerate(groups)])}
     last = {a: place for place, a in enumerate(groups)}
     begun: dict[fx.Node, tuple[State, int]] = {}
@@ -107,21 +105,19 @@ def _visited(walk: Walk) -> list[Region]:
     return regions
 
 
-def _rotating_group(walk: Walk, node: fx.Node) -> fx.Node | None:
-    """The A of a product whose region may rotate blocks if it shares a launch with others of that A."""
+def _sharing_a(walk: Walk, node: fx.Node) -> fx.Node | None:
+    """The A of a product whose region may share a launch with others of that A."""
     anchor = walk.anchors[node]
-    if isinstance(anchor, Refused) or config.rotary_embeddings != "auto" or not walk.may_share((anchor,)):
-        return None
-    return anchor.a
+    return None if isinstance(anchor, Refused) or not walk.may_share((anchor,)) else anchor.a
 
 
 def _alone_of(walk: Walk, a: fx.Node, regions: Sequence[Region]) -> dict[fx.Node, str]:
-    """The products of an A that would rotate in launches of their own, as far as regions are known."""
+    """The products of an A that need a shared launch and would have none, as far as regions are known."""
     found = [region for region in regions if region.first.a is a]
-    if not _rotating_alone(found):
+    if not _unshared(found):
         return {}
     state = walk.state()
-    alone = _rotating_alone(sharing(walk, found, partial(_bare, walk), a))
+    alone = _unshared(sharing(walk, found, partial(_bare, walk), a))
     walk.restore(state)
     return alone
 
@@ -203,26 +199,32 @@ def _of_pair(walk: Walk, anchors: tuple[Anchor, ...]) -> Region | None:
 def _grown(walk: Walk, anchors: tuple[Anchor, ...]) -> tuple[Draft, Settled]:
     """The draft of a region, as far as it grows and its members stay.
 
-    Whether blocks can be reduced in narrow visits may depend on what is stored. If it turns out that they
-    can't, and the kernel should not reduce them in others, the region shrinks to what does not follow from
-    these reductions, and grows on from there.
+    Whether a kernel can have a member, or should, may depend on what is stored: blocks are reduced in narrow
+    visits, or only in others. If there are members that are unfit, the region shrinks to what does not follow
+    from them, and grows on from there.
     """
     draft = grown(walk, seed(walk, anchors))
     while True:
         cut, settled = _settled(walk, draft)
         parts = (part for node in settled.stored for part in cut.values[node].parts)
         cut.chain.stored = frozenset(parts)
-        refused = unfit_blocks(cut.chain)
-        reducing = {node for node in settled.members if walk.reduces(node)} - walk.unreduced.keys()
-        if refused is None or not reducing:
+        unfit = _unfit(walk, cut)
+        if not unfit:
             return cut, settled
-        walk.unreduced |= dict.fromkeys(reducing, refused)
-        draft = grown(walk, _without(walk, draft, reducing))
+        walk.taken_back |= unfit
+        draft = grown(walk, _without(walk, draft, unfit.keys()))
 
 
-def _without(walk: Walk, draft: Draft, reducing: set[fx.Node]) -> Draft:
-    """The draft of the members that do not follow from some reductions, and are no part of them."""
-    left = reducing.union(*(member.inner for node in reducing for member in walk.members[node]))
+def _unfit(walk: Walk, draft: Draft) -> dict[fx.Node, Refused]:
+    """The members that a draft can't keep and that have not been taken back before, each with the reason."""
+    members = {node: walk.member(draft, node) for node in draft.values if node not in walk.taken_back}
+    refused = {node: member.unfit(draft) for node, member in members.items() if member is not None}
+    return {node: why for node, why in refused.items() if why is not None}
+
+
+def _without(walk: Walk, draft: Draft, heads: Set[fx.Node]) -> Draft:
+    """The draft of the members that do not follow from those with these heads, and are no part of them."""
+    left = set(heads).union(*(member.inner for node in heads for member in walk.members[node]))
     for node in draft.values:
         if not left.isdisjoint(node.all_input_nodes):
             left.add(node)
@@ -249,5 +251,14 @@ def _owned(walk: Walk, draft: Draft, settled: Settled) -> Region:
     walk.reads.update(draft.inputs)
     stores, outputs = stores_of(draft.first, draft.chain, settled.stored, draft.values, draft.frames)
     frames = {node: draft.frames[node] for node in outputs if node in draft.frames}
-    spec, views = draft.chain.build(stores), tuple(draft.chain.views)
-    return Region(draft.anchors, tuple(settled.kept), spec, views, outputs, frames, draft.chain.origins)
+    members = (walk.member(draft, node) for node in settled.members)
+    return Region(
+        draft.anchors,
+        tuple(settled.kept),
+        draft.chain.build(stores),
+        tuple(draft.chain.views),
+        outputs,
+        frames,
+        draft.chain.origins,
+        any(member is not None and member.needs_shared_launch for member in members),
+    )

@@ -12,13 +12,7 @@ from cute_backend import config
 from cute_backend.fx_walk.ends.consumers import Waves
 from cute_backend.fx_walk.ends.outside import Outside
 from cute_backend.fx_walk.graph.mutation import Mutations
-from cute_backend.fx_walk.members import (
-    block_parts,
-    concatenation,
-    reductions,
-    rotations,
-    tiled_scales,
-)
+from cute_backend.fx_walk.members.kinds import find_members
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.anchors import is_anchor, read_anchor
 from cute_backend.fx_walk.products.capability import Capability
@@ -31,10 +25,6 @@ from cute_backend.fx_walk.search.exposed_gathers import products_apart
 from cute_backend.fx_walk.search.stretches import Stretches
 from cute_backend.spec import Precision
 
-FINDERS = (reductions.find, rotations.find, block_parts.find, tiled_scales.find, concatenation.find)
-"""Functions that find the members of each kind in all nodes of a graph, in graph order. Where a node may join
-as several kinds, the first one wins."""
-
 
 @dataclass(frozen=True)
 class State:
@@ -43,7 +33,7 @@ class State:
     owner: dict[fx.Node, Draft]
     reads: set[fx.Node]
     redone: set[fx.Node]
-    unreduced: dict[fx.Node, Refused]
+    taken_back: dict[fx.Node, Refused]
     rejections: dict[fx.Node, Rejection]
     stretches: Stretches
 
@@ -60,7 +50,7 @@ class Walk:
         self.precision = precision
         self.capability = capability
         self.order = {node: position for position, node in enumerate(graph.nodes)}
-        self.members = self._members()
+        self.members = find_members(self.order)
         """The members that join as a whole, by their heads. A node may head several, such as a `cat`; the
         first that the region has the operands of joins."""
         self.heads = self._heads()
@@ -76,16 +66,16 @@ class Walk:
         self.after_products = after_products(self.order)
 
         self.alone: dict[fx.Node, str] = {}
-        """Products that share no launch even if they rotate blocks of columns, each with the reason. They are
-        known again after `restore`."""
+        """Products that share no launch although members of their regions need a shared one, each with the
+        reason. They are still known after `restore`."""
         self.owner: dict[fx.Node, Draft] = {}
         """The region that computes each node."""
         self.reads: set[fx.Node] = set()
         """The nodes that regions read."""
         self.redone: set[fx.Node] = set()
         """Work on operands that regions repeat, some of it after other products."""
-        self.unreduced: dict[fx.Node, Refused] = {}
-        """Reductions of blocks that no region does, each with the reason."""
+        self.taken_back: dict[fx.Node, Refused] = {}
+        """Members that regions can't keep, each with the reason."""
         self.outside = Outside(self.owner, self.reads, self.redone, Waves(self.order), self.of_one_a)
         self.rejections: dict[fx.Node, Rejection] = {}
         """The rejections of nodes that are in no region."""
@@ -103,7 +93,7 @@ class Walk:
             dict(self.owner),
             set(self.reads),
             set(self.redone),
-            dict(self.unreduced),
+            dict(self.taken_back),
             dict(self.rejections),
             self.stretches.copy(),
         )
@@ -114,7 +104,7 @@ class Walk:
         self.owner.update(state.owner)
         self.reads.intersection_update(state.reads)
         self.redone.intersection_update(state.redone)
-        self.unreduced = dict(state.unreduced)
+        self.taken_back = dict(state.taken_back)
         self.rejections = dict(state.rejections)
         self.stretches = state.stretches.copy()
 
@@ -127,12 +117,8 @@ class Walk:
         except Refused:
             self.restore(state)
 
-    def unrotated(self, anchors: Sequence[Anchor]) -> str:
-        """The reason why `config.rotary_embeddings` bars the region of these anchors from rotating blocks of
-        columns; empty if it may rotate them."""
-        if config.rotary_embeddings != "auto":
-            never = config.rotary_embeddings == "never"
-            return "config.rotary_embeddings = 'never' leaves it to Inductor" if never else ""
+    def unshared(self, anchors: Sequence[Anchor]) -> str:
+        """The reason why the region of these anchors shares no launch; empty if it may."""
         if not self.may_share(anchors):
             return "its product shares no launch"
         return self.alone.get(anchors[0].node, "")
@@ -143,18 +129,15 @@ class Walk:
 
     def member(self, draft: Draft, node: fx.Node) -> Member | None:
         """The member that a node joins a region as, if it joins with inner nodes or in a way of its own."""
-        return next((each for each in self.members.get(node, ()) if each.joins(draft)), None)
+        for member in self.members.get(node, ()):
+            if member.joins(draft):
+                return member
+        return None
 
-    def reduces(self, node: fx.Node) -> bool:
-        """Whether a node is the head of a reduction."""
-        return any(member.reduces for member in self.members.get(node, ()))
-
-    def _members(self) -> dict[fx.Node, list[Member]]:
-        members: dict[fx.Node, list[Member]] = {}
-        for find in FINDERS:
-            for member in find(self.order):
-                members.setdefault(member.head, []).append(member)
-        return members
+    def joins_late(self, node: fx.Node) -> bool:
+        """Whether a node may join as a member after values that are complete only when the kernel has
+        ended."""
+        return any(member.joins_late for member in self.members.get(node, ()))
 
     def _heads(self) -> dict[fx.Node, list[fx.Node]]:
         heads: dict[fx.Node, list[fx.Node]] = {}
