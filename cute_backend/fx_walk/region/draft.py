@@ -10,15 +10,11 @@ from torch import fx
 from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.region.region import Layout, store_layout
-from cute_backend.fx_walk.region.value import Reading, Value
+from cute_backend.fx_walk.region.slices import Slices
+from cute_backend.fx_walk.region.value import Plane, Reading, Value
 from cute_backend.fx_walk.values.chain import Chain, Mark
 from cute_backend.fx_walk.values.lower import is_reshape
 from cute_backend.spec import Columns, Operand
-
-
-def alternates(anchor: Anchor) -> bool:
-    """Whether the two products of a pair are the even and the odd columns of one."""
-    return anchor.accumulator.columns is not Columns.ALL
 
 
 @dataclass
@@ -54,6 +50,12 @@ class Draft:
         """Removes the loads and ops that were added to the chain since `mark`, and all work on operands."""
         self.chain.rollback(mark)
         self.work.clear()
+
+    def plane(self, values: Sequence[Operand]) -> Value:
+        """The value of a plane that the chain has as one value, or as one for the slice of each anchor."""
+        if len(values) == 1:
+            return Plane(values[0])
+        return Slices(tuple(values), True, self.first.accumulator.columns is not Columns.ALL)
 
     def values_read(self, node: fx.Node) -> list[Value]:
         """The values of the members that a node reads."""

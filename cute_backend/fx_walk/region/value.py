@@ -81,7 +81,8 @@ class Value(ABC):
         return True
 
     def is_followed(self, draft: Draft, node: fx.Node) -> bool:
-        """Whether a node that reads it changes its form alone, or finishes it."""
+        """Whether a node that reads it changes its form, takes a part of it or finishes it, and does nothing
+        else."""
         return False
 
     def follow(self, draft: Draft, node: fx.Node) -> Value:
@@ -124,35 +125,6 @@ class Plane(Value):
         if reading.side is not None:
             raise Refused(Reason.UNPAIRED, target=target_name(reading.node))
         return self.value
-
-
-@dataclass(frozen=True)
-class Slices(Value):
-    """The two values of a member that holds the plane of a product in two slices of its columns.
-
-    If `whole`, its elements lie on the plane; otherwise it is a view on the way to the slices.
-    """
-
-    values: Sequence[Operand]
-    whole: bool
-    alternate: bool
-    is_split = True
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return tuple(map(str, self.values)) if self.whole else ()
-
-    @property
-    def operands(self) -> Sequence[Operand]:
-        return self.values
-
-    def renamed(self, names: Mapping[Operand, Operand]) -> Slices:
-        return replace(self, values=tuple(names.get(value, value) for value in self.values))
-
-    def read(self, draft: Draft, reading: Reading) -> Operand:
-        if reading.side is None or not self.whole:
-            raise Refused(Reason.UNPAIRED, target=target_name(reading.node))
-        return self.values[reading.side]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from cute_backend.fx_walk.products.capability import target_of
 from cute_backend.fx_walk.products.pairs import named, reach
 from cute_backend.fx_walk.products.questions import may_join
 from cute_backend.fx_walk.refusals.reasons import Refused
-from cute_backend.fx_walk.region.draft import Draft, alternates
-from cute_backend.fx_walk.region.value import STEP, Plane, Slices
+from cute_backend.fx_walk.region.draft import Draft
+from cute_backend.fx_walk.region.value import STEP, Plane
 from cute_backend.fx_walk.search.dependences import cycle, depends
 from cute_backend.fx_walk.search.joining import join
 from cute_backend.fx_walk.search.walk import Walk
@@ -58,7 +58,7 @@ def seed(walk: Walk, anchors: tuple[Anchor, ...]) -> Draft:
         with draft.chain.lowering(anchor.node):
             results.append(_product(draft, index))
     if len(draft.values) < len(anchors):
-        draft.values[anchors[0].node] = Slices(tuple(results), True, alternates(anchors[0]))
+        draft.values[anchors[0].node] = draft.plane(results)
     else:
         draft.values = {anchor.node: Plane(value) for anchor, value in zip(anchors, results, strict=True)}
     return draft

@@ -7,7 +7,6 @@ their axes, or several nodes that join as a whole, such as a reduction (`members
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from torch import fx
@@ -15,7 +14,6 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.frame import Frame
-from cute_backend.fx_walk.graph.mutation import is_view
 from cute_backend.fx_walk.graph.static import (
     Size,
     describe,
@@ -25,39 +23,33 @@ from cute_backend.fx_walk.graph.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.fx_walk.products.pairs import column_slice, same_slice
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
-from cute_backend.fx_walk.region.draft import Draft, alternates
-from cute_backend.fx_walk.region.value import E8M0, Plane, Slices, Value
+from cute_backend.fx_walk.region.draft import Draft
+from cute_backend.fx_walk.region.value import E8M0, Plane, Value
 from cute_backend.fx_walk.search.dependences import check_mutations
 from cute_backend.fx_walk.search.resolve import Reader, resolve
 from cute_backend.fx_walk.search.views import not_pointwise, rearranged
 from cute_backend.fx_walk.search.walk import Walk
 from cute_backend.fx_walk.values.chain import Chain
-from cute_backend.fx_walk.values.classify import ColumnSlice
 from cute_backend.fx_walk.values.held import check_blocks
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape, lower
 from cute_backend.fx_walk.values.rounded import as_in_memory
-from cute_backend.spec import Operand
 
 
 def join(walk: Walk, draft: Draft, node: fx.Node) -> Value:
     """The value of `node` as a member of the region. Raises Refused if it can't be one."""
     anchor = draft.first
     if draft.split(node):
-        joined = _join_split(walk, draft, node)
-        _frame_slice(draft, node, whole=joined.is_split)
-        return joined
+        return _join_split(walk, draft, node)
     member = walk.member(draft, node)
     if member is not None:
         value = member.join(walk, draft)
         check_mutations(walk, draft, node)
         return value
-    for before in draft.values_read(node):
-        if before.is_followed(draft, node):
-            value = before.follow(draft, node)
-            check_mutations(walk, draft, node)
-            return value
+    followed = _followed(draft, node)
+    if followed is not None:
+        check_mutations(walk, draft, node)
+        return followed
     if is_reshape(node):
         source = draft.frames.get(first_argument(node))
         frame = None if source is None else source.reshaped(node, anchor.m, anchor.n)
@@ -70,12 +62,18 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Value:
         if result is not None and result.is_complex():
             raise Refused(Reason.UNSUPPORTED_DTYPE, operand=node, dtype=result.dtype)
         raise not_pointwise(walk, node, draft.frames.get(first_argument(node)))
-    return Plane(_join_pointwise(walk, draft, node, anchor.n, (None,))[0])
+    return _join_pointwise(walk, draft, node, anchor.n, (None,))
 
 
-def _join_pointwise(
-    walk: Walk, draft: Draft, node: fx.Node, n: Size, sides: Sequence[int | None]
-) -> list[Operand]:
+def _followed(draft: Draft, node: fx.Node) -> Value | None:
+    """The value of a node that does no more than follow one that it reads."""
+    for before in draft.values_read(node):
+        if before.is_followed(draft, node):
+            return before.follow(draft, node)
+    return None
+
+
+def _join_pointwise(walk: Walk, draft: Draft, node: fx.Node, n: Size, sides: Sequence[int | None]) -> Value:
     """The value of pointwise work on a plane of `n` columns, for each anchor's slice or for all columns."""
     anchor, target, result = draft.first, target_name(node), fake(node)
     if result.device != anchor.device:
@@ -92,7 +90,7 @@ def _join_pointwise(
         values.append(as_in_memory(node, draft.chain, lower(node, draft.chain, argument)))
     check_mutations(walk, draft, node)
     _check_loads(draft.chain)
-    return values
+    return draft.plane(values)
 
 
 def _frame(draft: Draft, node: fx.Node, n: Size) -> Frame:
@@ -116,25 +114,15 @@ def _is_of(draft: Draft, sources: Sequence[fx.Node], shape: Sequence[Size], fram
 
 def _join_split(walk: Walk, draft: Draft, node: fx.Node) -> Value:
     """The value of a member that reads the whole plane of a product which the region has in two slices."""
-    slices = [anchor.columns for anchor in draft.anchors]
-    n = draft.first.b_columns
-    if is_view(node):
-        source = draft.values.get(first_argument(node))
-        if not isinstance(source, Slices):
-            raise Refused(Reason.UNPAIRED, target=target_name(node))
-        taken = column_slice(node, draft.first.m)
-        if taken is None:
-            return replace(source, whole=False)
-        for value, columns in zip(source.values, slices, strict=True):
-            if columns is not None and same_slice(taken, columns):
-                return Plane(value)
-        return replace(source, whole=same_slice(taken, ColumnSlice(0, 1, n)))
-    if is_reduction(node):
-        raise Refused(Reason.HALVES_TOGETHER, target=target_name(node))
-    if not is_pointwise(node):
-        raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
-    values = _join_pointwise(walk, draft, node, n, range(len(slices)))
-    return Slices(tuple(values), True, alternates(draft.first))
+    value = _followed(draft, node)
+    if value is None:
+        if is_reduction(node):
+            raise Refused(Reason.HALVES_TOGETHER, target=target_name(node))
+        if not is_pointwise(node):
+            raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
+        value = _join_pointwise(walk, draft, node, draft.first.b_columns, range(len(draft.anchors)))
+    _frame_slice(draft, node, whole=value.is_split)
+    return value
 
 
 def _frame_slice(draft: Draft, node: fx.Node, whole: bool) -> None:
