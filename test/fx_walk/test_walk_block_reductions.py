@@ -452,9 +452,15 @@ def test_blocks_are_reduced_where_that_pays_or_always(program: Callable, setting
         assert all(region.spec.visit_columns == 1 for region in report.regions)
 
 
-@pytest.mark.settings(block_reductions="always", raise_errors=True)
-def test_rows_of_eight_columns_behind_a_plane() -> None:
-    """Eight columns are also the other block that the planner is asked about beside a row."""
-    x, w, plane = (torch.ones(size, dtype=torch.bfloat16) for size in ((16, 32), (32, 8), (16, 8)))
-    (report,) = collect(lambda x, w, plane: (x @ w + plane).softmax(-1), (x, w, plane))
-    assert report.regions
+@pytest.mark.settings(block_reductions="always")
+@pytest.mark.parametrize(("columns", "visited"), [(8, 8), (96, 1)])
+def test_a_row_behind_a_plane_is_a_block_if_visits_hold_it_or_passes_do(columns: int, visited: int) -> None:
+    """For rows of 96 columns no visit has room beside a plane on Blackwell. Passes read the plane ahead."""
+    x, w, plane = (
+        torch.ones(size, dtype=torch.bfloat16) for size in ((16, 32), (32, columns), (16, columns))
+    )
+    (report,) = collect(lambda x, w, plane: (x @ w + plane).softmax(-1), (x, w, plane), arch="sm_100a")
+    (region,) = report.regions
+    assert not report.rejections
+    assert {op.block for op in region.spec.ops} == {0, columns}
+    assert region.spec.visit_columns == visited

@@ -16,6 +16,7 @@ from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.graph.static import Size, fake, known, tensor_of
 from cute_backend.fx_walk.members.spelled_reductions import Found, feeds
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
+from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import supported_dtype
 from cute_backend.fx_walk.values.held import check_blocks
@@ -36,12 +37,12 @@ whose heads of 256 columns are normed, took 31.6 us for 1 row in bf16, 29.1 for 
 Inductor 24.4, 25.9 and 38.0 (H100, benchmarks/qkv.py)."""
 
 
-def frame_of_blocks(found: Found, frame: Frame, chain: Chain) -> Frame | None:
-    """The frame of the result of a reduction on the plane of `chain`, whose source has `frame`. It is None
-    for a reduction that is not over blocks, and for one over whole rows that nothing reads again together
-    with the plane, that no tile holds, or that follows a single product, unless `config.block_reductions`
-    says so: Inductor's kernel of such a norm often does more, such as the norm of the next layer."""
-    source = fake(found.source)
+def frame_of_blocks(found: Found, draft: Draft) -> Frame | None:
+    """The frame of the result of a reduction whose source is on the plane of a draft. It is None for a
+    reduction that is not over blocks, and for one over whole rows that nothing reads again together with the
+    plane, that no tile holds, or that follows a single product, unless `config.block_reductions` says so:
+    Inductor's kernel of such a norm often does more, such as the norm of the next layer."""
+    source, frame, chain = fake(found.source), draft.frames[found.source], draft.chain
     left = frame.reduced(found.dims, fake(found.head).dim() == source.dim(), source.shape)
     if left is None or found.kind.is_index or found.kind is ReduceKind.PROD:
         return None
@@ -49,12 +50,9 @@ def frame_of_blocks(found: Found, frame: Frame, chain: Chain) -> Frame | None:
         return left
     if config.block_reductions != "always" and len(chain.accumulators) == 1:
         return None
-    # If the kernel reads planes, visits have to hold the row, as if it also reduced blocks of another size.
-    sizes = (left.block, 8) if any(chain.planes_read) else (left.block,)
-    further = (
-        Op(f"row{size}", "block_sum", (chain.last,), DType.F32, block=size) for size in dict.fromkeys(sizes)
-    )
-    fits = 1 < left.block <= WIDEST_ROW and chain.is_served(*further)
+    value, *_ = draft.values[found.source].operands
+    row = Op("row", "block_sum", (value,), DType.F32, block=left.block)
+    fits = 1 < left.block <= WIDEST_ROW and chain.is_served(row)
     return left if fits and _is_read_again(found) else None
 
 

@@ -62,15 +62,14 @@ class Reducing(Member):
     def is_whole(self, draft: Draft) -> bool:
         if not self.found.is_of_blocks_alone:
             return True
-        frame = draft.frames.get(self.found.source)
-        return frame is not None and frame_of_blocks(self.found, frame, draft.chain) is not None
+        return self.found.source in draft.frames and frame_of_blocks(self.found, draft) is not None
 
     def join(self, search: Search, draft: Draft) -> Value:
         found, anchor = self.found, draft.first
         source = draft.frames[found.source]
         if source.part is not None:
             raise Refused(Reason.REDUCED_PART, target=target_name(found.head), part=source.part)
-        frame = frame_of_blocks(found, source, draft.chain)
+        frame = frame_of_blocks(found, draft)
         if frame is None:
             if source.joins:
                 axes, shape = describe(found.dims), describe(fake(found.source).shape)
