@@ -237,13 +237,13 @@ def _loss(walk: Walk, group: Sequence[Region], joined: Region) -> str | None:
         left = [_TORCH if region.products[0] in walk.rejections else 1.0 for region in group]
         return sum(share * time(region, m) for region, share in zip(group, left, strict=True))
 
-    # By default, no kernel of one product rotates, so launches of their own are not what happens otherwise.
-    rotates = config.rotary_embeddings == "auto" and joined.spec.rotates
+    # Without a shared launch, Inductor does the work of members that need one.
+    is_needed = any(region.needs_shared_launch for region in group)
     try:
         if config.tile is not None:
             named(arch, joined.spec, config.tile)
         sizes = [rows] if isinstance(rows, int) and not config.batch_invariant else _ROWS
-        if rotates:
+        if is_needed:
             ratio = mean(
                 _of_tiles(joined, m) * time(joined, m) / _rotated_after(group, joined, m, arch) for m in sizes
             )
@@ -253,7 +253,7 @@ def _loss(walk: Walk, group: Sequence[Region], joined: Region) -> str | None:
         return str(error)
     if ratio < 1:
         return None
-    other = "with rotations by Inductor" if rotates else "launches of their own"
+    other = "with rotations by Inductor" if is_needed else "launches of their own"
     return f"by the cost model it would take {ratio:.3f} times as long as {other}"
 
 
