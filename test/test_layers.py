@@ -147,6 +147,27 @@ def test_the_search_for_regions_asks_the_planner_and_not_the_runtime() -> None:
     assert not [path for path, modules in found.items() if any(".runtime." in each for each in modules)]
 
 
+def test_a_kind_of_members_is_named_in_its_own_files_and_one_tuple() -> None:
+    """All else asks members by their protocol. A kind has the files that the file of its finder reaches."""
+    room, every = "cute_backend.fx_walk.members.", "cute_backend.fx_walk.members.kinds"
+    named = {
+        module_at(path): {each for each in modules_imported(path) if each.startswith(room)}
+        for path in PACKAGE.rglob("*.py")
+    }
+    kinds = named.pop(every)
+    files = {module for module in named if module.startswith(room)} - {f"{room}__init__"}
+    assert not {module: of for module, of in named.items() if module not in files and of - {every}}
+    of_kinds = []
+    for kind in kinds:
+        stack, reached = [kind], set[str]()
+        while stack:
+            module = stack.pop()
+            stack += named[module] - reached
+            reached.add(module)
+        of_kinds += reached
+    assert len(kinds) > 1 and sorted(of_kinds) == sorted(files)
+
+
 def modules_imported(path: Path, types: bool = True) -> set[str]:
     """The modules of the package that a file imports, with or without those that it needs for types alone."""
     found = set()
@@ -163,6 +184,10 @@ def modules_imported(path: Path, types: bool = True) -> set[str]:
     return found
 
 
+def module_at(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
 def is_module(name: str) -> bool:
     path = ROOT.joinpath(*name.split("."))
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
@@ -170,10 +195,9 @@ def is_module(name: str) -> bool:
 
 def test_no_module_reaches_itself_by_imports_that_run() -> None:
     """`cute_backend` itself is the face of the package, and is imported before all of them."""
-    files = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
     arrows = {
-        name.removesuffix(".__init__"): modules_imported(path, types=False) - {"cute_backend"}
-        for path, name in files.items()
+        module_at(path).removesuffix(".__init__"): modules_imported(path, types=False) - {"cute_backend"}
+        for path in PACKAGE.rglob("*.py")
     }
     del arrows["cute_backend"]
     order = TopologicalSorter(arrows)
