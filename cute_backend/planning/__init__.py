@@ -10,14 +10,16 @@ of a kernel is written elsewhere (`memory_ops`).
 - Reductions of rows: `last_tile`.
 - Placements: `placements`, `placing`.
 - Resources: `registers`, `shared_memory`, `stages`, `mma_scales`, `capacity`.
-- The plan of a kernel, with all of these decisions: `kernel_plan`; its mainloop: `mainloops`.
+- The plan of a kernel, with all of these decisions: `kernel_plan`; its mainloop: `mainloops`; the plans that
+  may take its place: `ladder`.
 - Names of kernels: `naming`.
 """
 
 from cute_backend.planning.capacity import PLANES, REDUCTIONS, plane_bits_held, planes_written
 from cute_backend.planning.constraints import UNCONSTRAINED, Constraints
 from cute_backend.planning.hoisting import with_rowvecs
-from cute_backend.planning.kernel_plan import Plan, plan, rungs
+from cute_backend.planning.kernel_plan import Plan, plan
+from cute_backend.planning.ladder import rungs
 from cute_backend.planning.last_tile import (
     LAST_TILE_ARCHS,
     LAST_TILE_RESULTS,

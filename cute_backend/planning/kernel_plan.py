@@ -123,12 +123,6 @@ def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
     return Plan.of(spec, subtiled(spec, config, alignment), alignment)
 
 
-def rungs(plan: Plan) -> tuple[Plan, ...]:
-    """A plan, and those that may take its place if its kernel's threads spill, in the order in which they are
-    tried."""
-    return (plan,)
-
-
 def _rings(spec: EpilogueSpec, config: TileConfig, segments: tuple[Placing, ...]) -> Rings:
     """The rings that the operands of segments pass through."""
     pairs = list(zip(segments, spec.segments, strict=True))

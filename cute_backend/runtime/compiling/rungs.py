@@ -8,7 +8,7 @@ a rung spilled is known from then on: a cache has it, or a pack.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cute_backend.errors import BuildError
@@ -40,12 +40,12 @@ def spill_bytes(kernel: Kernel) -> int | None:
     return None
 
 
-def ladder_of(kernel: Kernel) -> tuple[Kernel, ...]:
-    """A kernel and its further rungs. One that a person has edited, or whose rowvecs are hoisted on request,
-    has none: another kernel would hide what the user wants to try."""
-    if kernel.edited is not None or kernel.plan.tile.rowvecs is Rowvecs.REGISTER_HOIST:
-        return (kernel,)
-    return (kernel, *map(Kernel.found, rungs(kernel.plan)[1:]))
+def ladder_of(kernel: Kernel) -> Iterator[Kernel]:
+    """Yields a kernel and its further rungs. One that a person has edited, or whose rowvecs are hoisted on
+    request, has none: another kernel would hide what the user wants to try."""
+    yield kernel  # the others are planned only for a kernel that spills
+    if kernel.edited is None and kernel.plan.tile.rowvecs is not Rowvecs.REGISTER_HOIST:
+        yield from map(Kernel.found, rungs(kernel.plan)[1:])
 
 
 def standing(kernel: Kernel) -> Kernel:
