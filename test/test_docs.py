@@ -224,7 +224,7 @@ def test_a_worked_mainloop_is_named_and_multiplies_as_it_should(changed):
     commands = [["source", *program], ["simulate", *program]]
     shown = changed("add-a-mainloop", "-c", f"{RUN}\nfor command in {commands}: main(command)")
     assert "from cute_backend.templates.promoted_by_two import Sm90PromotedByTwo\n" in shown
-    assert "64, 64), Sm90PromotedByTwo())\n" in shown
+    assert re.search(r"64, 64\), Stages\(.*\), Sm90PromotedByTwo\(\)\)\n", shown)
     assert re.search(r"8192 of 8192 +0\.0e\+00 +7\.8e-03 +agrees", shown)
 
 
