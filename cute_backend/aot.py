@@ -156,10 +156,10 @@ def _compiled(wanted: list[Kernel]) -> dict[Kernel, tuple[bytes, Mapping[str, An
         build_again(lost)
         found |= {kernel: _read(kernel) for kernel in lost}
     compiled: dict[Kernel, tuple[bytes, Mapping[str, Any]]] = {}
-    for kernel, each in found.items():
-        if each is None:
+    for kernel, kept in found.items():
+        if kept is None:
             raise removed(kernel)
-        code, entry = each
+        code, entry = kept
         compiled[kernel] = (code, {name: entry[name] for name in ("registers", "spill_bytes", "smem_bytes")})
     return compiled
 

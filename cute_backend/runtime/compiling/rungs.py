@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from cute_backend.errors import BuildError
 from cute_backend.planning import Rowvecs, rungs
@@ -34,10 +35,10 @@ class Obtained:
 
 def spill_bytes(kernel: Kernel) -> int | None:
     """The bytes that each thread of a kernel spills, as a pack or a cache has them; None if neither has."""
-    for known in (*packs(), *caches()):
-        if (found := known.spill_bytes(kernel)) is not None:
-            return found
-    return None
+    found = chain(
+        (pack.spill_bytes(kernel) for pack in packs()), (cache.spill_bytes(kernel) for cache in caches())
+    )
+    return next((each for each in found if each is not None), None)
 
 
 def ladder_of(kernel: Kernel) -> Iterator[Kernel]:
