@@ -101,6 +101,13 @@ def test_the_first_rung_that_spills_nothing_runs(
     assert counted().get("lower_rungs", 0) == (wanted != FIRST)
 
 
+def test_a_rung_that_fails_is_named_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler(monkeypatch, BROKEN, 0, 0)
+    with pytest.warns(RuntimeWarning, match=f"SIGSEGV; tile {SECOND.plan.tile.name} runs in its place.$"):
+        obtain_standing([FIRST])
+    assert counted() == {"builds_failed": 1, "lower_rungs": 1}
+
+
 def test_what_spills_on_every_rung_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(monkeypatch, 24, 8, 16)
     others = f"{FIRST.plan.tile.name}, {LAST.plan.tile.name}"

@@ -8,9 +8,9 @@ a rung spilled is known from then on: a cache has it, or a pack.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 
 from cute_backend.errors import BuildError
 from cute_backend.planning import Rowvecs, rungs
@@ -79,15 +79,21 @@ def obtain_standing(kernels: Iterable[Kernel]) -> dict[Kernel, Obtained]:
         _failed.update(rung for rung in missing if isinstance(outcomes[rung], BuildError))
     found = {kernel: Obtained(rung := standing(kernel), outcomes[rung]) for kernel in asked}
     for kernel, each in found.items():
-        _tell(kernel, each.kernel)
+        if not isinstance(each.outcome, Exception):
+            _tell(kernel, each.kernel, outcomes)
     return found
 
 
-def _tell(kernel: Kernel, rung: Kernel) -> None:
-    """Counts a kernel in whose place another rung runs, and one that spills on each of its rungs, which is
-    named."""
+def _tell(kernel: Kernel, rung: Kernel, outcomes: Mapping[Kernel, Outcome]) -> None:
+    """Counts a kernel in whose place another rung runs, and names those that could not be built. Counts and
+    names a kernel that spills on each of its rungs."""
     if rung != kernel:
         count("lower_rungs")
+    for each in takewhile(rung.__ne__, ladder_of(kernel)):
+        if isinstance(error := outcomes.get(each), BuildError):
+            count("builds_failed")
+            message = f"cute_backend: {error}; tile {rung.plan.tile.name} runs in its place."
+            warn_once(("failed", str(error)), message)
     if spilled := spill_bytes(rung):
         count("kernels_spilled")
         others = ", ".join(each.plan.tile.name for each in ladder_of(kernel) if each != rung)
