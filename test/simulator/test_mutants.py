@@ -18,6 +18,7 @@ from cute_backend.simulator.simulation_errors import SimulationError
 from support import archs
 from support.simulator import mutants_sm80, mutants_sm90, mutants_sm100
 from support.simulator.mutants import SUBJECTS, Edit, Mutant, Text, WrongNumbers, sound
+from support.simulator.planting import check
 from support.sweeps import EXHAUSTIVE, covering
 
 MUTANTS = [*mutants_sm80.MUTANTS, *mutants_sm90.MUTANTS, *mutants_sm100.MUTANTS]
@@ -39,9 +40,9 @@ def test_no_order_of_completion_shows_a_fault_in_a_sound_kernel(name):
 
 
 def cases() -> Iterator[ParameterSet]:
-    """`make test` has every error of every template, and every text that faults are planted in."""
+    """`make test` has every error of every template, and every module or ring that faults are planted in."""
     kinds = [
-        frozenset({(mutant.subject.config.arch.target.template, mutant.error), mutant.text})
+        frozenset({(mutant.subject.config.arch.target.template, mutant.error), mutant.place})
         for mutant in MUTANTS
     ]
     kept = covering(kinds)
@@ -63,18 +64,24 @@ def test_a_planted_fault_is_caught(mutant: Mutant, tmp_path: Path):
     pytest.fail("\n".join(others) or f"no seed of {SEEDS} shows it")
 
 
-@pytest.mark.parametrize(
-    "mutant", [mutant for mutant in MUTANTS if mutant.text is not Text.PTX], ids=lambda mutant: mutant.name
-)
+PLANTED = [mutant for mutant in MUTANTS if mutant.is_planted]
+EDITED = [mutant for mutant in MUTANTS if not mutant.is_planted and mutant.text is not Text.PTX]
+
+
+@pytest.mark.parametrize("mutant", PLANTED, ids=lambda mutant: mutant.name)
+def test_a_planted_fault_has_a_place(mutant: Mutant):
+    check(mutant.wrongs)
+
+
+@pytest.mark.parametrize("mutant", EDITED, ids=lambda mutant: mutant.name)
 def test_a_planted_fault_finds_the_text_that_it_replaces(mutant: Mutant):
     compile(mutant.faulty_text(), mutant.name, "exec")
 
 
 def test_planted_faults_use_names_that_exist(tmp_path: Path):
     """A name that a change took away would end such a kernel before the simulator sees it."""
-    for i, mutant in enumerate(MUTANTS):
-        if mutant.text is not Text.PTX:
-            (tmp_path / f"fault_{i}.py").write_text(f"{mutant.faulty_text()}\n# {mutant.name}\n")
+    for i, mutant in enumerate(EDITED):
+        (tmp_path / f"fault_{i}.py").write_text(f"{mutant.faulty_text()}\n# {mutant.name}\n")
     command = (
         sys.executable,
         "-m",

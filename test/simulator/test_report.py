@@ -12,7 +12,7 @@ from cute_backend.simulator import simulate
 from cute_backend.simulator.report import Recorder
 from cute_backend.simulator.simulate import Launch, Machine, run_region
 from support.simulator.exact import operands, scaled_residual, sm90, sm100
-from support.simulator.mutants import Mutant, Subject, Text, WrongNumbers, instead
+from support.simulator.mutants import Mutant, Subject, Text, WrongNumbers, edited
 
 M, N, K = 192, 192, 384
 BF16 = 2
@@ -110,7 +110,7 @@ def test_a_rowvec_that_is_read_when_it_is_needed_stands_there(tmp_path: Path) ->
     late = Mutant(
         "rowvec read after the accumulator wait",
         Subject(hoisted, (M, N, K)),
-        instead(
+        edited(
             "scale_b = sub.columns_of(held.scale_b)",
             "scale_b = cute.make_rmem_tensor(sub.columns, Float32)\n"
             "        for c in cutlass.range_constexpr(sub.columns):\n"

@@ -45,6 +45,7 @@ from cute_backend.spec import (
     Scaling,
     Store,
 )
+from support.compile_once import afresh
 from support.simulator.exact import (
     GROUP_SCALE,
     TABLE,
@@ -63,6 +64,7 @@ from support.simulator.exact import (
     sm100,
     wrong,
 )
+from support.simulator.planting import Wrong, planted
 
 # An fp8 product with scales of rows and columns and a residual, written in bf16.
 SPEC = scaled_residual()
@@ -462,11 +464,31 @@ class Mutant:
 
     name: str
     subject: Subject
-    edits: tuple[Edit, ...]
+    fault: tuple[Edit, ...] | tuple[Wrong, ...]
     error: type[Exception]
     message: str
     text: Text = Text.TEMPLATE
     around: tuple[Edit, ...] = ()
+
+    @property
+    def wrongs(self) -> tuple[Wrong, ...]:
+        """The calls that are wrong, of a fault that is planted while the kernel is traced."""
+        return tuple(each for each in self.fault if isinstance(each, Wrong))
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits of a text."""
+        return tuple(each for each in self.fault if isinstance(each, Edit))
+
+    @property
+    def is_planted(self) -> bool:
+        """Whether the fault is planted while the kernel is traced, not in a text."""
+        return bool(self.wrongs)
+
+    @property
+    def place(self) -> str:
+        """The ring, the module or the text that the fault is planted in."""
+        return self.wrongs[0].at.partition(".")[0] if self.is_planted else self.text.name
 
     def program(self, folder: Path) -> HostProgram:
         """The faulty kernel, its text in `folder`."""
@@ -474,6 +496,12 @@ class Mutant:
         if self.text is Text.PTX:
             compiled = built(kernel)
             return HostProgram(self._edited(compiled.ptx), compiled.host_object, SYMBOL)
+        if self.is_planted:
+            path = folder / "kernel.py"
+            path.write_text(source := self._source())
+            with planted(self.wrongs):
+                compiled = afresh(kernel, source, path)
+            return HostProgram(compiled.ptx, compiled.host_object, SYMBOL)
         faulty = self.faulty_text()
         if self.text is Text.MODULE:
             source = faulty
@@ -562,16 +590,16 @@ def sound(subject: Subject) -> HostProgram:
     return HostProgram(compiled.ptx, compiled.host_object, SYMBOL)
 
 
-def without(line: str, times: int = 1, at: int = 0) -> tuple[Edit, ...]:
+def cut(line: str, times: int = 1, at: int = 0) -> tuple[Edit, ...]:
     """Edits that remove a statement."""
     return (Edit(line, "pass", times, at),)
 
 
-def instead(old: str, new: str, times: int = 1, at: int = 0) -> tuple[Edit, ...]:
+def edited(old: str, new: str, times: int = 1, at: int = 0) -> tuple[Edit, ...]:
     return (Edit(old, new, times, at),)
 
 
-def early(release: str, wait: str) -> tuple[Edit, ...]:
+def hasty(release: str, wait: str) -> tuple[Edit, ...]:
     """Edits that move a release to the line after the wait."""
     return (Edit(release, "pass"), Edit(wait, f"{wait}; {release}"))
 

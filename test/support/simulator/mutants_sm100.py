@@ -48,9 +48,9 @@ from support.simulator.mutants import (
     Mutant,
     Text,
     WrongNumbers,
-    early,
-    instead,
-    without,
+    cut,
+    edited,
+    hasty,
 )
 
 _RELEASE_SUMS = "with cute.arch.elect_one():\n                    ring.consumer_release(state)"
@@ -60,14 +60,14 @@ MUTANTS = [
     Mutant(
         "every block has the results of the tile's first one on Blackwell",
         BLACKWELL_PASSES,
-        instead("acc_state.index, tile, first)", "acc_state.index, tile, 0)"),
+        edited("acc_state.index, tile, first)", "acc_state.index, tile, 0)"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "accumulators released after the first block on Blackwell",
         BLACKWELL_PASSES,
-        instead("if visit == self.visits - 1:", "if visit == self.block_subtiles - 1:"),
+        edited("if visit == self.visits - 1:", "if visit == self.block_subtiles - 1:"),
         RaceError,
         UNFINISHED.format(TMEM),
     ),
@@ -75,21 +75,21 @@ MUTANTS = [
     Mutant(
         "kept values not written back",
         BLACKWELL_KEEPS,
-        instead("cute.copy(reader.write, own, piece)", "pass"),
+        edited("cute.copy(reader.write, own, piece)", "pass"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "kept values read before they are written",
         BLACKWELL_KEEPS,
-        without("cute.arch.fence_view_async_tmem_store()"),
+        cut("cute.arch.fence_view_async_tmem_store()"),
         RaceError,
         UNFINISHED.format(TMEM),
     ),
     Mutant(
         "planes ahead of passes not waited for",
         BLACKWELL_KEEPS,
-        without("shared.exact_pipeline.consumer_wait(exact_state)"),
+        cut("shared.exact_pipeline.consumer_wait(exact_state)"),
         RaceError,
         UNFINISHED.format(SHARED),
     ),
@@ -97,21 +97,21 @@ MUTANTS = [
     Mutant(
         "a tile runs the epilogue of the segment before it on Blackwell",
         BLACKWELL_SEGMENTS,
-        instead("self.segments[i].has(place)", "self.segments[i - 1].has(place)", 3, 2),
+        edited("self.segments[i].has(place)", "self.segments[i - 1].has(place)", 3, 2),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "a tile is counted from the plane's first column on Blackwell",
         BLACKWELL_SEGMENTS,
-        instead("self.segments[i].within(place)", "place", 2, 1),
+        edited("self.segments[i].within(place)", "place", 2, 1),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "every segment loads the first B on Blackwell",
         BLACKWELL_SEGMENTS,
-        instead(
+        edited(
             "b_tmas[i].atom,\n                                t_gb",
             "b_tmas[0].atom,\n                                t_gb",
         ),
@@ -121,14 +121,14 @@ MUTANTS = [
     Mutant(
         "a segment without planes expects those of another on Blackwell",
         BLACKWELL_SEGMENTS,
-        instead("stores, buffers, exacts)", "stores, buffers, exacts[:1] * len(exacts))"),
+        edited("stores, buffers, exacts)", "stores, buffers, exacts[:1] * len(exacts))"),
         Deadlock,
         "",
     ),
     Mutant(
         "a tile without planes keeps its stage of them on Blackwell",
         BLACKWELL_SEGMENTS,
-        without("smem.release()"),
+        cut("smem.release()"),
         Deadlock,
         "",
     ),
@@ -136,7 +136,7 @@ MUTANTS = [
     Mutant(
         "second halves that are not negated",
         BLACKWELL_ROTATING,
-        instead("= -values[e + half]", "= values[e + half]"),
+        edited("= -values[e + half]", "= values[e + half]"),
         WrongNumbers,
         "are wrong",
         Text.TILE,
@@ -145,42 +145,42 @@ MUTANTS = [
     Mutant(
         "operands not waited for",
         ONE,
-        without("ab_pipeline.consumer_wait(ab_state)"),
+        cut("ab_pipeline.consumer_wait(ab_state)"),
         RaceError,
         r"tcgen05\.mma.*" + UNFINISHED.format(SHARED),
     ),
     Mutant(
         "operand stage not waited for",
         ONE,
-        instead("producer_acquire(ab_state)", "producer_acquire(ab_state, cutlass.Boolean(True))"),
+        edited("producer_acquire(ab_state)", "producer_acquire(ab_state, cutlass.Boolean(True))"),
         BarrierError,
         "arrival.* more than it expects",
     ),
     Mutant(
         "operand stage released before its products",
         ONE,
-        early("ab_pipeline.consumer_release(ab_state)", "ab_pipeline.consumer_wait(ab_state)"),
+        hasty("ab_pipeline.consumer_release(ab_state)", "ab_pipeline.consumer_wait(ab_state)"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "half of the bytes expected",
         ONE,
-        instead("tx_count=ab_bytes * config.ctas", "tx_count=ab_bytes // 2"),
+        edited("tx_count=ab_bytes * config.ctas", "tx_count=ab_bytes // 2"),
         Deadlock,
         "mma warp(.|\n)*1 of 1 arrivals.* bytes",
     ),
     Mutant(
         "half of a pair's bytes expected",
         PAIR,
-        instead("tx_count=ab_bytes * config.ctas", "tx_count=ab_bytes"),
+        edited("tx_count=ab_bytes * config.ctas", "tx_count=ab_bytes"),
         RaceError,
         r"tcgen05\.mma.*reads shared",
     ),
     Mutant(
         "sixteen bytes too many expected",
         ONE,
-        instead(r"mov\.b32(\s+%r\d+), 24576;", r"mov.b32\1, 24592;"),
+        edited(r"mov\.b32(\s+%r\d+), 24576;", r"mov.b32\1, 24592;"),
         Deadlock,
         r"mma warp(.|\n)*1 of 1 arrivals, 16 bytes",
         Text.PTX,
@@ -188,21 +188,21 @@ MUTANTS = [
     Mutant(
         "A multicast to the CTAs that share B",
         MULTICAST,
-        instead("cta_coord, mcast_mode=2)", "cta_coord, mcast_mode=1)"),
+        edited("cta_coord, mcast_mode=2)", "cta_coord, mcast_mode=1)"),
         RaceError,
         r"multicast.*" + STILL_WRITTEN.format(SHARED),
     ),
     Mutant(
         "one reader of a stage not counted",
         MULTICAST,
-        instead("config.ctas + config.cluster_n - 1", "config.ctas + config.cluster_n - 2"),
+        edited("config.ctas + config.cluster_n - 1", "config.ctas + config.cluster_n - 2"),
         RaceError,
         "overwrites shared",
     ),
     Mutant(
         "barriers not made known to the cluster",
         MULTICAST,
-        instead(r"fence\.mbarrier_init\.release\.cluster;", ""),
+        edited(r"fence\.mbarrier_init\.release\.cluster;", ""),
         RaceError,
         "no barrier between the two makes the initialisation visible",
         Text.PTX,
@@ -210,7 +210,7 @@ MUTANTS = [
     Mutant(
         "two pipelines share a barrier",
         ONE,
-        instead(
+        edited(
             "**stages_of(smem, self.acc_ring)",
             "**stages_of(smem, self.acc_ring) | "
             "{'barrier_storage': smem.allocate_array(cutlass.Int64, 2 * self.acc_stages - 1)}",
@@ -221,14 +221,14 @@ MUTANTS = [
     Mutant(
         "CTA leaves while others signal it",
         MULTICAST,
-        without("ab_pipeline.producer_tail(ab_state)"),
+        cut("ab_pipeline.producer_tail(ab_state)"),
         IllegalAccess,
         "mbarrier at .*, all of whose warps have exited",
     ),
     Mutant(
         "a wait that gives up is taken for one that succeeds",
         ONE,
-        instead(r"bra\.uni\s+LAB_WAIT;", "", 21, 8),
+        edited(r"bra\.uni\s+LAB_WAIT;", "", 21, 8),
         RaceError,
         r"tcgen05\.mma.*reads shared",
         Text.PTX,
@@ -237,7 +237,7 @@ MUTANTS = [
     Mutant(
         "scales of the k tile before",
         MXFP8,
-        instead(
+        edited(
             "cute.copy(scale_tmas[i].atom, t_g[(None, k)]",
             "cute.copy(scale_tmas[i].atom, t_g[(None, cutlass.max(k - 1, 0))]",
         ),
@@ -247,7 +247,7 @@ MUTANTS = [
     Mutant(
         "scales of the other half of a tile's columns",
         MXFP8,
-        instead("% SCALE_TILE[0]", "% SCALE_TILE[0] * 0"),
+        edited("% SCALE_TILE[0]", "% SCALE_TILE[0] * 0"),
         WrongNumbers,
         "are wrong",
         Text.MMA_SCALED,
@@ -255,7 +255,7 @@ MUTANTS = [
     Mutant(
         "scales of the other half of a word",
         MXFP4,
-        instead("scales.a[block]", "scales.a[(None, None, k_block ^ 1)]"),
+        edited("scales.a[block]", "scales.a[(None, None, k_block ^ 1)]"),
         WrongNumbers,
         "are wrong",
         Text.MMA_SCALED,
@@ -278,21 +278,21 @@ MUTANTS = [
     Mutant(
         "a stage of scales released before they are copied",
         MXFP8,
-        early("ab_pipeline.consumer_release(ab_state)", "ab_pipeline.consumer_wait(ab_state)"),
+        hasty("ab_pipeline.consumer_release(ab_state)", "ab_pipeline.consumer_wait(ab_state)"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "the bytes of scales not expected",
         MXFP8,
-        without("ab_bytes += cast(MmaScales, self.mainloop.scaling).stage_bytes(config)"),
+        cut("ab_bytes += cast(MmaScales, self.mainloop.scaling).stage_bytes(config)"),
         RaceError,
         r"tcgen05\.cp.*reads shared",
     ),
     Mutant(
         "scales of B where those of A are",
         NVFP4,
-        instead("(0, self.scaling.a_columns(config))", "(0, 0)"),
+        edited("(0, self.scaling.a_columns(config))", "(0, 0)"),
         WrongNumbers,
         "are wrong",
         Text.MMA_SCALED,
@@ -300,14 +300,14 @@ MUTANTS = [
     Mutant(
         "scales in columns that are not allocated",
         MXFP4,
-        instead("tmem_columns(config, self.mainloop.scaling)", "tmem_columns(config, None)"),
+        edited("tmem_columns(config, self.mainloop.scaling)", "tmem_columns(config, None)"),
         IllegalAccess,
         "tensor memory columns",
     ),
     Mutant(
         "scales of one CTA for both of a pair",
         NVFP4,
-        instead("row * self.scaling.a_tiles(config)", "row // 2 * 2 * self.scaling.a_tiles(config)"),
+        edited("row * self.scaling.a_tiles(config)", "row // 2 * 2 * self.scaling.a_tiles(config)"),
         WrongNumbers,
         "are wrong",
         Text.MMA_SCALED,
@@ -316,7 +316,7 @@ MUTANTS = [
     Mutant(
         "rows behind the last without scales",
         WRITES_SCALES,
-        without("pads_rows = True"),
+        cut("pads_rows = True"),
         WrongNumbers,
         "are wrong",
         Text.MODULE,
@@ -324,7 +324,7 @@ MUTANTS = [
     Mutant(
         "scales of rows that are none",
         WRITES_SCALES,
-        instead("sub.tile.m, sub.tile.n, 32)", "sub.tile.m + 8, sub.tile.n, 32)"),
+        edited("sub.tile.m, sub.tile.n, 32)", "sub.tile.m + 8, sub.tile.n, 32)"),
         WrongNumbers,
         "are wrong",
         Text.MODULE,
@@ -332,7 +332,7 @@ MUTANTS = [
     Mutant(
         "scales behind those of a row not padded",
         WRITES_SCALES,
-        instead("sub.tile.m, sub.tile.n, 32)", "sub.tile.m, sub.tile.n + 32, 32)"),
+        edited("sub.tile.m, sub.tile.n, 32)", "sub.tile.m, sub.tile.n + 32, 32)"),
         WrongNumbers,
         "are wrong",
         Text.MODULE,
@@ -340,7 +340,7 @@ MUTANTS = [
     Mutant(
         "the scales of the neighbouring row",
         WRITES_SCALES,
-        instead("out0_rmem[e], row, column,", "out0_rmem[e], row ^ 1, column,"),
+        edited("out0_rmem[e], row, column,", "out0_rmem[e], row ^ 1, column,"),
         WrongNumbers,
         "are wrong",
         Text.MODULE,
@@ -349,14 +349,14 @@ MUTANTS = [
     Mutant(
         "scales of the block of K before",
         BLACKWELL_BLOCKS,
-        instead("origin, k, lane)", "origin, cutlass.max(k - 1, 0), lane)"),
+        edited("origin, k, lane)", "origin, cutlass.max(k - 1, 0), lane)"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "sums of a k tile not waited for",
         BLACKWELL_BLOCKS,
-        without("ring.consumer_wait(state)"),
+        cut("ring.consumer_wait(state)"),
         RaceError,
         "reads " + TMEM,
         Text.PARTIAL_SUMS,
@@ -364,8 +364,8 @@ MUTANTS = [
     Mutant(
         "sums of a k tile released before they are read",
         BLACKWELL_BLOCKS,
-        instead("self._add(sums,", f"{_RELEASE_SUMS}\n            self._add(sums,")
-        + instead(_RELEASE_SUMS, "pass", 2, 1),
+        edited("self._add(sums,", f"{_RELEASE_SUMS}\n            self._add(sums,")
+        + edited(_RELEASE_SUMS, "pass", 2, 1),
         RaceError,
         STILL_READ.format(TMEM),
         Text.PARTIAL_SUMS,
@@ -373,7 +373,7 @@ MUTANTS = [
     Mutant(
         "sums of the last k tile released before the epilogue has read them",
         BLACKWELL_BLOCKS,
-        instead("if k_tile < k_tiles - 1:", "if k_tile < k_tiles:"),
+        edited("if k_tile < k_tiles - 1:", "if k_tile < k_tiles:"),
         RaceError,
         TMEM,
         Text.PARTIAL_SUMS,
@@ -381,7 +381,7 @@ MUTANTS = [
     Mutant(
         "sums of one half of the columns released for both",
         BLACKWELL_LINES,
-        instead(
+        edited(
             "Arrivals(self.visitors, warps, 1, config.ctas)", "Arrivals(self.visitors, WARPS, 1, config.ctas)"
         ),
         RaceError,
@@ -390,7 +390,7 @@ MUTANTS = [
     Mutant(
         "sums read before they were left",
         BLACKWELL_BLOCKS,
-        without("cute.arch.fence_view_async_tmem_store()"),
+        cut("cute.arch.fence_view_async_tmem_store()"),
         RaceError,
         TMEM,
         Text.PARTIAL_SUMS,
@@ -398,7 +398,7 @@ MUTANTS = [
     Mutant(
         "scales of a k tile not waited for",
         BLACKWELL_LINES,
-        without("scales.pipeline.consumer_wait(scale_state)"),
+        cut("scales.pipeline.consumer_wait(scale_state)"),
         RaceError,
         SHARED,
         Text.PARTIAL_SUMS,
@@ -406,7 +406,7 @@ MUTANTS = [
     Mutant(
         "scales of a k tile released before they are read",
         BLACKWELL_LINES,
-        early("scales.release(scale_state)", "ring.consumer_wait(state)"),
+        hasty("scales.release(scale_state)", "ring.consumer_wait(state)"),
         RaceError,
         SHARED,
         Text.PARTIAL_SUMS,
@@ -414,14 +414,14 @@ MUTANTS = [
     Mutant(
         "a stage of scales not waited for by the load warp",
         BLACKWELL_BLOCKS,
-        without("ring.pipeline.producer_acquire(state)"),
+        cut("ring.pipeline.producer_acquire(state)"),
         RaceError,
         SHARED,
     ),
     Mutant(
         "scales of the other half of the columns",
         BLACKWELL_LINES,
-        instead("at = (self.group * of_b + first)", "at = ((1 - self.group) * of_b + first)"),
+        edited("at = (self.group * of_b + first)", "at = ((1 - self.group) * of_b + first)"),
         WrongNumbers,
         "are wrong",
         Text.PARTIAL_SUMS,
@@ -429,7 +429,7 @@ MUTANTS = [
     Mutant(
         "scales of a pair's first CTA for both",
         BLACKWELL_LINES,
-        instead("origin = (row * CTA_M,", "origin = (row // 2 * 2 * CTA_M,"),
+        edited("origin = (row * CTA_M,", "origin = (row // 2 * 2 * CTA_M,"),
         WrongNumbers,
         "are wrong",
     ),
@@ -437,7 +437,7 @@ MUTANTS = [
     Mutant(
         "a neighbour's rows written",
         BLACKWELL_GROUPS,
-        instead("count = cutlass.min(place.end - row, box[0])", "count = box[0]"),
+        edited("count = cutlass.min(place.end - row, box[0])", "count = box[0]"),
         WrongNumbers,
         "are wrong",
         Text.GEMM,
@@ -445,7 +445,7 @@ MUTANTS = [
     Mutant(
         "the bias of the next group",
         BLACKWELL_GROUPS,
-        instead("tile.group = place.batch", "tile.group = cutlass.min(place.batch + 1, 22)"),
+        edited("tile.group = place.batch", "tile.group = cutlass.min(place.batch + 1, 22)"),
         WrongNumbers,
         "are wrong",
         Text.GEMM,
@@ -453,7 +453,7 @@ MUTANTS = [
     Mutant(
         "a row of the next group written among the last of a group",
         BLACKWELL_COLUMN_GROUPS,
-        instead("if (row < count) & (", "if (row <= count) & ("),
+        edited("if (row < count) & (", "if (row <= count) & ("),
         IllegalAccess,
         "past the end of argument",
         Text.GEMM,
@@ -461,7 +461,7 @@ MUTANTS = [
     Mutant(
         "planes by columns written whole where a group ends",
         BLACKWELL_COLUMN_GROUPS,
-        instead("if count == box[0]:", "if count > 0:"),
+        edited("if count == box[0]:", "if count > 0:"),
         RaceError,
         "writes in the same kernel",
         Text.GEMM,
@@ -469,7 +469,7 @@ MUTANTS = [
     Mutant(
         "scales of rows in groups that follow each other without padding",
         MX_GROUPS,
-        instead("a_first += place.first_tile", "a_first += place.first // 128"),
+        edited("a_first += place.first_tile", "a_first += place.first // 128"),
         WrongNumbers,
         "are wrong",
         Text.MMA_SCALED,
@@ -477,7 +477,7 @@ MUTANTS = [
     Mutant(
         "scales of the next group's columns",
         MX_GROUPS,
-        instead("own[(None, None, None, place.batch)]", "own[(None, None, None, (place.batch + 1) % 4)]"),
+        edited("own[(None, None, None, place.batch)]", "own[(None, None, None, (place.batch + 1) % 4)]"),
         WrongNumbers,
         "are wrong",
         Text.MMA_SCALED,
@@ -485,7 +485,7 @@ MUTANTS = [
     Mutant(
         "a k tile in fp8 that ends in the next group on Blackwell",
         BLACKWELL_K_GROUPS_FP8,
-        instead("cutlass.min(place.end_k - k, tile_k)", "cutlass.min(place.end_k + 16 - k, tile_k)"),
+        edited("cutlass.min(place.end_k - k, tile_k)", "cutlass.min(place.end_k + 16 - k, tile_k)"),
         WrongNumbers,
         "are wrong",
         Text.BATCH,
@@ -493,7 +493,7 @@ MUTANTS = [
     Mutant(
         "a tail of K not handed to Blackwell's tensor cores",
         BLACKWELL_K_TAILS,
-        without('cute.arch.fence_proxy("async.shared", space="cta" if self.ctas == 1 else "cluster")'),
+        cut('cute.arch.fence_proxy("async.shared", space="cta" if self.ctas == 1 else "cluster")'),
         MissingProxyFence,
         r"through the async proxy; .* wrote it through the generic proxy",
         Text.TAILS,
@@ -501,7 +501,7 @@ MUTANTS = [
     Mutant(
         "a tail of K not cleared in the second CTA of a pair",
         PAIRS_OF_K_TAILS,
-        instead("range_constexpr(self.ctas)", "range_constexpr(1)"),
+        edited("range_constexpr(self.ctas)", "range_constexpr(1)"),
         WrongNumbers,
         "are wrong",
         Text.TAILS,
@@ -509,7 +509,7 @@ MUTANTS = [
     Mutant(
         "a tail of K cleared in the first CTA of a pair alone, for both",
         PAIRS_OF_K_TAILS,
-        instead("rank + cta)", "rank)"),
+        edited("rank + cta)", "rank)"),
         WrongNumbers,
         "are wrong",
         Text.TAILS,
@@ -517,7 +517,7 @@ MUTANTS = [
     Mutant(
         "a tail of K in the second CTA of a pair not acquired",
         PAIRS_OF_K_TAILS,
-        without("cute.arch.mbarrier_wait(self.barriers + index, (phases >> index) & 1)"),
+        cut("cute.arch.mbarrier_wait(self.barriers + index, (phases >> index) & 1)"),
         RaceError,
         SHARED,
         Text.TAILS,
@@ -525,7 +525,7 @@ MUTANTS = [
     Mutant(
         "scales of the next group's columns, of K in groups",
         BLACKWELL_K_GROUPS_FP8,
-        instead("tile.group = place.batch", "tile.group = (place.batch + 1) % 4"),
+        edited("tile.group = place.batch", "tile.group = (place.batch + 1) % 4"),
         WrongNumbers,
         "are wrong",
         Text.GEMM,
@@ -533,7 +533,7 @@ MUTANTS = [
     Mutant(
         "a k tile that ends in the next group on Blackwell",
         BLACKWELL_K_GROUPS,
-        instead("cutlass.min(place.end_k - k, tile_k)", "cutlass.min(place.end_k + 1 - k, tile_k)"),
+        edited("cutlass.min(place.end_k - k, tile_k)", "cutlass.min(place.end_k + 1 - k, tile_k)"),
         WrongNumbers,
         "are wrong",
         Text.BATCH,
@@ -542,28 +542,28 @@ MUTANTS = [
     Mutant(
         "parts of K from the first k tile on",
         BLACKWELL_PARTS,
-        instead("k = shared.first_k + k_tile", "k = k_tile + 0 * shared.first_k"),
+        edited("k = shared.first_k + k_tile", "k = k_tile + 0 * shared.first_k"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "sums of tensor memory not waited for",
         BLACKWELL_PARTS,
-        without("sums.wait()"),
+        cut("sums.wait()"),
         RaceError,
         UNWRITTEN.format(SHARED),
     ),
     Mutant(
         "sums of a part of one other not waited for",
         BLACKWELL_PARTS,
-        instead("warps, 1, config.split_k - 1)", "warps, 1, config.split_k - 2)"),
+        edited("warps, 1, config.split_k - 1)", "warps, 1, config.split_k - 2)"),
         RaceError,
         UNWRITTEN.format(SHARED),
     ),
     Mutant(
         "sums of the first visit for all",
         BLACKWELL_PARTS,
-        instead(
+        edited(
             " sums.add(registers, seat.thread_of_all, visit,",
             " sums.add(registers, seat.thread_of_all, 0,",
         ),
@@ -573,7 +573,7 @@ MUTANTS = [
     Mutant(
         "CTA of a part leaves while its sums are read",
         BLACKWELL_PARTS,
-        without("cute.arch.mbarrier_wait(self.read, 0)"),
+        cut("cute.arch.mbarrier_wait(self.read, 0)"),
         IllegalAccess,
         "all of whose warps have exited",
         Text.SPLIT_K,
@@ -581,7 +581,7 @@ MUTANTS = [
     Mutant(
         "CTAs of parts never let go",
         BLACKWELL_PARTS,
-        without("sums.release(config.split_k)"),
+        cut("sums.release(config.split_k)"),
         Deadlock,
         "0 of 4 arrivals",
     ),
@@ -589,7 +589,7 @@ MUTANTS = [
     Mutant(
         "earlier kernels not waited for",
         ONE,
-        without("await_earlier_kernels()"),
+        cut("await_earlier_kernels()"),
         RaceError,
         r"before griddepcontrol\.wait",
     ),
@@ -597,14 +597,14 @@ MUTANTS = [
     Mutant(
         "accumulator not waited for by the MMA warp",
         ONE,
-        without("acc_pipeline.producer_acquire(acc_state)"),
+        cut("acc_pipeline.producer_acquire(acc_state)"),
         RaceError,
         TMEM,
     ),
     Mutant(
         "MMA warp begins in the wrong phase",
         ONE,
-        instead(
+        edited(
             "consumer_state(self.stages.ab), consumer_state(self.acc_stages)",
             "consumer_state(self.stages.ab), producer_state(self.acc_stages)",
         ),
@@ -614,7 +614,7 @@ MUTANTS = [
     Mutant(
         "sums begin with what was there",
         ONE,
-        instead("tcgen05.Field.ACCUMULATE, False", "tcgen05.Field.ACCUMULATE, True"),
+        edited("tcgen05.Field.ACCUMULATE, False", "tcgen05.Field.ACCUMULATE, True"),
         RaceError,
         r"tcgen05\.mma.*" + UNWRITTEN.format(TMEM),
         Text.MAINLOOP,
@@ -622,14 +622,14 @@ MUTANTS = [
     Mutant(
         "accumulator committed to the operands' barrier",
         ONE,
-        instead("acc_pipeline.producer_commit(acc_state)", "ab_pipeline.consumer_release(ab_state)"),
+        edited("acc_pipeline.producer_commit(acc_state)", "ab_pipeline.consumer_release(ab_state)"),
         Deadlock,
         "epilogue warp(.|\n)*0 of 1 arrivals",
     ),
     Mutant(
         "products committed to the next stage's barrier",
         ONE,
-        instead(r"(tcgen05\.commit\S+\s+\[%r\d+\+)213552\]", r"\g<1>213560]"),
+        edited(r"(tcgen05\.commit\S+\s+\[%r\d+\+)213552\]", r"\g<1>213560]"),
         Deadlock,
         "tma warp(.|\n)*0 of 1 arrivals",
         Text.PTX,
@@ -637,7 +637,7 @@ MUTANTS = [
     Mutant(
         "swizzle of 64 bytes for one of 128",
         ONE,
-        instead(str(SWIZZLE_128), str(SWIZZLE_128 ^ 6 << 61), 2),
+        edited(str(SWIZZLE_128), str(SWIZZLE_128 ^ 6 << 61), 2),
         WrongNumbers,
         "are wrong",
         Text.PTX,
@@ -645,7 +645,7 @@ MUTANTS = [
     Mutant(
         "every eighth row half as far on",
         ONE,
-        instead(str(SWIZZLE_128), str(SWIZZLE_128 - (32 << 32)), 2, 1),
+        edited(str(SWIZZLE_128), str(SWIZZLE_128 - (32 << 32)), 2, 1),
         WrongNumbers,
         "are wrong",
         Text.PTX,
@@ -653,7 +653,7 @@ MUTANTS = [
     Mutant(
         "lanes that no instruction has set disabled",
         ONE,
-        instead(
+        edited(
             r"mov\.b64\s+\{(%r\d+, %r\d+)\}, %rd\d+;(?=[^{]*tcgen05\.mma[^{]*\{%r\d+, %r\d+, \1\})", "", 4, 3
         ),
         WrongNumbers,
@@ -663,7 +663,7 @@ MUTANTS = [
     Mutant(
         "a pair's accumulator committed to one CTA",
         PAIR,
-        instead(r"(\[%r\d+\+230016\]), %rs\d+;", r"\1, 1;"),
+        edited(r"(\[%r\d+\+230016\]), %rs\d+;", r"\1, 1;"),
         Deadlock,
         r"epilogue warp \d of CTA \(1, 0, 0\)(.|\n)*0 of 1 arrivals",
         Text.PTX,
@@ -671,7 +671,7 @@ MUTANTS = [
     Mutant(
         "tensor memory of a pair handled by one CTA",
         PAIR,
-        instead(r"relinquish_alloc_permit\.cta_group::2", "relinquish_alloc_permit.cta_group::1"),
+        edited(r"relinquish_alloc_permit\.cta_group::2", "relinquish_alloc_permit.cta_group::1"),
         ResourceError,
         r"cta_group::1 .* and \.cta_group::2 .* in one kernel",
         Text.PTX,
@@ -680,35 +680,35 @@ MUTANTS = [
     Mutant(
         "address of tensor memory not waited for",
         ONE,
-        without("tmem.wait_for_alloc()", 2),
+        cut("tmem.wait_for_alloc()", 2),
         RaceError,
         "mma warp",
     ),
     Mutant(
         "tensor memory for one stage of two",
         ONE,
-        instead("tmem.allocate(tmem_columns(config, self.mainloop.scaling))", "tmem.allocate(config.mma_n)"),
+        edited("tmem.allocate(tmem_columns(config, self.mainloop.scaling))", "tmem.allocate(config.mma_n)"),
         IllegalAccess,
         "tensor memory columns 64 to 127 .* allocated are 0 to 63",
     ),
     Mutant(
         "tensor memory not freed",
         ONE,
-        without("tmem.free(tmem_ptr)"),
+        cut("tmem.free(tmem_ptr)"),
         ResourceError,
         "exits with tensor memory allocated",
     ),
     Mutant(
         "tensor memory freed before all have read",
         MASKED,
-        without("named_barrier(self.last_meeting).arrive_and_wait()"),
+        cut("named_barrier(self.last_meeting).arrive_and_wait()"),
         RaceError,
         r"tcgen05\.dealloc.*" + STILL_READ.format(TMEM),
     ),
     Mutant(
         "tensor memory read a column further",
         ONE,
-        instead(r"(tcgen05\.ld\S+ \{[^}]*\}, \[%r\d+)\]", r"\1+1]"),
+        edited(r"(tcgen05\.ld\S+ \{[^}]*\}, \[%r\d+)\]", r"\1+1]"),
         RaceError,
         TMEM,
         Text.PTX,
@@ -716,7 +716,7 @@ MUTANTS = [
     Mutant(
         "loads from tensor memory not waited for",
         ONE,
-        without("cute.arch.fence_view_async_tmem_load()", 4),
+        cut("cute.arch.fence_view_async_tmem_load()", 4),
         RaceError,
         r"tcgen05\.mma.* overwrites tensor memory.*a tcgen05\.ld of warp \d .*may still be reading",
     ),
@@ -724,35 +724,35 @@ MUTANTS = [
     Mutant(
         "barriers not awaited at the start",
         ONE,
-        without("pipeline.pipeline_init_wait(cluster_shape_mn=in_step)"),
+        cut("pipeline.pipeline_init_wait(cluster_shape_mn=in_step)"),
         RaceError,
         "no barrier between the two makes the initialisation visible",
     ),
     Mutant(
         "accumulator not waited for by the epilogue",
         ONE,
-        without("shared.acc_pipeline.consumer_wait(acc_state)"),
+        cut("shared.acc_pipeline.consumer_wait(acc_state)"),
         RaceError,
         UNWRITTEN.format(TMEM),
     ),
     Mutant(
         "accumulator released after its first subtile",
         ONE,
-        instead("if visit == self.visits - 1:", "if visit == 0:"),
+        edited("if visit == self.visits - 1:", "if visit == 0:"),
         RaceError,
         TMEM,
     ),
     Mutant(
         "accumulator stage not handed over at the start",
         ONE,
-        instead("cutlass.range_constexpr(self.acc_stages)", "cutlass.range_constexpr(self.acc_stages - 1)"),
+        edited("cutlass.range_constexpr(self.acc_stages)", "cutlass.range_constexpr(self.acc_stages - 1)"),
         Deadlock,
         "mma warp(.|\n)*0 of 4 arrivals",
     ),
     Mutant(
         "one arrival too many expected",
         ONE,
-        instead(
+        edited(
             "**stages_of(smem, self.acc_ring)",
             "**stages_of(smem, self.acc_ring) | {'consumer_group': agents(Arrivals(self.visitors, 5, 1))}",
         ),
@@ -762,21 +762,21 @@ MUTANTS = [
     Mutant(
         "arrivals of one CTA of a pair expected",
         PAIR,
-        instead("Arrivals(self.visitors, warps, 1, config.ctas)", "Arrivals(self.visitors, warps, 1)"),
+        edited("Arrivals(self.visitors, warps, 1, config.ctas)", "Arrivals(self.visitors, warps, 1)"),
         Deadlock,
         r"mma warp(.|\n)*of 4 arrivals",
     ),
     Mutant(
         "accumulator of the other stage",
         ONE,
-        instead("self._piece_of(subtile, i), stage)", "self._piece_of(subtile, i), 1 - stage)"),
+        edited("self._piece_of(subtile, i), stage)", "self._piece_of(subtile, i), 1 - stage)"),
         RaceError,
         TMEM,
     ),
     Mutant(
         "accumulator of the other subtile",
         ONE,
-        instead("self._piece_of(subtile, i)", "self._piece_of(self.subtiles - 1 - subtile, i)"),
+        edited("self._piece_of(subtile, i)", "self._piece_of(self.subtiles - 1 - subtile, i)"),
         WrongNumbers,
         "are wrong",
     ),
@@ -795,14 +795,14 @@ MUTANTS = [
     Mutant(
         "accumulator of another warp's rows",
         ONE,
-        instead("tmem_copy.get_slice(seat.thread)", "tmem_copy.get_slice((seat.thread + WARP) % WARPGROUP)"),
+        edited("tmem_copy.get_slice(seat.thread)", "tmem_copy.get_slice((seat.thread + WARP) % WARPGROUP)"),
         IllegalAccess,
         r"warp \d of .* may touch lanes",
     ),
     Mutant(
         "half of a warp waited for",
         ONE,
-        instead(r"bar\.warp\.sync(\s+)-1;", r"bar.warp.sync\1 65535;"),
+        edited(r"bar\.warp\.sync(\s+)-1;", r"bar.warp.sync\1 65535;"),
         SimulationError,
         "in lanes .*16.* which its membermask 0xffff leaves out",
         Text.PTX,
@@ -811,14 +811,14 @@ MUTANTS = [
     Mutant(
         "accumulators of the other half",
         HALVES,
-        instead("self._piece_of(subtile, i)", "self._piece_of((subtile + self.visits) % self.subtiles, i)"),
+        edited("self._piece_of(subtile, i)", "self._piece_of((subtile + self.visits) % self.subtiles, i)"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "columns of the halves swapped",
         HALVES,
-        instead(
+        edited(
             "subtile = self._subtile(seat.group, visit)", "subtile = self._subtile(1 - seat.group, visit)"
         ),
         WrongNumbers,
@@ -827,63 +827,63 @@ MUTANTS = [
     Mutant(
         "rowvec of the other half",
         HALVES,
-        instead("part, (seat.group,))", "part, (1 - seat.group,))"),
+        edited("part, (seat.group,))", "part, (1 - seat.group,))"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "lanes counted over both warpgroups",
         HALVES,
-        instead("Seat(group, thread % WARPGROUP,", "Seat(group, thread,"),
+        edited("Seat(group, thread % WARPGROUP,", "Seat(group, thread,"),
         IllegalAccess,
         "may touch lanes",
     ),
     Mutant(
         "arrivals of one warpgroup expected",
         HALVES,
-        instead("Arrivals(self.visitors, warps, 1, config.ctas)", "Arrivals(self.visitors, WARPS, 1)"),
+        edited("Arrivals(self.visitors, warps, 1, config.ctas)", "Arrivals(self.visitors, WARPS, 1)"),
         Deadlock,
         "epilogue warp(.|\n)*0 of 1 arrivals",
     ),
     Mutant(
         "accumulator handed over by one warpgroup",
         HALVES,
-        instead("if visit == self.visits - 1:", "if (visit == self.visits - 1) & (seat.group == 0):"),
+        edited("if visit == self.visits - 1:", "if (visit == self.visits - 1) & (seat.group == 0):"),
         Deadlock,
         "mma warp(.|\n)*4 of 8 arrivals",
     ),
     Mutant(
         "one output buffer for both warpgroups",
         HALVES,
-        instead("self._plane(store_state, seat.group)", "self._plane(store_state, 0)"),
+        edited("self._plane(store_state, seat.group)", "self._plane(store_state, 0)"),
         RaceError,
         "overwrites shared",
     ),
     Mutant(
         "one buffer for the exact loads of both",
         HALVES,
-        instead("plane = self._plane(exact_state, group)", "plane = self._plane(exact_state, 0)"),
+        edited("plane = self._plane(exact_state, group)", "plane = self._plane(exact_state, 0)"),
         RaceError,
         "overwrites shared",
     ),
     Mutant(
         "exact loads of one half",
         HALVES,
-        instead("range_constexpr(self.config.warpgroups)", "range_constexpr(1)"),
+        edited("range_constexpr(self.config.warpgroups)", "range_constexpr(1)"),
         Deadlock,
         r"epilogue warp(.|\n)*1 of 1 arrivals, \d+ bytes",
     ),
     Mutant(
         "rowvec stage released by one warpgroup",
         HALVES,
-        instead("Arrivals(self.visitors, warps, WARP)", "Arrivals(self.visitors, WARPS, WARP)"),
+        edited("Arrivals(self.visitors, warps, WARP)", "Arrivals(self.visitors, WARPS, WARP)"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "one named barrier for both warpgroups",
         HALVES,
-        instead(
+        edited(
             "NamedBarrier(first.barrier + group, first.threads)", "NamedBarrier(first.barrier, first.threads)"
         ),
         RaceError,
@@ -892,14 +892,14 @@ MUTANTS = [
     Mutant(
         "tensor memory freed before the other warpgroup has read",
         HALVES,
-        instead("named_barrier(self.last_meeting).arrive_and_wait()", "seat.barrier.arrive_and_wait()"),
+        edited("named_barrier(self.last_meeting).arrive_and_wait()", "seat.barrier.arrive_and_wait()"),
         RaceError,
         r"tcgen05\.dealloc.*" + STILL_READ.format(TMEM),
     ),
     Mutant(
         "more registers taken than were given up",
         HALVES,
-        instead("setmaxregister_increase(self.crew.registers[0])", "setmaxregister_increase(240)"),
+        edited("setmaxregister_increase(self.crew.registers[0])", "setmaxregister_increase(240)"),
         Deadlock,
         r"epilogue warp (.|\n)*240 registers per thread, .* more for the warp; the pool of CTA",
     ),
@@ -907,14 +907,14 @@ MUTANTS = [
     Mutant(
         "rowvec not waited for",
         ONE,
-        without("row_pipeline.consumer_wait(row_state)"),
+        cut("row_pipeline.consumer_wait(row_state)"),
         RaceError,
         UNFINISHED.format(SHARED),
     ),
     Mutant(
         "rowvec stage not waited for",
         ONE,
-        without("shared.row_pipeline.producer_acquire(stage)"),
+        cut("shared.row_pipeline.producer_acquire(stage)"),
         RaceError,
         SHARED,
         Text.GEMM,
@@ -922,14 +922,14 @@ MUTANTS = [
     Mutant(
         "rowvec stage released early",
         ONE,
-        early("row_pipeline.consumer_release(row_state)", "row_pipeline.consumer_wait(row_state)"),
+        hasty("row_pipeline.consumer_release(row_state)", "row_pipeline.consumer_wait(row_state)"),
         RaceError,
         SHARED,
     ),
     Mutant(
         "an arrival too many expected of the staging warp",
         ONE,
-        instead(
+        edited(
             "(smem, self.row_ring)",
             "(smem, Ring('row', stages.row, Arrivals(self.staging, 1, 33), self.row_ring.emptied))",
         ),
@@ -939,9 +939,7 @@ MUTANTS = [
     Mutant(
         "exact load not waited for",
         ONE,
-        instead(
-            "waits):\n            exact_pipeline.consumer_wait(exact_state)", "waits):\n            pass"
-        ),
+        edited("waits):\n            exact_pipeline.consumer_wait(exact_state)", "waits):\n            pass"),
         RaceError,
         UNFINISHED.format(SHARED),
     ),
@@ -956,7 +954,7 @@ MUTANTS = [
     Mutant(
         "exact stage released before all lanes have read it",
         ONE,
-        without("cute.arch.sync_warp()"),
+        cut("cute.arch.sync_warp()"),
         RaceError,
         r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
         Text.EPILOGUE,
@@ -964,7 +962,7 @@ MUTANTS = [
     Mutant(
         "exact stage released by three warps of four",
         ONE,
-        instead(
+        edited(
             "(smem, self.exact_ring,",
             "(smem, Ring('exact', stages.exact, one(self.exact), Arrivals(self.visitors, 3, 1)),",
         ),
@@ -974,14 +972,14 @@ MUTANTS = [
     Mutant(
         "exact load of the first subtile always",
         ONE,
-        instead("self.subtiles + self._subtile(group, visit)", "self.subtiles"),
+        edited("self.subtiles + self._subtile(group, visit)", "self.subtiles"),
         WrongNumbers,
         "columns 32 to 191",
     ),
     Mutant(
         "row scale read by columns",
         ONE,
-        instead("glob.scale_a[tile.row(r)]", "glob.scale_a[tile.clamp_column(tile.thread)]"),
+        edited("glob.scale_a[tile.row(r)]", "glob.scale_a[tile.clamp_column(tile.thread)]"),
         WrongNumbers,
         "are wrong",
         Text.MODULE,
@@ -989,7 +987,7 @@ MUTANTS = [
     Mutant(
         "rows beyond M read",
         ONE,
-        instead("return cutlass.min(self.raw_row(r), self.m - 1)", "return self.raw_row(r)"),
+        edited("return cutlass.min(self.raw_row(r), self.m - 1)", "return self.raw_row(r)"),
         IllegalAccess,
         "past the end of argument 2",
         Text.TILE,
@@ -998,7 +996,7 @@ MUTANTS = [
     Mutant(
         "output not published to TMA",
         ONE,
-        without('cute.arch.fence_proxy("async.shared", space="cta")'),
+        cut('cute.arch.fence_proxy("async.shared", space="cta")'),
         MissingProxyFence,
         r"cp\.async\.bulk\.tensor.* wrote it through the generic proxy",
     ),
@@ -1019,7 +1017,7 @@ MUTANTS = [
     Mutant(
         "output map with rows that are not there",
         ONE,
-        instead(
+        edited(
             "part.store_of, layouts",
             "{name: cute.make_tensor(d.iterator, cute.make_layout((m + 128, n), stride=d.stride)) "
             "for name, d in part.store_of.items()}, layouts",
@@ -1030,35 +1028,35 @@ MUTANTS = [
     Mutant(
         "output stored before all have written",
         ONE,
-        instead(" barrier.arrive_and_wait()", " pass"),
+        edited(" barrier.arrive_and_wait()", " pass"),
         RaceError,
         r"cp\.async\.bulk\.tensor.*reads shared",
     ),
     Mutant(
         "output plane not waited for",
         ONE,
-        without("store_pipeline.producer_acquire()"),
+        cut("store_pipeline.producer_acquire()"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "output plane not advanced",
         ONE,
-        without("store_state.advance()"),
+        cut("store_state.advance()"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "shared memory given up under a store",
         ONE,
-        without("store_pipeline.producer_tail()"),
+        cut("store_pipeline.producer_tail()"),
         IllegalAccess,
         "while this store still reads its shared memory",
     ),
     Mutant(
         "masked store without its bound",
         MASKED,
-        instead("if inside:", "if inside | True:"),
+        edited("if inside:", "if inside | True:"),
         IllegalAccess,
         "past the end of argument 5",
         Text.MODULE,
@@ -1066,7 +1064,7 @@ MUTANTS = [
     Mutant(
         "masked store one row too high",
         MASKED,
-        instead("(row < self.tile.m)", "(row <= self.tile.m)"),
+        edited("(row < self.tile.m)", "(row <= self.tile.m)"),
         IllegalAccess,
         "past the end of argument 5",
         Text.TILE,
@@ -1074,7 +1072,7 @@ MUTANTS = [
     Mutant(
         "rows of one batch alone",
         BLACKWELL_HEADS,
-        instead("if place < end - row:", "if place < 0:"),
+        edited("if place < end - row:", "if place < 0:"),
         WrongNumbers,
         "are wrong",
         Text.GEMM,
@@ -1082,7 +1080,7 @@ MUTANTS = [
     Mutant(
         "columns beyond the last head",
         BLACKWELL_HEADS,
-        instead("(column < cute.size(target, mode=[1])) & (row < end)", "row < end"),
+        edited("(column < cute.size(target, mode=[1])) & (row < end)", "row < end"),
         MissingProxyFence,
         "overwrites byte",
         Text.GEMM,

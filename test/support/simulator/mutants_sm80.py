@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
 from cute_backend.simulator.simulation_errors import IllegalAccess, RaceError
+from cute_backend.templates.warp_mainloop import MMA_K_BYTES
 from support.simulator.mutants import (
     ADA,
     FED_BY_TMA,
     FEW_K_TILES,
     MANY_SUBTILES,
-    RELEASED_UNREAD,
     ROWS_BESIDE_TMA,
     SHARED,
     STILL_READ,
@@ -20,328 +27,346 @@ from support.simulator.mutants import (
     UNWRITTEN,
     WARPS,
     WHOLE_K_TILES,
-    Edit,
     Mutant,
-    Text,
     WrongNumbers,
-    early,
-    instead,
-    without,
 )
+from support.simulator.planting import Call, changed, early, instead, threads, without
+
+
+def _copy_a_first(call: Call) -> Any:
+    """Begins to copy A before the warps meet over the k tile."""
+    call.self._bring_a(call.shared, call.at.ahead, cute.arch.thread_idx()[0])
+    return call()
+
+
+def _begin_one_more(call: Call) -> Any:
+    """Begins to copy a k tile more than there are stages free."""
+    at, rows_at = call()
+    of_all = call.shared, at.ahead, call.thread
+    call.self._bring_a(*of_all)
+    call.self._bring_b(*of_all)
+    return replace(at, ahead=call.self._after_it(*of_all)), rows_at
+
+
+def _release_at_once(call: Call) -> Any:
+    """Releases planes before they are read."""
+    smem = call()
+    smem.release()
+    smem.release = lambda: None
+    return smem
+
+
+def _count_slices(call: Call) -> Any:
+    """Adds the place of a slice of K to an address, whose swizzle takes an exclusive or."""
+    base, step = call.stage * call.self.stage.bytes, call.k_block * MMA_K_BYTES
+    return call(self=replace(call.self, first=((call.self.first + base + step) ^ step) - base))
+
+
+def _add_one_less(call: Call) -> Any:
+    """Adds up all parts but the last."""
+    return call(self=changed(call.self, parts=call.self.parts - 1))
+
+
+def _clear_first(call: Call) -> None:
+    """Forgets the sums of earlier k tiles."""
+    call.acc.fill(0.0)
+    call()
+
 
 MUTANTS = [
     # Warps that copy by cp.async: the ring of operands, rowvecs, and the planes of a warp.
     Mutant(
         "copies of a k tile not waited for",
         WARPS,
-        without("cute.arch.cp_async_wait_group(self.stages.ab - 2)"),
+        without("arch.cp_async_wait_group", inside="warp_copies.WarpCopies.wait"),
         RaceError,
         UNFINISHED.format(SHARED) + r"(.|\n)*ldmatrix",
-        Text.WARP_COPIES,
     ),
     Mutant(
         "a k tile more under way than there are stages for",
         WARPS,
-        instead("cp_async_wait_group(self.stages.ab - 2)", "cp_async_wait_group(self.stages.ab - 1)"),
+        instead(
+            "arch.cp_async_wait_group", lambda call: call(n=call.n + 1), inside="warp_copies.WarpCopies.wait"
+        ),
         RaceError,
         UNFINISHED.format(SHARED) + r"(.|\n)*ldmatrix",
-        Text.WARP_COPIES,
     ),
     Mutant(
         "warps do not meet over a k tile",
         WARPS,
-        without("cute.arch.sync_threads()"),
+        without("arch.sync_threads", inside="warp_copies.WarpCopies.wait"),
         RaceError,
         "shared 0x",
-        Text.WARP_COPIES,
     ),
     Mutant(
         "a stage copied to while others multiply it",
         WARPS,
         (
-            Edit("in (self._bring_a, self._bring_b)]", "in (self._bring_b,)]"),
-            Edit(
-                "        cute.arch.sync_threads()\n",
-                "        self._bring_a(shared, at.ahead, cute.arch.thread_idx()[0])\n"
-                "        cute.arch.sync_threads()\n",
-            ),
+            *without("warp_copies.WarpCopies._bring_a", inside="warp_copies.WarpCopies.multiply"),
+            *instead("warp_copies.WarpCopies.wait", _copy_a_first),
         ),
         RaceError,
         r"cp\.async.*" + STILL_READ.format(SHARED),
-        Text.WARP_COPIES,
     ),
     Mutant(
         "a stage too many begun with",
         WARPS,
-        instead("range(self.stages.ab - 1)", "range(self.stages.ab)"),
+        instead("warp_copies.WarpCopies.begin", _begin_one_more),
         RaceError,
         "shared 0x",
-        Text.WARP_COPIES,
     ),
     Mutant(
         "stage of the ring not advanced",
         WARPS,
-        instead("KTile(_after(at.stage, self.stages.ab), ahead)", "KTile(at.stage + 0, ahead)"),
+        instead("warp_copies.WarpCopies.multiply", lambda call: replace(call(), stage=call.at.stage)),
         RaceError,
         "shared 0x",
-        Text.WARP_COPIES,
     ),
     Mutant(
         "sums exchanged through a stage that others still multiply",
         WARPS,
-        without("cute.arch.sync_threads()  # all warps must be done with the stage before it is overwritten"),
+        without("arch.sync_threads", outside=("warp_copies.WarpCopies.wait",)),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "sums of the warp beside not waited for",
         WARPS,
-        (Edit("        meet()\n", "", 2, 0),),
+        without("NamedBarrier.arrive_and_wait", inside="warp_columns.exchange_sums", call=1),
         RaceError,
         "shared 0x",
-        Text.WARP_COLUMNS,
     ),
     Mutant(
         "sums of the next block given before those of this one are taken",
         MANY_SUBTILES,
-        (Edit("        meet()\n", "", 2, 1),),
+        without("NamedBarrier.arrive_and_wait", inside="warp_columns.exchange_sums", call=2),
         RaceError,
         STILL_READ.format(SHARED),
-        Text.WARP_COLUMNS,
     ),
     Mutant(
         "sums of the warp's own rows given away",
         WARPS,
-        instead("select_(right, rows[0], rows[1])", "select_(right, rows[1], rows[0])"),
+        instead(
+            "cutlass.select_",
+            lambda call: call(if_value=call.else_value, else_value=call.if_value),
+            inside="warp_columns.exchange_sums",
+            before="NamedBarrier.arrive_and_wait",
+        ),
         WrongNumbers,
         "are wrong",
-        Text.WARP_COLUMNS,
     ),
     Mutant(
         "planes of a short product not waited for",
         FEW_K_TILES,
-        without("cute.arch.cp_async_wait_group(0)", 2),
+        without("arch.cp_async_wait_group", inside="warp_copies.WarpCopies.await_first_planes"),
         RaceError,
         UNFINISHED.format(SHARED),
-        Text.WARP_COPIES,
     ),
     Mutant(
         "planes of a later subtile not waited for",
         MANY_SUBTILES,
-        instead("len(self.rounds) - turn) - 1", "len(self.rounds) - turn)"),
+        instead(
+            "arch.cp_async_wait_group",
+            lambda call: call(n=call.n + 1),
+            outside=tuple(f"warp_copies.WarpCopies.{hook}" for hook in ("wait", "await_first_planes", "end")),
+        ),
         RaceError,
         UNFINISHED.format(SHARED),
     ),
     Mutant(
         "planes replaced before they are read",
         MANY_SUBTILES,
-        RELEASED_UNREAD,
+        instead("sm80.Sm80Gemm._loaded", _release_at_once),
         RaceError,
         "shared 0x",
-        Text.MODULE,
     ),
     Mutant(
         "rows of a fragment of mma.sync confused",
         FEW_K_TILES,
-        instead("e // 2 % 2", "e % 2"),
+        instead("tile.FragmentSubtile.row_of", lambda call: call(e=2 * (call.e % 2))),
         WrongNumbers,
         "are wrong",
-        Text.TILE,
     ),
     Mutant(
         "sums begin with those of the tile before",
         WARPS,
-        instead("sums = self.mainloop.begin(multiplied)", "sums = None"),
+        without("warp_mainloop.Sm80Plain.begin"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "the last k tile copied as if it were the one before",
         TWO_CTAS_IN_PARTS,
-        instead("column = ahead.k * ahead.columns", "column = (ahead.k - 1) * ahead.columns"),
+        instead("staged.Stage.is_filled", lambda call: call(column=call.column - call.self.columns)),
         WrongNumbers,
         "are wrong",
-        Text.WARP_COPIES,
     ),
     Mutant(
         "the last rows copied as if they filled a stage",
         TWO_CTAS,
-        instead("(rows >= self.rows)", "(rows > 0)"),
+        instead(
+            "staged.Stage.is_filled",
+            lambda call: call(rows=cutlass.select_(call.rows > 0, Int32(call.self.rows), Int32(0))),
+        ),
         IllegalAccess,
         r"cp\.async",
-        Text.STAGED,
     ),
     Mutant(
         "columns of B not looked at before a k tile is copied whole",
         TWO_CTAS,
-        instead("return a_filled & self.gemm.piece", "return a_filled | self.gemm.piece"),
+        instead("staged.Stage.is_filled", lambda call: Boolean(True), call=2),
         IllegalAccess,
         r"cp\.async",
-        Text.WARP_COPIES,
     ),
     Mutant(
         "k tiles that follow the last one of a tile",
         WHOLE_K_TILES,
-        instead(" & (ahead.k + 1 != self._end(shared, ahead))", ""),
+        instead(
+            "warp_copies.WarpCopies._end",
+            lambda call: Int32(-1),
+            inside="warp_copies.WarpCopies.multiply",
+            outside=("warp_copies.WarpCopies._after_it",),
+        ),
         WrongNumbers,
         "are wrong",
-        Text.WARP_COPIES,
     ),
     Mutant(
         "slices of K counted ahead of the swizzle",
         TWO_CTAS,
-        instead("^ k_block * MMA_K_BYTES", "+ k_block * MMA_K_BYTES"),
+        instead("warp_mainloop.Fragments.load", _count_slices),
         RaceError,
         UNFINISHED.format(SHARED) + r"(.|\n)*ldmatrix",
-        Text.WARP_MAINLOOP,
     ),
     # Warps that TMA feeds: the ring of operands, rowvecs, and the first planes of a tile.
     Mutant(
         "a k tile by TMA not waited for",
         FED_BY_TMA,
-        without("shared.ab_pipeline.consumer_wait(at)"),
+        without("ab.consumer_wait"),
         RaceError,
         UNWRITTEN.format(SHARED) + "|" + UNFINISHED.format(SHARED),
-        Text.TMA_FEED,
     ),
     Mutant(
         "a stage handed back to TMA before it is multiplied",
         FED_BY_TMA,
-        early("shared.ab_pipeline.consumer_release(at)", "shared.ab_pipeline.consumer_wait(at)"),
+        early("ab.consumer_release", "ab.consumer_wait"),
         RaceError,
         "shared 0x",
-        Text.TMA_FEED,
     ),
     Mutant(
         "TMA does not wait for a free stage",
         FED_BY_TMA,
-        instead("producer_acquire(state)", "producer_acquire(state, cutlass.Boolean(True))"),
+        instead("ab.producer_acquire", lambda call: call(try_acquire_token=Boolean(True))),
         RaceError,
         r"cp\.async\.bulk\.tensor.*overwrites shared 0x",
-        Text.TMA_FEED,
     ),
     Mutant(
         "a stage that one warp hands back for all",
         FED_BY_TMA,
-        instead("one(load), Arrivals(work, work.warps, 1)", "one(load), Arrivals(work, 1, 1)"),
+        instead("ab.create", lambda call: call(consumer_group=threads(1))),
         RaceError,
         r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
-        Text.TMA_FEED,
     ),
     Mutant(
         "bytes of B not waited for",
         FED_BY_TMA,
-        instead("self.gemm.a_stage.bytes + self.gemm.b_stage.bytes", "self.gemm.a_stage.bytes"),
+        instead("ab.create", lambda call: call(tx_count=call.tx_count // 2)),  # A and B have equally many
         RaceError,
         UNFINISHED.format(SHARED),
-        Text.TMA_FEED,
     ),
     Mutant(
         "barriers used before all know them",
         FED_BY_TMA,
-        without("pipeline.pipeline_init_wait(cluster_shape_mn=cute.make_layout(1))"),
+        without("pipeline.pipeline_init_wait"),
         RaceError,
         "no barrier between the two makes the initialisation visible",
-        Text.TMA_FEED,
     ),
     Mutant(
         "planes beside TMA not waited for",
         FED_BY_TMA,
-        instead("cp_async_wait_group(later)", "cp_async_wait_group(later + 1)"),
+        instead("tma_feed.TmaFeed.await_first_planes", lambda call: call(later=call.later + 1)),
         RaceError,
         UNFINISHED.format(SHARED),
-        Text.TMA_FEED,
     ),
     Mutant(
         "planes beside TMA without a group of their own",
         FED_BY_TMA,
-        without("cute.arch.cp_async_commit_group()"),
+        without("tma_feed.TmaFeed.planes_begun"),
         RaceError,
         UNFINISHED.format(SHARED),
-        Text.TMA_FEED,
     ),
     Mutant(
         "rowvecs that a separate warp stages not waited for",
         ROWS_BESIDE_TMA,
-        without("shared.row_pipeline.consumer_wait(rows_at)"),
+        without("row.consumer_wait"),
         RaceError,
         "shared 0x",
-        Text.TMA_FEED,
     ),
     Mutant(
         "rowvecs handed back unread",
         ROWS_BESIDE_TMA,
-        early("shared.row_pipeline.consumer_release(rows_at)", "shared.row_pipeline.consumer_wait(rows_at)"),
+        early("row.consumer_release", "row.consumer_wait"),
         RaceError,
         "shared 0x",
-        Text.TMA_FEED,
     ),
     Mutant(
         "B is read at the columns of another tile",
         FED_BY_TMA,
-        instead("[(None, place.column, k)]", "[(None, place.row, k)]"),
+        instead(
+            "scheduler.TileSchedule.place",
+            lambda call: replace(place := call(), column=place.row),
+            inside="tma_feed.TmaFeed.help",
+        ),
         WrongNumbers,
         "are wrong",
-        Text.TMA_FEED,
     ),
     # Parts of K, whose sums a second kernel adds up.
     Mutant(
         "every part is the first",
         SUMS_IN_MEMORY,
-        (
-            Edit("first_k(shared, batch)", "first_k(shared, 0 * batch)"),
-            Edit("first_k(shared, ahead.batch)", "first_k(shared, 0 * ahead.batch)"),
-        ),
+        instead("feed.Feed.first_k", lambda call: call(batch=0 * call.batch)),
         WrongNumbers,
         "are wrong",
-        Text.WARP_COPIES,
     ),
     Mutant(
         "every part begins a k tile late",
         SUMS_BY_TMA,
-        instead("first_k, first_k + shared.k_tiles", "first_k + 1, first_k + 1 + shared.k_tiles"),
+        instead("feed.Feed.first_k", lambda call: call() + 1),
         WrongNumbers,
         "are wrong",
-        Text.TMA_FEED,
     ),
     Mutant(
         "the last part is not added",
         SUMS_IN_MEMORY,
-        instead("cutlass.range(self.parts, unroll", "cutlass.range(self.parts - 1, unroll"),
+        instead("split_sums.SumGemm._add_up", _add_one_less),
         WrongNumbers,
         "are wrong",
-        Text.SPLIT_SUMS,
     ),
     Mutant(
         "sums of the row before",
         SUMS_IN_MEMORY,
-        instead("part * tile.m + sub.row(e)", "part * (tile.m - 1) + sub.row(e)"),
+        instead("split_sums._pair_at", lambda call: call(row=cutlass.max(call.row - 1, 0))),
         WrongNumbers,
         "are wrong",
-        Text.SPLIT_SUMS,
     ),
     Mutant(
         "rowvecs not waited for behind sums",
         SUMS_IN_MEMORY,
-        (Edit("            cute.arch.sync_threads()\n        return", "            pass\n        return"),),
+        without("arch.sync_threads", inside="split_sums.StoredSums.rows"),
         RaceError,
         "shared 0x",
-        Text.SPLIT_SUMS,
     ),
     Mutant(
         "sums of a k tile begin with those of the one before",
         ADA,
-        without("held.fill(0.0)"),
+        without("Tensor.fill", inside="warp_mainloop.Sm80Promoted.step"),
         WrongNumbers,
         "are wrong",
-        Text.WARP_MAINLOOP,
     ),
     Mutant(
         "sums of the last k tile alone",
         ADA,
-        instead("acc[i] = acc[i] + held[i]", "acc[i] = held[i]"),
+        instead("warp_mainloop.Sm80Promoted.step", _clear_first),
         WrongNumbers,
         "are wrong",
-        Text.WARP_MAINLOOP,
     ),
 ]

@@ -54,8 +54,8 @@ from support.simulator.mutants import (
     Mutant,
     Text,
     WrongNumbers,
-    instead,
-    without,
+    cut,
+    edited,
 )
 
 MUTANTS = [
@@ -63,7 +63,7 @@ MUTANTS = [
     Mutant(
         "a pass without the last subtile of a block",
         PASSES,
-        instead("range_constexpr(blocks.subtiles)", "range_constexpr(blocks.subtiles - 1)"),
+        edited("range_constexpr(blocks.subtiles)", "range_constexpr(blocks.subtiles - 1)"),
         WrongNumbers,
         "are wrong",
         Text.MODULE,
@@ -71,7 +71,7 @@ MUTANTS = [
     Mutant(
         "two of four lanes exchange what they found of a row",
         PASSES,
-        instead("row_lanes = (1, 2)", "row_lanes = (1,)"),
+        edited("row_lanes = (1, 2)", "row_lanes = (1,)"),
         WrongNumbers,
         "are wrong",
         Text.TILE,
@@ -79,7 +79,7 @@ MUTANTS = [
     Mutant(
         "visits of a block read the results of the tile's first block",
         PASSES,
-        instead("const_expr(self._begins_block(step))", "const_expr(step == 0)"),
+        edited("const_expr(self._begins_block(step))", "const_expr(step == 0)"),
         WrongNumbers,
         "are wrong",
     ),
@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant(
         "passes and visits begin with accumulators in place of the kept value",
         KEEPS,
-        instead("return t1_kept", "return acc"),
+        edited("return t1_kept", "return acc"),
         WrongNumbers,
         "are wrong",
         Text.MODULE,
@@ -95,7 +95,7 @@ MUTANTS = [
     Mutant(
         "planes of visits come in the stages of those ahead of passes",
         KEEPS,
-        instead("operands, index = rounds[within // together]", "operands, index = rounds[0]"),
+        edited("operands, index = rounds[within // together]", "operands, index = rounds[0]"),
         RaceError,
         SHARED,
     ),
@@ -103,21 +103,21 @@ MUTANTS = [
     Mutant(
         "a tile runs the epilogue of the segment before it",
         SEGMENTS,
-        instead("self.segments[i].has(place)", "self.segments[i - 1].has(place)", 3, 2),
+        edited("self.segments[i].has(place)", "self.segments[i - 1].has(place)", 3, 2),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "a tile is counted from the plane's first column",
         SEGMENTS,
-        instead("self.segments[i].within(place)", "place", 2, 1),
+        edited("self.segments[i].within(place)", "place", 2, 1),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "every segment loads the first B",
         SEGMENTS,
-        instead(
+        edited(
             "b_tmas[i].atom,\n                                t_gb",
             "b_tmas[0].atom,\n                                t_gb",
         ),
@@ -127,14 +127,14 @@ MUTANTS = [
     Mutant(
         "a segment without planes expects those of another",
         SEGMENTS,
-        instead("stores, buffers, exacts)", "stores, buffers, exacts[:1] * len(exacts))"),
+        edited("stores, buffers, exacts)", "stores, buffers, exacts[:1] * len(exacts))"),
         Deadlock,
         "",
     ),
     Mutant(
         "a tile without planes keeps its stage of them",
         SEGMENTS,
-        instead("shared_loads):\n                release()", "shared_loads):\n                pass"),
+        edited("shared_loads):\n                release()", "shared_loads):\n                pass"),
         Deadlock,
         "",
     ),
@@ -142,21 +142,21 @@ MUTANTS = [
     Mutant(
         "every part of K is the first",
         SUMS_BY_WGMMA,
-        instead("first_k = place.batch * shared.k_tiles", "first_k = place.batch * 0"),
+        edited("first_k = place.batch * shared.k_tiles", "first_k = place.batch * 0"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "a part has the rows of A that its sums have",
         SUMS_BY_WGMMA,
-        without("place = replace(place, first=0, end=shared.m)"),
+        cut("place = replace(place, first=0, end=shared.m)"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "sums are added up before the kernel of the parts has ended",
         SUMS_BY_WGMMA,
-        without("await_earlier_kernels()"),
+        cut("await_earlier_kernels()"),
         RaceError,
         "griddepcontrol",
         Text.SPLIT_SUMS,
@@ -165,7 +165,7 @@ MUTANTS = [
     Mutant(
         "sums not waited for",
         PARTS,
-        without("cute.arch.mbarrier_wait(self.ready, 0)"),
+        cut("cute.arch.mbarrier_wait(self.ready, 0)"),
         RaceError,
         UNWRITTEN.format(SHARED),
         Text.SPLIT_K,
@@ -173,14 +173,14 @@ MUTANTS = [
     Mutant(
         "one part not waited for",
         PARTS,
-        instead("1, config.split_k - 1)", "1, config.split_k - 2)"),
+        edited("1, config.split_k - 1)", "1, config.split_k - 2)"),
         RaceError,
         UNWRITTEN.format(SHARED),
     ),
     Mutant(
         "a warp arrives before all its lanes have written their sums",
         PARTS,
-        instead("cute.arch.sync_warp()", "pass"),
+        edited("cute.arch.sync_warp()", "pass"),
         RaceError,
         UNFINISHED.format(SHARED),
         Text.SPLIT_K,
@@ -188,7 +188,7 @@ MUTANTS = [
     Mutant(
         "CTA leaves while its sums are read",
         PARTS,
-        without("cute.arch.mbarrier_wait(self.read, 0)"),
+        cut("cute.arch.mbarrier_wait(self.read, 0)"),
         IllegalAccess,
         "all of whose warps have exited",
         Text.SPLIT_K,
@@ -196,7 +196,7 @@ MUTANTS = [
     Mutant(
         "one part is read and let go for all",
         PARTS,
-        instead("map_dsmem_ptr(self.shared.iterator, part)", "map_dsmem_ptr(self.shared.iterator, 1)"),
+        edited("map_dsmem_ptr(self.shared.iterator, part)", "map_dsmem_ptr(self.shared.iterator, 1)"),
         IllegalAccess,
         "all of whose warps have exited",
         Text.SPLIT_K,
@@ -204,14 +204,14 @@ MUTANTS = [
     Mutant(
         "every part from the first k tile on",
         PARTS,
-        instead("first_k = shared.first_k", "first_k = 0 * shared.first_k"),
+        edited("first_k = shared.first_k", "first_k = 0 * shared.first_k"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "every part has an epilogue",
         PARTS,
-        without("epilogue_item = schedule.items"),
+        cut("epilogue_item = schedule.items"),
         Deadlock,
         "waits",
     ),
@@ -219,7 +219,7 @@ MUTANTS = [
     Mutant(
         "a group from its second row on",
         GROUPS,
-        instead("offsets[group - 1], 0)", "offsets[group - 1] + 1, 0)"),
+        edited("offsets[group - 1], 0)", "offsets[group - 1] + 1, 0)"),
         WrongNumbers,
         "are wrong",
         Text.SCHEDULER,
@@ -227,7 +227,7 @@ MUTANTS = [
     Mutant(
         "the B of the next group",
         GROUPS,
-        instead(
+        edited(
             "Place(row, column, group, first, end)",
             "Place(row, column, cutlass.min(group + 1, 22), first, end)",
         ),
@@ -238,14 +238,14 @@ MUTANTS = [
     Mutant(
         "the first 64 rows of a group multiplied alone",
         PING_PONG_GROUPS,
-        instead("if tile.m - tile.m0 > BLOCK_M:", "if tile.m - tile.m0 > 2 * BLOCK_M:"),
+        edited("if tile.m - tile.m0 > BLOCK_M:", "if tile.m - tile.m0 > 2 * BLOCK_M:"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "rows of a group that has none not cleared",
         GROUPS,
-        instead("Boolean(self.is_grouped) | ", "Boolean(False) | "),
+        edited("Boolean(self.is_grouped) | ", "Boolean(False) | "),
         RaceError,
         UNWRITTEN.format(SHARED),
     ),
@@ -253,7 +253,7 @@ MUTANTS = [
     Mutant(
         "a k tile that ends in the next group",
         K_GROUPS,
-        instead("cutlass.min(place.end_k - k, tile_k)", "cutlass.min(place.end_k + 1 - k, tile_k)"),
+        edited("cutlass.min(place.end_k - k, tile_k)", "cutlass.min(place.end_k + 1 - k, tile_k)"),
         WrongNumbers,
         "are wrong",
         Text.BATCH,
@@ -261,7 +261,7 @@ MUTANTS = [
     Mutant(
         "a k tile not cut where its group ends",
         K_GROUPS,
-        instead("cutlass.max(cutlass.min(place.end_k - k, tile_k), 0)", "tile_k"),
+        edited("cutlass.max(cutlass.min(place.end_k - k, tile_k), 0)", "tile_k"),
         WrongNumbers,
         "are wrong",
         Text.BATCH,
@@ -269,7 +269,7 @@ MUTANTS = [
     Mutant(
         "an index that steps by one of K, along which fp8 is contiguous",
         K_GROUPS_FP8,
-        instead("along if cutlass.const_expr(operand.element_type.width == 16) else FP8_K_STEP", "along"),
+        edited("along if cutlass.const_expr(operand.element_type.width == 16) else FP8_K_STEP", "along"),
         WrongNumbers,
         "are wrong",
         Text.BATCH,
@@ -277,7 +277,7 @@ MUTANTS = [
     Mutant(
         "a tail of K not cleared in B",
         K_TAILS,
-        instead("range_constexpr(len(self.operands))", "range_constexpr(1)"),
+        edited("range_constexpr(len(self.operands))", "range_constexpr(1)"),
         WrongNumbers,
         "are wrong",
         Text.TAILS,
@@ -285,7 +285,7 @@ MUTANTS = [
     Mutant(
         "a tail of K not cleared in A",
         K_TAILS,
-        instead("range_constexpr(len(self.operands))", "range_constexpr(1, len(self.operands))"),
+        edited("range_constexpr(len(self.operands))", "range_constexpr(1, len(self.operands))"),
         WrongNumbers,
         "are wrong",
         Text.TAILS,
@@ -293,7 +293,7 @@ MUTANTS = [
     Mutant(
         "a tail of K cleared from one byte on too early",
         K_TAILS,
-        instead("cutlass.max(kept - 4 * word, 0)", "cutlass.max(kept - 1 - 4 * word, 0)"),
+        edited("cutlass.max(kept - 4 * word, 0)", "cutlass.max(kept - 1 - 4 * word, 0)"),
         WrongNumbers,
         "are wrong",
         Text.TAILS,
@@ -301,7 +301,7 @@ MUTANTS = [
     Mutant(
         "a tail of K cleared where it would lie without a swizzle",
         K_TAILS,
-        instead(" ^ (line % _LINE)", ""),
+        edited(" ^ (line % _LINE)", ""),
         WrongNumbers,
         "are wrong",
         Text.TAILS,
@@ -309,7 +309,7 @@ MUTANTS = [
     Mutant(
         "a tail of K not handed to the tensor cores",
         K_TAILS,
-        without('cute.arch.fence_proxy("async.shared", space="cta" if self.ctas == 1 else "cluster")'),
+        cut('cute.arch.fence_proxy("async.shared", space="cta" if self.ctas == 1 else "cluster")'),
         MissingProxyFence,
         r"through the async proxy; .* wrote it through the generic proxy",
         Text.TAILS,
@@ -317,7 +317,7 @@ MUTANTS = [
     Mutant(
         "a tail of K not waited for",
         K_TAILS,
-        without("cute.arch.mbarrier_wait(self.barriers + index, (phases >> index) & 1)"),
+        cut("cute.arch.mbarrier_wait(self.barriers + index, (phases >> index) & 1)"),
         RaceError,
         SHARED,
         Text.TAILS,
@@ -325,7 +325,7 @@ MUTANTS = [
     Mutant(
         "a tail of K handed over before all lanes have cleared it",
         K_TAILS,
-        without("cute.arch.sync_warp()"),
+        cut("cute.arch.sync_warp()"),
         RaceError,
         SHARED,
         Text.TAILS,
@@ -333,7 +333,7 @@ MUTANTS = [
     Mutant(
         "every tail of K waited for in the first phase of its barrier",
         replace(K_TAILS, problem=(136, 776, 240)),
-        instead("return phases ^ (Int32(1) << index)", "return phases"),
+        edited("return phases ^ (Int32(1) << index)", "return phases"),
         RaceError,
         SHARED,
         Text.TAILS,
@@ -341,7 +341,7 @@ MUTANTS = [
     Mutant(
         "the k tiles of its own group skipped for those of the other warpgroup's",
         K_GROUPS,
-        instead(
+        edited(
             "ab_state.advance(self._k_tiles_at(shared, item))\n                item += item_step",
             "item += item_step\n                ab_state.advance(self._k_tiles_at(shared, item))",
         ),
@@ -352,7 +352,7 @@ MUTANTS = [
     Mutant(
         "earlier kernels not waited for on Hopper",
         COOPERATIVE,
-        without("await_earlier_kernels()"),
+        cut("await_earlier_kernels()"),
         RaceError,
         r"before griddepcontrol\.wait",
     ),
@@ -371,7 +371,7 @@ MUTANTS = [
     Mutant(
         "a tile of two clusters",
         replace(FEW_ROWS, clusters=2),
-        instead(
+        edited(
             "epilogue_item = Int32(first_item)",
             "first_item = Int32(0) * first_item; epilogue_item = first_item",
         ),
@@ -381,7 +381,7 @@ MUTANTS = [
     Mutant(
         "partials read before the kernel that leaves them has ended",
         REDUCING,
-        without("await_earlier_kernels()"),
+        cut("await_earlier_kernels()"),
         RaceError,
         r"before griddepcontrol\.wait",
         Text.FINISH,
@@ -390,7 +390,7 @@ MUTANTS = [
     Mutant(
         "partials of other warps not waited for",
         REDUCING,
-        without("cute.arch.sync_threads()"),
+        cut("cute.arch.sync_threads()"),
         RaceError,
         UNWRITTEN.format(SHARED) + "|" + UNFINISHED.format(SHARED),
         Text.FINISH,
@@ -398,7 +398,7 @@ MUTANTS = [
     Mutant(
         "partials of other lanes not taken",
         REDUCING,
-        without("held.across(lanes)"),
+        cut("held.across(lanes)"),
         WrongNumbers,
         "are wrong",
         Text.FINISH,
@@ -407,7 +407,7 @@ MUTANTS = [
     Mutant(
         "a lane counts the tile before others have written their partials",
         REDUCING_ROWS,
-        without("cute.arch.sync_warp()", 2, 0),
+        cut("cute.arch.sync_warp()", 2, 0),
         RaceError,
         "no barrier, and no release and acquire",
         Text.LAST_TILE,
@@ -415,7 +415,7 @@ MUTANTS = [
     Mutant(
         "lanes read partials that only the lane that counts has acquired",
         REDUCING_ROWS,
-        without("cute.arch.sync_warp()", 2, 1),
+        cut("cute.arch.sync_warp()", 2, 1),
         RaceError,
         "no barrier, and no release and acquire",
         Text.LAST_TILE,
@@ -423,7 +423,7 @@ MUTANTS = [
     Mutant(
         "a tile is counted without a release and an acquire",
         REDUCING_ROWS,
-        instead("ACQ_REL", "RELAXED"),
+        edited("ACQ_REL", "RELAXED"),
         RaceError,
         "no barrier, and no release and acquire",
         Text.LAST_TILE,
@@ -431,7 +431,7 @@ MUTANTS = [
     Mutant(
         "a tile is counted without an acquire",
         REDUCING_ROWS,
-        instead("ACQ_REL", "RELEASE"),
+        edited("ACQ_REL", "RELEASE"),
         RaceError,
         "no barrier, and no release and acquire",
         Text.LAST_TILE,
@@ -439,7 +439,7 @@ MUTANTS = [
     Mutant(
         "a tile is counted without a release",
         REDUCING_ROWS,
-        instead("ACQ_REL", "ACQUIRE"),
+        edited("ACQ_REL", "ACQUIRE"),
         RaceError,
         "no barrier, and no release and acquire",
         Text.LAST_TILE,
@@ -447,7 +447,7 @@ MUTANTS = [
     Mutant(
         "a tile is counted for its CTA alone",
         REDUCING_ROWS,
-        instead("MemScopeKind.GPU", "MemScopeKind.CTA"),
+        edited("MemScopeKind.GPU", "MemScopeKind.CTA"),
         RaceError,
         "no barrier, and no release and acquire",
         Text.LAST_TILE,
@@ -455,7 +455,7 @@ MUTANTS = [
     Mutant(
         "the last tile but one finishes the rows",
         REDUCING_ROWS,
-        instead("counted, 0) == parts - 1", "counted, 0) == parts - 2"),
+        edited("counted, 0) == parts - 1", "counted, 0) == parts - 2"),
         RaceError,
         "no barrier, and no release and acquire",
         Text.LAST_TILE,
@@ -463,7 +463,7 @@ MUTANTS = [
     Mutant(
         "counters are not set to 0 again",
         REDUCING_ROWS,
-        instead("place, parts - 1)", "place, parts)"),
+        edited("place, parts - 1)", "place, parts)"),
         SimulationError,
         "counters of tiles are not 0",
         Text.LAST_TILE,
@@ -471,7 +471,7 @@ MUTANTS = [
     Mutant(
         "a tile beyond the last column is counted",
         REDUCING_ROWS,
-        instead("(first < tile.m) & (tile.n0 < tile.n)", "first < tile.m"),
+        edited("(first < tile.m) & (tile.n0 < tile.n)", "first < tile.m"),
         RaceError,
         "no barrier, and no release and acquire",
         Text.LAST_TILE,
@@ -479,7 +479,7 @@ MUTANTS = [
     Mutant(
         "two warps count in one place",
         REDUCING_ROWS,
-        instead("place = first // tile.warp_rows", "place = first // 32"),
+        edited("place = first // tile.warp_rows", "place = first // 32"),
         RaceError,
         "no barrier, and no release and acquire",
         Text.LAST_TILE,
@@ -487,7 +487,7 @@ MUTANTS = [
     Mutant(
         "partials of the lane that shares a row are not taken",
         REDUCING_ROWS,
-        instead("if lanes >= tile.warp_rows", "if lanes > tile.warp_rows"),
+        edited("if lanes >= tile.warp_rows", "if lanes > tile.warp_rows"),
         WrongNumbers,
         "are wrong",
         Text.LAST_TILE,
@@ -496,7 +496,7 @@ MUTANTS = [
     Mutant(
         "more registers asked for than there are",
         COOPERATIVE,
-        instead("setmaxregister_increase(self.crew.registers[1])", "setmaxregister_increase(240)"),
+        edited("setmaxregister_increase(self.crew.registers[1])", "setmaxregister_increase(240)"),
         Deadlock,
         r"wgmma warp (.|\n)*240 registers per thread, .* more for the warp; the pool of CTA",
     ),
@@ -507,7 +507,7 @@ MUTANTS = [
         RaceError,
         r"registers that it has touched since its last wgmma\.fence",
         Text.MAINLOOP,
-        instead(
+        edited(
             "item = shared.epilogue_item\n        if",
             "item = shared.epilogue_item; warpgroup.fence()\n        if",
         ),
@@ -515,35 +515,35 @@ MUTANTS = [
     Mutant(
         "one named barrier for both turns",
         PING_PONG,
-        instead("first.barrier + group, first.barrier + 1 - group", "first.barrier, first.barrier"),
+        edited("first.barrier + group, first.barrier + 1 - group", "first.barrier, first.barrier"),
         RaceError,
         SHARED,
     ),
     Mutant(
         "rows of the other warpgroup's tile",
         PING_PONG,
-        without("row_state.advance(seat.ring)"),
+        cut("row_state.advance(seat.ring)"),
         Deadlock,
         r"staging warp(.|\n)*0 of 128 arrivals",
     ),
     Mutant(
         "staged rows not waited for",
         STAGED,
-        without("row_pipeline.consumer_wait(row_state)"),
+        cut("row_pipeline.consumer_wait(row_state)"),
         RaceError,
         UNFINISHED.format(SHARED),
     ),
     Mutant(
         "multicast to a CTA that is not there",
         HOPPER_MULTICAST,
-        instead("cute.make_layout_image_mask(cta_layout, cta_coord, mode=0)", "cutlass.Int16(7)"),
+        edited("cute.make_layout_image_mask(cta_layout, cta_coord, mode=0)", "cutlass.Int16(7)"),
         IllegalAccess,
         "multicast mask 0x7 in a cluster of 2 CTAs",
     ),
     Mutant(
         "accumulator registers not fenced",
         COOPERATIVE,
-        without("warpgroup.fence()"),
+        cut("warpgroup.fence()"),
         RaceError,
         r"no wgmma\.fence before it",
         Text.MAINLOOP,
@@ -551,7 +551,7 @@ MUTANTS = [
     Mutant(
         "last products not waited for",
         COOPERATIVE,
-        without("warpgroup.wait_group(0)"),
+        cut("warpgroup.wait_group(0)"),
         RaceError,
         r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
         Text.MAINLOOP,
@@ -559,7 +559,7 @@ MUTANTS = [
     Mutant(
         "operand stage released under its products",
         COOPERATIVE,
-        instead("warpgroup.wait_group(1)", "warpgroup.wait_group(2)"),
+        edited("warpgroup.wait_group(1)", "warpgroup.wait_group(2)"),
         RaceError,
         r"cp\.async\.bulk\.tensor.*wgmma of .* may still be reading",
         Text.MAINLOOP,
@@ -567,7 +567,7 @@ MUTANTS = [
     Mutant(
         "wgmma's operands not waited for",
         COOPERATIVE,
-        without("self.ring.consumer_wait(state, looked)"),
+        cut("self.ring.consumer_wait(state, looked)"),
         RaceError,
         r"wgmma\.mma_async.*" + UNFINISHED.format(SHARED),
         Text.MAINLOOP,
@@ -575,7 +575,7 @@ MUTANTS = [
     Mutant(
         "sums in registers begin with what was there",
         COOPERATIVE,
-        instead("multiply(acc, state, anew=True)", "multiply(acc, state)"),
+        edited("multiply(acc, state, anew=True)", "multiply(acc, state)"),
         WrongNumbers,
         "are wrong",
         Text.MAINLOOP,
@@ -583,7 +583,7 @@ MUTANTS = [
     Mutant(
         "every product overwrites the sums",
         COOPERATIVE,
-        instead("multiply(acc, state)", "multiply(acc, state, anew=True)"),
+        edited("multiply(acc, state)", "multiply(acc, state, anew=True)"),
         WrongNumbers,
         "are wrong",
         Text.MAINLOOP,
@@ -591,7 +591,7 @@ MUTANTS = [
     Mutant(
         "promoted sums begin with those of the last k tile",
         PROMOTED,
-        instead("% sets], state, anew=True,", "% sets], state,"),
+        edited("% sets], state, anew=True,", "% sets], state,"),
         WrongNumbers,
         "are wrong",
         Text.MAINLOOP,
@@ -599,7 +599,7 @@ MUTANTS = [
     Mutant(
         "sums promoted before they are there",
         PROMOTED,
-        instead("warpgroup.wait_group(under_way)", "warpgroup.wait_group(under_way + (count - 1))"),
+        edited("warpgroup.wait_group(under_way)", "warpgroup.wait_group(under_way + (count - 1))"),
         RaceError,
         r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
         Text.MAINLOOP,
@@ -607,7 +607,7 @@ MUTANTS = [
     Mutant(
         "sums of the last of an odd number of k tiles not waited for",
         PROMOTED,
-        instead("warpgroup.wait_group(under_way)", "warpgroup.wait_group(1 if count == 1 else under_way)"),
+        edited("warpgroup.wait_group(under_way)", "warpgroup.wait_group(1 if count == 1 else under_way)"),
         RaceError,
         r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
         Text.MAINLOOP,
@@ -616,14 +616,14 @@ MUTANTS = [
     Mutant(
         "scales that the stage's barrier does not count",
         BLOCK_SCALED,
-        instead("one(self.load), emptied, scales)", "one(self.load), emptied)"),
+        edited("one(self.load), emptied, scales)", "one(self.load), emptied)"),
         BarrierError,
         r"1 arrival\(s\) more than it expects",
     ),
     Mutant(
         "a stage released before its scales of columns are read",
         COLUMN_SCALED,
-        instead("self.reads_stages_late = b is Scaling.LINE", "self.reads_stages_late = False"),
+        edited("self.reads_stages_late = b is Scaling.LINE", "self.reads_stages_late = False"),
         RaceError,
         r"cp\.async.*" + STILL_READ.format(SHARED),
         Text.BLOCK_SCALED,
@@ -631,7 +631,7 @@ MUTANTS = [
     Mutant(
         "a stage released before all lanes have read its scales",
         BLOCK_SCALED,
-        without("cute.arch.sync_warp()"),
+        cut("cute.arch.sync_warp()"),
         RaceError,
         r"cp\.async.*" + STILL_READ.format(SHARED),
         Text.MAINLOOP,
@@ -639,7 +639,7 @@ MUTANTS = [
     Mutant(
         "the scales of another stage",
         BLOCK_SCALED,
-        instead("stages.a[(None, state.index)]", "stages.a[(None, 0)]"),
+        edited("stages.a[(None, state.index)]", "stages.a[(None, 0)]"),
         RaceError,
         r"cp\.async.*" + STILL_READ.format(SHARED),
         Text.BLOCK_SCALED,
@@ -647,7 +647,7 @@ MUTANTS = [
     Mutant(
         "scales of the rows below",
         COLUMN_SCALED,
-        instead("scales.rows[first_row + 2 * block + e // 2]", "scales.rows[first_row + 2 * block + e % 2]"),
+        edited("scales.rows[first_row + 2 * block + e // 2]", "scales.rows[first_row + 2 * block + e % 2]"),
         WrongNumbers,
         "are wrong",
         Text.BLOCK_SCALED,
@@ -655,7 +655,7 @@ MUTANTS = [
     Mutant(
         "scales of the neighbouring column",
         COLUMN_SCALED,
-        instead("pair[e % 2]", "pair[1 - e % 2]"),
+        edited("pair[e % 2]", "pair[1 - e % 2]"),
         WrongNumbers,
         "are wrong",
         Text.BLOCK_SCALED,
@@ -663,7 +663,7 @@ MUTANTS = [
     Mutant(
         "the columns of the first piece for both",
         PIECES,
-        instead("(self.a, self.b[piece])", "(self.a, self.b[0])"),
+        edited("(self.a, self.b[piece])", "(self.a, self.b[0])"),
         WrongNumbers,
         "are wrong",
         Text.MAINLOOP,
@@ -671,7 +671,7 @@ MUTANTS = [
     Mutant(
         "scales of the first piece for both",
         PIECES,
-        instead("scales.pair(first_group + group, keeps=by_rows)", "scales.pair(group, keeps=by_rows)"),
+        edited("scales.pair(first_group + group, keeps=by_rows)", "scales.pair(group, keeps=by_rows)"),
         WrongNumbers,
         "are wrong",
         Text.BLOCK_SCALED,
@@ -679,14 +679,14 @@ MUTANTS = [
     Mutant(
         "scales copied to a stage before it is empty",
         BLOCK_SCALED,
-        without("ring.sync_object_empty.wait(state.index, state.phase)"),
+        cut("ring.sync_object_empty.wait(state.index, state.phase)"),
         RaceError,
         r"cp\.async.*" + STILL_READ.format(SHARED) + "|" + STILL_WRITTEN.format(SHARED),
     ),
     Mutant(
         "scales announced before they are there",
         BLOCK_SCALED,
-        instead(
+        edited(
             "ring.sync_object_full.arrive_cp_async_mbarrier(state.index)",
             "cute.arch.mbarrier_arrive(ring.sync_object_full.get_barrier(state.index))",
         ),
@@ -696,28 +696,28 @@ MUTANTS = [
     Mutant(
         "scales of the next block of K",
         BLOCK_SCALED,
-        instead("k = shared.first_k + k_tile", "k = (k_tile + 1) % shared.k_tiles"),
+        edited("k = shared.first_k + k_tile", "k = (k_tile + 1) % shared.k_tiles"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "scales of the first part of K in all",
         SCALED_PARTS,
-        instead("k = shared.first_k + k_tile", "k = k_tile"),
+        edited("k = shared.first_k + k_tile", "k = k_tile"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "parts of K beyond the last block",
         SCALED_PARTS,
-        instead("self.in_cluster and self.scaling is not None", "False"),
+        edited("self.in_cluster and self.scaling is not None", "False"),
         IllegalAccess,
         "",
     ),
     Mutant(
         "scales of the first columns for all",
         BLOCK_SCALED,
-        instead("n0 * (config.mma_n // config.pieces // config.tile_n)", "n0 * 0"),
+        edited("n0 * (config.mma_n // config.pieces // config.tile_n)", "n0 * 0"),
         WrongNumbers,
         "are wrong",
         Text.BLOCK_SCALES,
@@ -725,7 +725,7 @@ MUTANTS = [
     Mutant(
         "scales of columns that begin within a block counted as blocks",
         HALF_BLOCKS,
-        instead("(first + i * width) // lines", "(first // lines + i)"),
+        edited("(first + i * width) // lines", "(first // lines + i)"),
         WrongNumbers,
         "are wrong",
         Text.BLOCK_SCALES,
@@ -733,7 +733,7 @@ MUTANTS = [
     Mutant(
         "halves that are not exchanged",
         ROTATING,
-        instead("= -values[e + half], values[e]", "= -values[e], values[e + half]"),
+        edited("= -values[e + half], values[e]", "= -values[e], values[e + half]"),
         WrongNumbers,
         "are wrong",
         Text.TILE,
@@ -741,7 +741,7 @@ MUTANTS = [
     Mutant(
         "rows of a table that don't repeat",
         REPEATING,
-        instead("coord = tuple(place % count", "coord = tuple(place"),
+        edited("coord = tuple(place % count", "coord = tuple(place"),
         WrongNumbers,
         "are wrong",
         Text.RINGS,
@@ -749,7 +749,7 @@ MUTANTS = [
     Mutant(
         "neighbours that are not exchanged",
         ROTATING_NEIGHBOURS,
-        instead("= -values[e + 1], values[e]", "= -values[e], values[e + 1]"),
+        edited("= -values[e + 1], values[e]", "= -values[e], values[e + 1]"),
         WrongNumbers,
         "are wrong",
         Text.TILE,
@@ -757,7 +757,7 @@ MUTANTS = [
     Mutant(
         "every part of a head is rotated",
         ROTATING_IN_PARTS,
-        instead("if block > self._columns:", "if False:"),
+        edited("if block > self._columns:", "if False:"),
         WrongNumbers,
         "are wrong",
         Text.TILE,
@@ -765,7 +765,7 @@ MUTANTS = [
     Mutant(
         "a column is exchanged with one of the same lane",
         ROTATING_FIRST,
-        instead("self.tile.lane - lane + (lane + lanes) % 4", "self.tile.lane"),
+        edited("self.tile.lane - lane + (lane + lanes) % 4", "self.tile.lane"),
         WrongNumbers,
         "are wrong",
         Text.TILE,
@@ -773,7 +773,7 @@ MUTANTS = [
     Mutant(
         "lanes beyond the fourth are not in the next eight columns",
         ROTATING_FIRST,
-        instead("cutlass.select_(lane < lanes, far, near)", "near"),
+        edited("cutlass.select_(lane < lanes, far, near)", "near"),
         WrongNumbers,
         "are wrong",
         Text.TILE,
@@ -781,7 +781,7 @@ MUTANTS = [
     Mutant(
         "columns behind the first ones are rotated",
         ROTATING_FIRST,
-        instead("(place >= half) & (place < columns)", "place >= half"),
+        edited("(place >= half) & (place < columns)", "place >= half"),
         WrongNumbers,
         "are wrong",
         Text.TILE,
@@ -789,7 +789,7 @@ MUTANTS = [
     Mutant(
         "halves of B that are not in pairs",
         ROTATING,
-        instead("pair_halves(b, 64, 16)", "b"),
+        edited("pair_halves(b, 64, 16)", "b"),
         WrongNumbers,
         "are wrong",
         Text.MODULE,
@@ -797,7 +797,7 @@ MUTANTS = [
     Mutant(
         "boxes of two subtiles handed back before the second is read",
         ROTATING_TABLE,
-        instead(
+        edited(
             "release_planes, shared.exact_pipeline, stage) if ends else",
             "release_planes, shared.exact_pipeline, stage) if part == 0 else",
         ),
@@ -807,7 +807,7 @@ MUTANTS = [
     Mutant(
         "boxes of two subtiles stored before the second is written",
         ROTATING,
-        instead(
+        edited(
             "if cutlass.const_expr(stages.store > 0 and ends)",
             "if cutlass.const_expr(stages.store > 0 and begins)",
         ),
@@ -817,7 +817,7 @@ MUTANTS = [
     Mutant(
         "columns of a box in the order of the box",
         ROTATING,
-        instead(
+        edited(
             "order = cute.make_layout((half, 2, run // half), stride=(1, run, half))",
             "order = cute.make_layout((half, 2, run // half), stride=(1, half, 2 * half))",
         ),
@@ -835,7 +835,7 @@ MUTANTS = [
     Mutant(
         "the other warpgroup's operands not skipped",
         PING_PONG,
-        without("ab_state.advance(self._k_tiles_at(shared, item))"),
+        cut("ab_state.advance(self._k_tiles_at(shared, item))"),
         Deadlock,
         "wgmma warp(.|\\n)*128 of 256 threads have arrived",
     ),
@@ -843,42 +843,42 @@ MUTANTS = [
     Mutant(
         "rows that are not loaded not cleared",
         FEW_ROWS,
-        without("self._clear(s_a, thread)"),
+        cut("self._clear(s_a, thread)"),
         RaceError,
         r"wgmma.*" + UNWRITTEN.format(SHARED),
     ),
     Mutant(
         "cleared rows not published to TMA",
         FEW_ROWS,
-        without('cute.arch.fence_proxy("async.shared", space="cta")', 2, 1),
+        cut('cute.arch.fence_proxy("async.shared", space="cta")', 2, 1),
         MissingProxyFence,
         r"overwrites shared.* through the async proxy; .* wrote it through the generic proxy",
     ),
     Mutant(
         "more expected than is loaded of few rows",
         FEW_ROWS,
-        instead("self.box_bytes * cutlass.max(count - 1, 0)", "self.box_bytes * count"),
+        edited("self.box_bytes * cutlass.max(count - 1, 0)", "self.box_bytes * count"),
         Deadlock,
         "1 of 1 arrivals, 2048 bytes",
     ),
     Mutant(
         "a box of rows too few",
         FEW_ROWS,
-        instead("if box < count:", "if box < count - 1:"),
+        edited("if box < count:", "if box < count - 1:"),
         Deadlock,
         "1 of 1 arrivals, 2048 bytes",
     ),
     Mutant(
         "wgmma's output not published to TMA",
         PING_PONG,
-        without('cute.arch.fence_proxy("async.shared", space="cta")', 2, 0),
+        cut('cute.arch.fence_proxy("async.shared", space="cta")', 2, 0),
         MissingProxyFence,
         r"cp\.async\.bulk\.tensor.* wrote it through the generic proxy",
     ),
     Mutant(
         "output stored before all lanes of a warp have written",
         PING_PONG,
-        without("cute.arch.sync_warp()", 2, 1),
+        cut("cute.arch.sync_warp()", 2, 1),
         RaceError,
         UNMET,
     ),
@@ -895,42 +895,42 @@ MUTANTS = [
     Mutant(
         "output plane of a warp not waited for",
         PING_PONG,
-        without("store_group.producer_acquire()"),
+        cut("store_group.producer_acquire()"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "a store more in flight than there are planes",
         PING_PONG,
-        instead("num_stages=max(stages.store, 1)", "num_stages=stages.store + 1"),
+        edited("num_stages=max(stages.store, 1)", "num_stages=stages.store + 1"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "shared memory given up under a warp's store",
         COOPERATIVE,
-        without("store_group.producer_tail()"),
+        cut("store_group.producer_tail()"),
         IllegalAccess,
         "while this store still reads its shared memory",
     ),
     Mutant(
         "one output plane for all warps of a warpgroup",
         COOPERATIVE,
-        instead("+ seat.group) * WARPS + seat.warp", "+ seat.group) * WARPS"),
+        edited("+ seat.group) * WARPS + seat.warp", "+ seat.group) * WARPS"),
         RaceError,
         r"overwrites shared.*, written by warp \d",
     ),
     Mutant(
         "one output plane for both warpgroups",
         COOPERATIVE,
-        instead("(store_plane * config.warpgroups + seat.group)", "store_plane * config.warpgroups"),
+        edited("(store_plane * config.warpgroups + seat.group)", "store_plane * config.warpgroups"),
         RaceError,
         "overwrites shared",
     ),
     Mutant(
         "rows of a warpgroup's first warp stored by all",
         PING_PONG,
-        instead("(row * WARPS + seat.warp, column)", "(row * WARPS, column)"),
+        edited("(row * WARPS + seat.warp, column)", "(row * WARPS, column)"),
         RaceError,
         STORED_TWICE,
     ),
@@ -945,7 +945,7 @@ MUTANTS = [
     Mutant(
         "planes handed back before all lanes have read them",
         PING_PONG,
-        without("cute.arch.sync_warp()"),
+        cut("cute.arch.sync_warp()"),
         RaceError,
         r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
         Text.EPILOGUE,
@@ -953,7 +953,7 @@ MUTANTS = [
     Mutant(
         "planes not handed back",
         PING_PONG,
-        without("smem.release()"),
+        cut("smem.release()"),
         Deadlock,
         "tma warp(.|\\n)*0 of 4 arrivals",
         Text.MODULE,
@@ -961,35 +961,35 @@ MUTANTS = [
     Mutant(
         "planes not waited for",
         PING_PONG,
-        without("shared.exact_pipeline.consumer_wait(stage)"),
+        cut("shared.exact_pipeline.consumer_wait(stage)"),
         RaceError,
         UNFINISHED.format(SHARED),
     ),
     Mutant(
         "barriers of the other warpgroup's planes",
         PING_PONG,
-        instead("self.config, in_ring(exact_state, seat.ring)", "self.config, in_ring(exact_state, 0)"),
+        edited("self.config, in_ring(exact_state, seat.ring)", "self.config, in_ring(exact_state, 0)"),
         Deadlock,
         r"wgmma warp(.|\n)*0 of 1 arrivals",
     ),
     Mutant(
         "planes of the other warpgroup's tile",
         PING_PONG,
-        instead("(seat.ring * self.stages.exact + exact_state.index)", "exact_state.index"),
+        edited("(seat.ring * self.stages.exact + exact_state.index)", "exact_state.index"),
         RaceError,
         SHARED,
     ),
     Mutant(
         "planes of the other half of a tile",
         COOPERATIVE,
-        instead("exact_state.index) * config.sharing + seat.share", "exact_state.index) * config.sharing"),
+        edited("exact_state.index) * config.sharing + seat.share", "exact_state.index) * config.sharing"),
         WrongNumbers,
         "rows 64 to",
     ),
     Mutant(
         "matrices stored transposed",
         PING_PONG,
-        instead(r"(stmatrix\.sync\.aligned\.m8n8\.x4)\.shared", r"\1.trans.shared", 8, 3),
+        edited(r"(stmatrix\.sync\.aligned\.m8n8\.x4)\.shared", r"\1.trans.shared", 8, 3),
         WrongNumbers,
         "are wrong",
         Text.PTX,
@@ -997,7 +997,7 @@ MUTANTS = [
     Mutant(
         "a short group of tile rows walked as a full one",
         PING_PONG,
-        instead("if first_row + self.raster_m > self.grid_m:", "if first_row > self.grid_m:"),
+        edited("if first_row + self.raster_m > self.grid_m:", "if first_row > self.grid_m:"),
         WrongNumbers,
         "are wrong",
         Text.SCHEDULER,
@@ -1005,14 +1005,14 @@ MUTANTS = [
     Mutant(
         "output plane of a warp not advanced",
         PING_PONG,
-        instead("(store_plane + 1) % stages.store", "store_plane + 0"),
+        edited("(store_plane + 1) % stages.store", "store_plane + 0"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "rows of a fragment confused",
         PING_PONG,
-        instead("e // 2 % 2", "e % 2"),
+        edited("e // 2 % 2", "e % 2"),
         WrongNumbers,
         "are wrong",
         Text.TILE,
@@ -1020,14 +1020,14 @@ MUTANTS = [
     Mutant(
         "readers in one CTA of two counted",
         HOPPER_MULTICAST,
-        instead("readers = config.cluster_m + config.cluster_n - 1", "readers = 1"),
+        edited("readers = config.cluster_m + config.cluster_n - 1", "readers = 1"),
         RaceError,
         r"cp\.async\.bulk\.tensor.*overwrites shared",
     ),
     Mutant(
         "B multicast to one CTA of two",
         HOPPER_MULTICAST,
-        instead("cute.make_layout_image_mask(cta_layout, cta_coord, mode=0)", "cutlass.Int16(1)"),
+        edited("cute.make_layout_image_mask(cta_layout, cta_coord, mode=0)", "cutlass.Int16(1)"),
         Deadlock,
         "wgmma warp(.|\n)* bytes",
     ),
