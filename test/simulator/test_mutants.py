@@ -6,9 +6,8 @@ Which seeds show a race or a deadlock is a matter of luck; that at least one of 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,20 @@ from _pytest.mark import ParameterSet
 from cute_backend.simulator.simulation_errors import SimulationError
 from support import archs
 from support.simulator import mutants_sm80, mutants_sm90, mutants_sm100
-from support.simulator.mutants import SUBJECTS, Edit, Mutant, Text, WrongNumbers, sound
-from support.simulator.planting import check
+from support.simulator.mutants import (
+    ONE,
+    PING_PONG,
+    SUBJECTS,
+    WARPS,
+    InPtx,
+    Mutant,
+    Subject,
+    WrongNumbers,
+    built,
+    sound,
+    traced,
+)
+from support.simulator.planting import Wrong, check
 from support.sweeps import EXHAUSTIVE, covering
 
 MUTANTS = [*mutants_sm80.MUTANTS, *mutants_sm90.MUTANTS, *mutants_sm100.MUTANTS]
@@ -40,9 +51,9 @@ def test_no_order_of_completion_shows_a_fault_in_a_sound_kernel(name):
 
 
 def cases() -> Iterator[ParameterSet]:
-    """`make test` has every error of every template, and every module or ring that faults are planted in."""
+    """`make test` has every error of every template, and every part of kernels that faults are planted in."""
     kinds = [
-        frozenset({(mutant.subject.config.arch.target.template, mutant.error), mutant.place})
+        frozenset({(mutant.subject.config.arch.target.template, mutant.error), mutant.part})
         for mutant in MUTANTS
     ]
     kept = covering(kinds)
@@ -64,37 +75,31 @@ def test_a_planted_fault_is_caught(mutant: Mutant, tmp_path: Path):
     pytest.fail("\n".join(others) or f"no seed of {SEEDS} shows it")
 
 
-PLANTED = [mutant for mutant in MUTANTS if mutant.is_planted]
-EDITED = [mutant for mutant in MUTANTS if not mutant.is_planted and mutant.text is not Text.PTX]
-
-
-@pytest.mark.parametrize("mutant", PLANTED, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_fault_has_a_place(mutant: Mutant):
-    check(mutant.wrongs)
+    if not isinstance(mutant.fault, InPtx):
+        check(mutant.fault)
 
 
-@pytest.mark.parametrize("mutant", EDITED, ids=lambda mutant: mutant.name)
-def test_a_planted_fault_finds_the_text_that_it_replaces(mutant: Mutant):
-    compile(mutant.faulty_text(), mutant.name, "exec")
+KERNELS = {mutant.subject: mutant.name for mutant in reversed(MUTANTS)}
+"""The kernels that have a fault, and the name of the first."""
 
 
-def test_planted_faults_use_names_that_exist(tmp_path: Path):
-    """A name that a change took away would end such a kernel before the simulator sees it."""
-    for i, mutant in enumerate(EDITED):
-        (tmp_path / f"fault_{i}.py").write_text(f"{mutant.faulty_text()}\n# {mutant.name}\n")
-    command = (
-        sys.executable,
-        "-m",
-        "ruff",
-        "check",
-        "--isolated",
-        "--no-cache",
-        "--select",
-        "F821",
-        tmp_path,
-    )
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
+def neutral(subject: Subject) -> tuple[Wrong, ...]:
+    """All faults of a kernel, with each call replaced by itself."""
+    faults = [mutant.fault for mutant in MUTANTS if mutant.subject == subject]
+    wrongs = [wrong for fault in faults if not isinstance(fault, InPtx) for wrong in fault]
+    return tuple(replace(wrong, effect=lambda call: call()) for wrong in wrongs)
+
+
+@pytest.mark.parametrize("subject", [pytest.param(subject, id=name) for subject, name in KERNELS.items()])
+def test_a_kernel_makes_the_calls_that_its_faults_replace(subject: Subject, tmp_path: Path):
+    traced(subject.kernel, neutral(subject), tmp_path)
+
+
+@pytest.mark.parametrize("subject", [WARPS, PING_PONG, ONE], ids=["warps", "ping-pong", "one"])
+def test_calls_that_are_replaced_by_themselves_leave_a_kernel_as_it_is(subject: Subject, tmp_path: Path):
+    assert traced(subject.kernel, neutral(subject), tmp_path).ptx == built(subject.kernel).ptx
 
 
 def test_the_table_covers_every_template():
@@ -104,7 +109,7 @@ def test_the_table_covers_every_template():
     assert min(per_arch) >= 10
 
 
-@pytest.mark.parametrize("text", ["nothing of the kind", "twice twice"])
-def test_an_edit_that_misses_is_an_error(text):
-    with pytest.raises(AssertionError, match="'twice' is there"):
-        Edit("twice", "once").apply(text)
+def test_ptx_without_the_text_that_a_fault_replaces_is_an_error():
+    assert InPtx(r"b(\d)", r"c\1").apply("a b1 b2") == "a c1 c2"
+    with pytest.raises(AssertionError, match="'b3' is nowhere"):
+        InPtx("b3", "").apply("b1 b2")

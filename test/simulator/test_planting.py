@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
+import cutlass.pipeline as pipeline
 import pytest
 
 from cute_backend.templates import crew, rings, tma_feed
 from cute_backend.templates.tile import FragmentTile
-from support.simulator.mutants import WARPS, Mutant, WrongNumbers
-from support.simulator.planting import NeverReached, Wrong, check, instead, planted, without
+from support.simulator.mutants import ROWS_BESIDE_TMA, WARPS, Mutant, WrongNumbers, traced
+from support.simulator.planting import NeverReached, Wrong, check, instead, late, planted, without
 
 ROLE = crew.Role("work", 0, 4, "what a test does")
 ARRIVALS = crew.Arrivals(ROLE, 4, 1)
@@ -78,6 +81,45 @@ def test_each_call_of_another_place_is_followed_by_one_that_is_wrong():
         assert [ARRIVALS.count, ARRIVALS.count] == [6, 4]
         crew.one(ROLE)
         assert [ARRIVALS.count, ARRIVALS.count] == [6, 4]
+
+
+def test_a_late_call_is_made_after_the_next_call_of_another_place():
+    made: list[str] = []
+    order = (
+        instead("crew.one", lambda call: made.append(call.role)),
+        late("crew.one", "crew.Arrivals.__str__"),
+    )
+    with planted(tuple(wrong for each in order for wrong in each)):
+        crew.one("first")
+        made.append("between")
+        str(ARRIVALS)
+    assert made == ["between", "first"]
+
+
+def test_the_pipelines_of_rings_are_known_by_name(tmp_path):
+    found: dict[str, set[Any]] = defaultdict(set)
+
+    def seen(place: str, of: Callable[[Any], Any]) -> tuple[Wrong, ...]:
+        def see(call: Any) -> Any:
+            found[place].add(of(call))
+            return call()
+
+        return instead(place, see)
+
+    kernel = ROWS_BESIDE_TMA.kernel
+    wrongs = [seen(f"{ring}.consumer_wait", lambda call: type(call.self)) for ring in ("ab", "row")]
+    wrongs += [seen(f"{ring}.create", lambda call: call.num_stages) for ring in ("ab", "row")]
+    wrongs += [seen(f"ab.{side}.wait", lambda call: call.self.arrive_count) for side in ("full", "empty")]
+    traced(kernel, tuple(wrong for each in wrongs for wrong in each), tmp_path)
+    stages = kernel.plan.stages
+    assert found == {
+        "ab.consumer_wait": {pipeline.PipelineTmaAsync},
+        "row.consumer_wait": {pipeline.PipelineAsync},
+        "ab.create": {stages.ab},
+        "row.create": {stages.row},
+        "ab.full.wait": {1},  # the warp that loads
+        "ab.empty.wait": {4},  # the warps that multiply
+    }
 
 
 def test_a_fault_that_no_call_of_a_kernel_fits_is_an_error(tmp_path):

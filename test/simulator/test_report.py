@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
+import cutlass.cute as cute
 import pytest
+from cutlass import Float32
 
 from cute_backend.planning import Alignment, Rowvecs, TileConfig, plan, with_rowvecs
+from cute_backend.runtime.compiling.compile import SYMBOL
 from cute_backend.simulator import simulate
+from cute_backend.simulator.host import HostProgram
 from cute_backend.simulator.report import Recorder
 from cute_backend.simulator.simulate import Launch, Machine, run_region
 from support.simulator.exact import operands, scaled_residual, sm90, sm100
-from support.simulator.mutants import Mutant, Subject, Text, WrongNumbers, edited
+from support.simulator.mutants import Subject, traced
+from support.simulator.planting import Call, instead
 
 M, N, K = 192, 192, 384
 BF16 = 2
@@ -107,19 +113,23 @@ def test_no_load_stands_there_wherever_rowvecs_are(rowvecs: Rowvecs, column_grou
 
 def test_a_rowvec_that_is_read_when_it_is_needed_stands_there(tmp_path: Path) -> None:
     hoisted = with_rowvecs(sm100(128, 128), scaled_residual(), Rowvecs.REGISTER_HOIST)
-    late = Mutant(
-        "rowvec read after the accumulator wait",
-        Subject(hoisted, (M, N, K)),
-        edited(
-            "scale_b = sub.columns_of(held.scale_b)",
-            "scale_b = cute.make_rmem_tensor(sub.columns, Float32)\n"
-            "        for c in cutlass.range_constexpr(sub.columns):\n"
-            "            scale_b[c] = glob.scale_b[sub.column(c)]",
-        ),
-        WrongNumbers,
-        "",
-        Text.MODULE,
-    )
-    with patch.object(simulate, "_program", lambda kernel: late.program(tmp_path)):
+    found: list[Any] = []
+
+    def remember(call: Call) -> Any:
+        made = call()
+        if hasattr(made, "scale_b"):
+            found.append(made)
+        return made
+
+    def read(call: Call) -> Any:
+        columns = cute.make_rmem_tensor(call.self.columns, Float32)
+        for c in range(call.self.columns):
+            columns[c] = found[-1].scale_b[call.self.column(c)]
+        return columns
+
+    late = (*instead("epilogue.by_name", remember), *instead("tile.Subtile.columns_of", read))
+    compiled = traced(Subject(hoisted, (M, N, K)).kernel, late, tmp_path)
+    program = HostProgram(compiled.ptx, compiled.host_object, SYMBOL)
+    with patch.object(simulate, "_program", lambda kernel: program):
         launch, _ = launched(hoisted)
     assert min(launch.report.roles["epilogue"].exposed_loads) > 0

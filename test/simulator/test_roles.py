@@ -9,10 +9,10 @@ import pytest
 from cute_backend.runtime.compiling.compile import SYMBOL
 from cute_backend.simulator.host import HostProgram
 from cute_backend.simulator.simulation_errors import Deadlock
-from support.simulator.mutants import COOPERATIVE, MASKED, ONE, PAIR, PING_PONG, STAGED, Edit, Subject, built
+from support.simulator.mutants import COOPERATIVE, MASKED, ONE, PAIR, PING_PONG, STAGED, InPtx, Subject, built
 from support.simulator.ptx_entries import entry, launch
 
-EARLY = Edit(r"(?s)\A(.*?)(mov\.u32\s+%r\d+, %tid\.x;)", r"\1bar.sync 9, 992; \2")
+EARLY = InPtx(r"(?s)\A(.*?)(mov\.u32\s+%r\d+, %tid\.x;)", r"\1bar.sync 9, 992; \2")
 """A barrier that never fills, before any warp has done anything that could tell what it is for."""
 
 
@@ -24,7 +24,7 @@ def roles_in(error: str) -> dict[tuple[int, str], str]:
 
 def stuck(subject: Subject) -> dict[tuple[int, str], str]:
     kernel = built(subject.kernel)
-    program = HostProgram(EARLY.apply(kernel.ptx, regex=True), kernel.host_object, SYMBOL)
+    program = HostProgram(EARLY.apply(kernel.ptx), kernel.host_object, SYMBOL)
     with pytest.raises(Deadlock, match=r"bar\.sync 9(.|\n)* threads have arrived") as caught:
         subject.check(program, seed=1)
     return roles_in(str(caught.value))

@@ -8,6 +8,7 @@
 - Pages and results: `page_commands`, `colours`, `sample_results`.
 - Plugins of pytest: `compile_once`, `cpu_times`, `sweeps`.
 - Folders: `fx_walk` makes graphs and reads recorded ones. `runtime` has a kernel made by hand, and programs
-  that tests start. `simulator` has small PTX kernels, exact products, and planted faults: `mutants` plants
-  them, and `mutants_sm80`, `mutants_sm90` and `mutants_sm100` are the tables of faults.
+  that tests start. `simulator` has small PTX kernels, exact products, and planted faults: `planting`
+  plants them, `mutants` has the kernels that they are planted in, and `mutants_sm80`, `mutants_sm90` and
+  `mutants_sm100` are the tables of faults.
 """

@@ -1,29 +1,25 @@
-"""Planted faults (mutants) in kernels: how one is planted, and the kernels that faults are planted in.
+"""Planted faults (mutants) in kernels: what one consists of, and the kernels that faults are planted in.
 
-A fault is an edit of a template's text, of a generated module or of a compiled kernel's PTX. The text that it
-replaces must occur exactly as often as the edit states, so that no mutant vanishes when a template changes.
-The faults themselves are in `mutants_sm80.py`, `mutants_sm90.py` and `mutants_sm100.py`.
+A fault is planted while a kernel is traced, by replacing what it calls (`planting.py`). Only what the
+compiler alone makes, such as the bits of a descriptor, is replaced in PTX. The faults themselves are in
+`mutants_sm80.py`, `mutants_sm90.py` and `mutants_sm100.py`.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 
-import cute_backend.templates
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, plan
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
-from cute_backend.runtime.compiling.compile import SYMBOL, compile_kernel
+from cute_backend.runtime.compiling.compile import SYMBOL
 from cute_backend.runtime.kernels.built import Built
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator import simulate
@@ -64,7 +60,7 @@ from support.simulator.exact import (
     sm100,
     wrong,
 )
-from support.simulator.planting import Wrong, planted
+from support.simulator.planting import Wrong, part_of, planted
 
 # An fp8 product with scales of rows and columns and a residual, written in bf16.
 SPEC = scaled_residual()
@@ -258,7 +254,7 @@ class Subject:
                 raise WrongNumbers(wrong(torch.atleast_2d(actual), torch.atleast_2d(expected)))
 
 
-# The kernels that faults are planted in. A new fault takes the smallest one that executes the edited text.
+# The kernels that faults are planted in. A new fault takes the smallest one that makes the call.
 ONE = Subject(sm100(128, 64), (192, 192, 384))  # M = N: only the strides tell a row from a column
 PAIR = Subject(sm100(256, 64, 2, 1, ctas=2), (520, 104, 256))
 MULTICAST = Subject(sm100(128, 64, 2, 2), (296, 168, 256))
@@ -399,188 +395,56 @@ SUBJECTS = {
 }
 
 
-class Text(Enum):
-    """The text that is edited: a module of the templates, by its name, or a text that is made from them."""
-
-    TEMPLATE = "the template of the architecture"
-    TILE = "tile"
-    RINGS = "rings"
-    EPILOGUE = "epilogue"
-    SCHEDULER = "scheduler"
-    FINISH = "finish"
-    LAST_TILE = "last_tile"
-    SPLIT_K = "split_k"
-    SPLIT_SUMS = "split_sums"
-    MAINLOOP = "mainloop"
-    WARP_MAINLOOP = "warp_mainloop"
-    WARP_COLUMNS = "warp_columns"
-    WARP_COPIES = "warp_copies"
-    STAGED = "staged"
-    TMA_FEED = "tma_feed"
-    BLOCK_SCALED = "block_scaled"
-    BLOCK_SCALES = "block_scales"
-    MMA_SCALED = "mma_scaled"
-    PARTIAL_SUMS = "partial_sums"
-    GEMM = "gemm"
-    BATCH = "batch"
-    TAILS = "tails"
-    MODULE = "the generated module"
-    PTX = "the PTX, where the old text is a regular expression"
-
-
 @dataclass(frozen=True)
-class Edit:
-    """`old` becomes `new` at its `at`-th of `times` occurrences."""
+class InPtx:
+    """A regular expression, and what replaces it wherever it is found in a kernel's PTX."""
 
     old: str
     new: str
-    times: int = 1
-    at: int = 0
 
-    def apply(self, text: str, *, regex: bool = False) -> str:
-        found = list(re.finditer(self.old if regex else re.escape(self.old), text))
-        assert len(found) == self.times, f"{self.old!r} is there {len(found)} times, not {self.times}"
-        match = found[self.at]
-        return text[: match.start()] + (match.expand(self.new) if regex else self.new) + text[match.end() :]
-
-
-_USERS = {
-    (Text.SCHEDULER, "sm90"): ("batch", "import batch as"),
-    (Text.SCHEDULER, "sm100"): ("batch", "import batch as"),
-    (Text.TILE, "sm90"): ("fragments", "templates.fragments import"),
-    (Text.TILE, "sm80"): ("fragments", "templates.fragments import"),
-}
-"""For an edited module that the template itself doesn't use: the module that does, and how the template
-imports that one."""
-
-_BY_MODULES_ALONE = (Text.FINISH, Text.BLOCK_SCALED, Text.MMA_SCALED, Text.SPLIT_SUMS)
-"""Modules that generated modules import, and templates don't."""
+    def apply(self, text: str) -> str:
+        """The text with the fault. Raises AssertionError if `old` is not in it."""
+        faulty, count = re.subn(self.old, self.new, text)
+        assert count, f"{self.old!r} is nowhere in the PTX"
+        return faulty
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault. `message` is searched for in the text of the error; `around` edits the template that imports
-    the edited module."""
+    """A fault in a kernel, and the error that shows it. `message` is searched for in the error's text."""
 
     name: str
     subject: Subject
-    fault: tuple[Edit, ...] | tuple[Wrong, ...]
+    fault: tuple[Wrong, ...] | InPtx
     error: type[Exception]
-    message: str
-    text: Text = Text.TEMPLATE
-    around: tuple[Edit, ...] = ()
+    message: str = ""
 
     @property
-    def wrongs(self) -> tuple[Wrong, ...]:
-        """The calls that are wrong, of a fault that is planted while the kernel is traced."""
-        return tuple(each for each in self.fault if isinstance(each, Wrong))
-
-    @property
-    def edits(self) -> tuple[Edit, ...]:
-        """The edits of a text."""
-        return tuple(each for each in self.fault if isinstance(each, Edit))
-
-    @property
-    def is_planted(self) -> bool:
-        """Whether the fault is planted while the kernel is traced, not in a text."""
-        return bool(self.wrongs)
-
-    @property
-    def place(self) -> str:
-        """The ring, the module or the text that the fault is planted in."""
-        return self.wrongs[0].at.partition(".")[0] if self.is_planted else self.text.name
+    def part(self) -> str:
+        """The part of a kernel that is wrong."""
+        return "PTX" if isinstance(self.fault, InPtx) else part_of(self.fault[0].at)
 
     def program(self, folder: Path) -> HostProgram:
         """The faulty kernel, its text in `folder`."""
         kernel = self.subject.kernel
-        if self.text is Text.PTX:
+        if isinstance(self.fault, InPtx):
             compiled = built(kernel)
-            return HostProgram(self._edited(compiled.ptx), compiled.host_object, SYMBOL)
-        if self.is_planted:
-            path = folder / "kernel.py"
-            path.write_text(source := self._source())
-            with planted(self.wrongs):
-                compiled = afresh(kernel, source, path)
-            return HostProgram(compiled.ptx, compiled.host_object, SYMBOL)
-        faulty = self.faulty_text()
-        if self.text is Text.MODULE:
-            source = faulty
-        else:
-            source = self._source()
-            used = self._used
-            if used == self._module:
-                text = faulty
-            else:
-                part = self._module
-                name = self._imported(part, faulty, folder)
-                source = source.replace(f"templates.{part} import", f"templates.{name} import")
-                user, importing = _USERS.get((self.text, used), (used, ""))
-                imports = "templates import {} as" if self.text is Text.BATCH else "templates.{} import"
-                text = Edit(imports.format(part), imports.format(name)).apply(_text(user))
-                for edit in self.around:
-                    text = edit.apply(text)
-                if user != used:
-                    imported = importing.replace(user, self._imported(user, text, folder))
-                    text = Edit(importing, imported).apply(_text(used))
-            name = self._imported(used, text, folder)
-            source = Edit(f"templates.{used} import", f"templates.{name} import").apply(source)
-        path = folder / "kernel.py"
-        path.write_text(source)
-        compiled = compile_kernel(kernel, source, path)
+            return HostProgram(self.fault.apply(compiled.ptx), compiled.host_object, SYMBOL)
+        compiled = traced(kernel, self.fault, folder)
         return HostProgram(compiled.ptx, compiled.host_object, SYMBOL)
 
-    def faulty_text(self) -> str:
-        """The text with the fault. It can't be used for PTX, which must be compiled first. Raises
-        AssertionError if the text no longer has the part that an edit replaces."""
-        return self._edited(self._source() if self.text is Text.MODULE else _text(self._module))
 
-    def _source(self) -> str:
-        """The generated module, without the fault."""
-        kernel = self.subject.kernel
-        return emit(kernel.plan)
-
-    @property
-    def _template(self) -> str:
-        return self.subject.kernel.arch.target.template.split(":")[0].rpartition(".")[2]
-
-    @property
-    def _module(self) -> str:
-        """The name of the module of the templates that is edited."""
-        return self._template if self.text is Text.TEMPLATE else self.text.value
-
-    @property
-    def _used(self) -> str:
-        """The name of the module through which the generated module uses the edited one."""
-        if self.text is Text.LAST_TILE:
-            return Text.FINISH.value
-        return self._module if self.text in _BY_MODULES_ALONE else self._template
-
-    def _edited(self, text: str) -> str:
-        for edit in self.edits:
-            text = edit.apply(text, regex=self.text is Text.PTX)
-        return text
-
-    def _imported(self, original: str, text: str, folder: Path) -> str:
-        """Imports `text` beside the module of the templates that it is made from, and returns its name."""
-        path = folder / f"{original}.py"
-        path.write_text(text)
-        name = re.sub(r"\W", "_", f"{original} {self.name}")
-        found = importlib.util.spec_from_file_location(f"{cute_backend.templates.__name__}.{name}", path)
-        assert found is not None and found.loader is not None
-        module = sys.modules[found.name] = importlib.util.module_from_spec(found)
-        found.loader.exec_module(module)
-        return name
-
-
-def _text(module: str) -> str:
-    """The source of a module of the templates."""
-    [package] = cute_backend.templates.__path__
-    return Path(package, f"{module}.py").read_text()
+def traced(kernel: Kernel, fault: tuple[Wrong, ...], folder: Path) -> Built:
+    """Compiles a kernel with a fault. Raises NeverReached if no call of the kernel fits it."""
+    path = folder / "kernel.py"
+    path.write_text(source := emit(kernel.plan))
+    with planted(fault):
+        return afresh(kernel, source, path)
 
 
 @cache
 def built(kernel: Kernel) -> Built:
-    """A kernel without a fault, compiled once for all the mutants of its PTX."""
+    """A kernel without a fault, compiled once."""
     return build(kernel)
 
 
@@ -588,24 +452,6 @@ def sound(subject: Subject) -> HostProgram:
     """The kernel without a fault."""
     compiled = built(subject.kernel)
     return HostProgram(compiled.ptx, compiled.host_object, SYMBOL)
-
-
-def cut(line: str, times: int = 1, at: int = 0) -> tuple[Edit, ...]:
-    """Edits that remove a statement."""
-    return (Edit(line, "pass", times, at),)
-
-
-def edited(old: str, new: str, times: int = 1, at: int = 0) -> tuple[Edit, ...]:
-    return (Edit(old, new, times, at),)
-
-
-def hasty(release: str, wait: str) -> tuple[Edit, ...]:
-    """Edits that move a release to the line after the wait."""
-    return (Edit(release, "pass"), Edit(wait, f"{wait}; {release}"))
-
-
-RELEASED_UNREAD = (Edit("smem.release()", "pass"), Edit("sub.copy_from(", "smem.release(); sub.copy_from("))
-"""Edits of a generated epilogue that hand planes back to TMA before it has read them."""
 
 
 # The simulator's messages about a race. The dot does not match a line's end, so one sentence has both sides.

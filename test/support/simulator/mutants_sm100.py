@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import Boolean, Int16
+from cutlass.cute.nvgpu import tcgen05
+from cutlass.cutlass_dsl import if_generate
+
+from cute_backend.planning.mma_scales import tmem_columns
 from cute_backend.simulator.simulation_errors import (
     BarrierError,
     Deadlock,
@@ -11,6 +23,8 @@ from cute_backend.simulator.simulation_errors import (
     ResourceError,
     SimulationError,
 )
+from cute_backend.templates.rings import producer_state
+from support.simulator.effects import RELEASED_UNREAD, first_b, has_not, one_part_less, places_alone
 from support.simulator.mutants import (
     BLACKWELL_BLOCKS,
     BLACKWELL_COLUMN_GROUPS,
@@ -35,7 +49,6 @@ from support.simulator.mutants import (
     ONE,
     PAIR,
     PAIRS_OF_K_TAILS,
-    RELEASED_UNREAD,
     SHARED,
     STILL_READ,
     STILL_WRITTEN,
@@ -44,30 +57,110 @@ from support.simulator.mutants import (
     UNFINISHED,
     UNWRITTEN,
     WRITES_SCALES,
-    Edit,
+    InPtx,
     Mutant,
-    Text,
     WrongNumbers,
-    cut,
-    edited,
-    hasty,
+)
+from support.simulator.planting import (
+    Call,
+    Wrong,
+    as_written,
+    changed,
+    early,
+    instead,
+    late,
+    threads,
+    without,
 )
 
-_RELEASE_SUMS = "with cute.arch.elect_one():\n                    ring.consumer_release(state)"
+
+def _one_k_tile_before(call: Call) -> Any:
+    return [(stages, cute.domain_offset((0, -1), boxes)) for stages, boxes in call()]
+
+
+def _pad_no_rows(call: Call) -> None:
+    call.epilogue.pads_rows = False
+    call()
+
+
+def _release_elected(call: Call) -> None:
+    """Releases a stage as soon as it is there, by one arrival of each warp."""
+    call()
+    with as_written():
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            call.self.consumer_release(call.state)
+
+
+def _release_last(call: Call) -> Any:
+    """Releases the stage in which the sums of a tile were left."""
+    state, scale_state = call()
+    with cute.arch.elect_one():
+        call.ring.consumer_release(state)
+    return state, scale_state
+
+
+def _add_at_once(call: Call) -> Any:
+    """Adds the first products to what is there."""
+    call.mma.set(tcgen05.Field.ACCUMULATE, True)
+    return call.mma
+
+
+def _commit_to_operands() -> tuple[Wrong, ...]:
+    """A tile's products are committed to a barrier of the operands."""
+    operands: list[Any] = []
+
+    def remember(call: Call) -> None:
+        operands.append(call.self)
+        call()
+
+    def commit(call: Call) -> None:
+        operands[-1].consumer_release(call.state)
+
+    return (*instead("ab.consumer_release", remember), *instead("acc.producer_commit", commit))
+
+
+def _by_one_warpgroup(call: Call) -> None:
+    """Only the first warpgroup arrives."""
+    if_generate(cute.arch.warp_idx() < 4, lambda: call() or [])
+
+
+def _publish_first(call: Call) -> None:
+    with as_written():
+        cute.arch.fence_proxy("async.shared", space="cta")
+    call()
+
+
+def _more_rows(call: Call) -> Any:
+    """Maps of planes that have 128 rows more."""
+
+    def taller(plane: cute.Tensor) -> cute.Tensor:
+        m, n = plane.shape
+        return cute.make_tensor(plane.iterator, cute.make_layout((m + 128, n), stride=plane.stride))
+
+    return call(tensors={name: taller(plane) for name, plane in call.tensors.items()})
+
+
+def _one_row_more(call: Call) -> Any:
+    row, column, _ = call()
+    return row, column, (row <= call.self.tile.m) & (column < call.self.tile.n)
+
 
 MUTANTS = [
     # Blocks that are reduced in passes.
     Mutant(
         "every block has the results of the tile's first one on Blackwell",
         BLACKWELL_PASSES,
-        edited("acc_state.index, tile, first)", "acc_state.index, tile, 0)"),
+        instead("sm100.Sm100Gemm._read_again", lambda call: call(first=0)),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "accumulators released after the first block on Blackwell",
         BLACKWELL_PASSES,
-        edited("if visit == self.visits - 1:", "if visit == self.block_subtiles - 1:"),
+        instead(
+            "sm100.Sm100Gemm._visit",
+            lambda call: call(self=changed(call.self, visits=call.self.block_subtiles)),
+        ),
         RaceError,
         UNFINISHED.format(TMEM),
     ),
@@ -75,21 +168,22 @@ MUTANTS = [
     Mutant(
         "kept values not written back",
         BLACKWELL_KEEPS,
-        edited("cute.copy(reader.write, own, piece)", "pass"),
+        without(
+            "cute.copy", after="arch.fence_view_async_tmem_load", before="arch.fence_view_async_tmem_store"
+        ),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "kept values read before they are written",
         BLACKWELL_KEEPS,
-        cut("cute.arch.fence_view_async_tmem_store()"),
+        without("arch.fence_view_async_tmem_store"),
         RaceError,
         UNFINISHED.format(TMEM),
     ),
     Mutant(
         "planes ahead of passes not waited for",
         BLACKWELL_KEEPS,
-        cut("shared.exact_pipeline.consumer_wait(exact_state)"),
+        without("exact.consumer_wait", before="arch.fence_view_async_tmem_store"),
         RaceError,
         UNFINISHED.format(SHARED),
     ),
@@ -97,491 +191,438 @@ MUTANTS = [
     Mutant(
         "a tile runs the epilogue of the segment before it on Blackwell",
         BLACKWELL_SEGMENTS,
-        edited("self.segments[i].has(place)", "self.segments[i - 1].has(place)", 3, 2),
-        WrongNumbers,
-        "are wrong",
+        instead("segments.Segment.has", has_not, inside="sm100.Sm100Gemm._visit_tiles"),
+        IllegalAccess,
+        "only loads may begin before 0",
     ),
     Mutant(
         "a tile is counted from the plane's first column on Blackwell",
         BLACKWELL_SEGMENTS,
-        edited("self.segments[i].within(place)", "place", 2, 1),
+        instead("segments.Segment.within", lambda call: call.place, inside="sm100.Sm100Gemm._visit_tiles"),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "every segment loads the first B on Blackwell",
         BLACKWELL_SEGMENTS,
-        edited(
-            "b_tmas[i].atom,\n                                t_gb",
-            "b_tmas[0].atom,\n                                t_gb",
-        ),
+        instead("batch.operands", first_b),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "a segment without planes expects those of another on Blackwell",
         BLACKWELL_SEGMENTS,
-        edited("stores, buffers, exacts)", "stores, buffers, exacts[:1] * len(exacts))"),
+        instead("segments.make_exacts", lambda call: call()[:1] * len(call.epilogues)),
         Deadlock,
-        "",
     ),
     Mutant(
         "a tile without planes keeps its stage of them on Blackwell",
         BLACKWELL_SEGMENTS,
-        cut("smem.release()"),
+        without("epilogue.release_planes", when=lambda call: call.loads.sync_object_full.tx_count == 0),
         Deadlock,
-        "",
     ),
     # Halves of rotated blocks.
     Mutant(
         "second halves that are not negated",
         BLACKWELL_ROTATING,
-        edited("= -values[e + half]", "= values[e + half]"),
+        instead("tile.Subtile.rotate_half", places_alone),
         WrongNumbers,
-        "are wrong",
-        Text.TILE,
     ),
     # Operands: the load warp, the MMA warp, and the cluster.
     Mutant(
         "operands not waited for",
         ONE,
-        cut("ab_pipeline.consumer_wait(ab_state)"),
+        without("ab.consumer_wait"),
         RaceError,
         r"tcgen05\.mma.*" + UNFINISHED.format(SHARED),
     ),
     Mutant(
         "operand stage not waited for",
         ONE,
-        edited("producer_acquire(ab_state)", "producer_acquire(ab_state, cutlass.Boolean(True))"),
+        instead("ab.producer_acquire", lambda call: call(try_acquire_token=Boolean(True))),
         BarrierError,
         "arrival.* more than it expects",
     ),
     Mutant(
         "operand stage released before its products",
         ONE,
-        hasty("ab_pipeline.consumer_release(ab_state)", "ab_pipeline.consumer_wait(ab_state)"),
+        early("ab.consumer_release", "ab.consumer_wait"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "half of the bytes expected",
         ONE,
-        edited("tx_count=ab_bytes * config.ctas", "tx_count=ab_bytes // 2"),
+        instead("ab.create", lambda call: call(tx_count=call.tx_count // 2)),
         Deadlock,
         "mma warp(.|\n)*1 of 1 arrivals.* bytes",
     ),
     Mutant(
         "half of a pair's bytes expected",
         PAIR,
-        edited("tx_count=ab_bytes * config.ctas", "tx_count=ab_bytes"),
+        instead("ab.create", lambda call: call(tx_count=call.tx_count // 2)),
         RaceError,
         r"tcgen05\.mma.*reads shared",
     ),
     Mutant(
         "sixteen bytes too many expected",
         ONE,
-        edited(r"mov\.b32(\s+%r\d+), 24576;", r"mov.b32\1, 24592;"),
+        instead("ab.create", lambda call: call(tx_count=call.tx_count + 16)),
         Deadlock,
         r"mma warp(.|\n)*1 of 1 arrivals, 16 bytes",
-        Text.PTX,
     ),
     Mutant(
         "A multicast to the CTAs that share B",
         MULTICAST,
-        edited("cta_coord, mcast_mode=2)", "cta_coord, mcast_mode=1)"),
+        instead(
+            "cpasync.create_tma_multicast_mask",
+            lambda call: call(mcast_mode=1),
+            outside=("ab.create", "acc.create"),
+            when=lambda call: call.mcast_mode == 2,
+        ),
         RaceError,
         r"multicast.*" + STILL_WRITTEN.format(SHARED),
     ),
     Mutant(
         "one reader of a stage not counted",
         MULTICAST,
-        edited("config.ctas + config.cluster_n - 1", "config.ctas + config.cluster_n - 2"),
+        instead("ab.create", lambda call: call(consumer_group=threads(call.consumer_group.size - 1))),
         RaceError,
         "overwrites shared",
     ),
     Mutant(
         "barriers not made known to the cluster",
         MULTICAST,
-        edited(r"fence\.mbarrier_init\.release\.cluster;", ""),
+        without("arch.mbarrier_init_fence"),
         RaceError,
         "no barrier between the two makes the initialisation visible",
-        Text.PTX,
     ),
     Mutant(
         "two pipelines share a barrier",
         ONE,
-        edited(
-            "**stages_of(smem, self.acc_ring)",
-            "**stages_of(smem, self.acc_ring) | "
-            "{'barrier_storage': smem.allocate_array(cutlass.Int64, 2 * self.acc_stages - 1)}",
-        ),
+        instead("acc.create", lambda call: call(barrier_storage=call.barrier_storage - 1)),
         BarrierError,
         r"mbarrier\.init of the mbarrier at .* which warp 0 .* has initialised",
     ),
     Mutant(
         "CTA leaves while others signal it",
         MULTICAST,
-        cut("ab_pipeline.producer_tail(ab_state)"),
+        without("ab.producer_tail"),
         IllegalAccess,
         "mbarrier at .*, all of whose warps have exited",
     ),
     Mutant(
         "a wait that gives up is taken for one that succeeds",
         ONE,
-        edited(r"bra\.uni\s+LAB_WAIT;", "", 21, 8),
+        instead("ab.consumer_wait", lambda call: call.self.consumer_try_wait(call.state)),
         RaceError,
         r"tcgen05\.mma.*reads shared",
-        Text.PTX,
     ),
     # Scales of blocks.
     Mutant(
         "scales of the k tile before",
         MXFP8,
-        edited(
-            "cute.copy(scale_tmas[i].atom, t_g[(None, k)]",
-            "cute.copy(scale_tmas[i].atom, t_g[(None, cutlass.max(k - 1, 0))]",
-        ),
+        instead("mma_scaled.Sm100MmaScaled.boxes", _one_k_tile_before),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "scales of the other half of a tile's columns",
         MXFP8,
-        edited("% SCALE_TILE[0]", "% SCALE_TILE[0] * 0"),
+        instead("mma_scaled.Sm100MmaScaled.of_tile", lambda call: call(column=0 * call.column)),
         WrongNumbers,
-        "are wrong",
-        Text.MMA_SCALED,
     ),
     Mutant(
         "scales of the other half of a word",
         MXFP4,
-        edited("scales.a[block]", "scales.a[(None, None, k_block ^ 1)]"),
+        instead(
+            "Tensor.__getitem__",
+            lambda call: call(crd=(None, None, call.crd[2] ^ 1)),
+            inside="mma_scaled.Sm100MmaScaled.step",
+            when=lambda call: len(call.crd) == 3,
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.MMA_SCALED,
     ),
     Mutant(
         "scales copied after their products",
         NVFP4,
-        (
-            Edit("for copy in scales.copies:\n            copy.run(stage)", "pass"),
-            Edit(
-                "mma.set(tcgen05.Field.ACCUMULATE, True)\n        return mma",
-                "mma.set(tcgen05.Field.ACCUMULATE, True)\n"
-                "        for copy in scales.copies:\n            copy.run(stage)\n        return mma",
-            ),
-        ),
+        late("mma_scaled.ScaleCopy.run", "mma_scaled.Sm100MmaScaled.step"),
         RaceError,
         UNWRITTEN.format(TMEM),
-        Text.MMA_SCALED,
     ),
     Mutant(
         "a stage of scales released before they are copied",
         MXFP8,
-        hasty("ab_pipeline.consumer_release(ab_state)", "ab_pipeline.consumer_wait(ab_state)"),
+        early("ab.consumer_release", "ab.consumer_wait"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "the bytes of scales not expected",
         MXFP8,
-        cut("ab_bytes += cast(MmaScales, self.mainloop.scaling).stage_bytes(config)"),
+        instead("ab.create", lambda call: call(tx_count=MXFP8.config.ab_stage_bytes)),
         RaceError,
         r"tcgen05\.cp.*reads shared",
     ),
     Mutant(
         "scales of B where those of A are",
         NVFP4,
-        edited("(0, self.scaling.a_columns(config))", "(0, 0)"),
+        instead("MmaScales.a_columns", lambda call: 0, inside="mma_scaled.Sm100MmaScaled.scale_operands"),
         WrongNumbers,
-        "are wrong",
-        Text.MMA_SCALED,
     ),
     Mutant(
         "scales in columns that are not allocated",
         MXFP4,
-        edited("tmem_columns(config, self.mainloop.scaling)", "tmem_columns(config, None)"),
+        instead("TmemAllocator.allocate", lambda call: call(num_columns=tmem_columns(MXFP4.config, None))),
         IllegalAccess,
         "tensor memory columns",
     ),
     Mutant(
         "scales of one CTA for both of a pair",
         NVFP4,
-        edited("row * self.scaling.a_tiles(config)", "row // 2 * 2 * self.scaling.a_tiles(config)"),
+        instead(
+            "mma_scaled.Sm100MmaScaled.boxes", lambda call: call(tile=(call.tile[0] // 2 * 2, call.tile[1]))
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.MMA_SCALED,
     ),
     # Scales that are written in tiles.
     Mutant(
         "rows behind the last without scales",
         WRITES_SCALES,
-        cut("pads_rows = True"),
+        instead("gemm.Gemm.__init__", _pad_no_rows),
         WrongNumbers,
-        "are wrong",
-        Text.MODULE,
     ),
     Mutant(
         "scales of rows that are none",
         WRITES_SCALES,
-        edited("sub.tile.m, sub.tile.n, 32)", "sub.tile.m + 8, sub.tile.n, 32)"),
+        instead("device_scales.store_scale", lambda call: call(m=call.m + 8)),
         WrongNumbers,
-        "are wrong",
-        Text.MODULE,
     ),
     Mutant(
         "scales behind those of a row not padded",
         WRITES_SCALES,
-        edited("sub.tile.m, sub.tile.n, 32)", "sub.tile.m, sub.tile.n + 32, 32)"),
+        instead("device_scales.store_scale", lambda call: call(n=call.n + 32)),
         WrongNumbers,
-        "are wrong",
-        Text.MODULE,
     ),
     Mutant(
         "the scales of the neighbouring row",
         WRITES_SCALES,
-        edited("out0_rmem[e], row, column,", "out0_rmem[e], row ^ 1, column,"),
+        instead("device_scales.store_scale", lambda call: call(row=call.row ^ 1)),
         WrongNumbers,
-        "are wrong",
-        Text.MODULE,
     ),
     # Sums of k tiles that are scaled in registers.
     Mutant(
         "scales of the block of K before",
         BLACKWELL_BLOCKS,
-        edited("origin, k, lane)", "origin, cutlass.max(k - 1, 0), lane)"),
+        instead("block_scales.bring_tile", lambda call: call(k=cutlass.max(call.k - 1, 0))),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "sums of a k tile not waited for",
         BLACKWELL_BLOCKS,
-        cut("ring.consumer_wait(state)"),
+        without("acc.consumer_wait"),
         RaceError,
         "reads " + TMEM,
-        Text.PARTIAL_SUMS,
     ),
     Mutant(
         "sums of a k tile released before they are read",
         BLACKWELL_BLOCKS,
-        edited("self._add(sums,", f"{_RELEASE_SUMS}\n            self._add(sums,")
-        + edited(_RELEASE_SUMS, "pass", 2, 1),
+        (
+            *without("acc.consumer_release", inside="partial_sums.PartialSums.add_up"),
+            *instead("acc.consumer_wait", _release_elected),
+        ),
         RaceError,
         STILL_READ.format(TMEM),
-        Text.PARTIAL_SUMS,
     ),
     Mutant(
         "sums of the last k tile released before the epilogue has read them",
         BLACKWELL_BLOCKS,
-        edited("if k_tile < k_tiles - 1:", "if k_tile < k_tiles:"),
+        instead("partial_sums.PartialSums.add_up", _release_last),
         RaceError,
         TMEM,
-        Text.PARTIAL_SUMS,
     ),
     Mutant(
         "sums of one half of the columns released for both",
         BLACKWELL_LINES,
-        edited(
-            "Arrivals(self.visitors, warps, 1, config.ctas)", "Arrivals(self.visitors, WARPS, 1, config.ctas)"
-        ),
+        instead("acc.create", lambda call: call(consumer_group=threads(call.consumer_group.size // 2))),
         RaceError,
         TMEM,
     ),
     Mutant(
         "sums read before they were left",
         BLACKWELL_BLOCKS,
-        cut("cute.arch.fence_view_async_tmem_store()"),
+        without("arch.fence_view_async_tmem_store"),
         RaceError,
         TMEM,
-        Text.PARTIAL_SUMS,
     ),
     Mutant(
         "scales of a k tile not waited for",
         BLACKWELL_LINES,
-        cut("scales.pipeline.consumer_wait(scale_state)"),
+        without("scales.consumer_wait"),
         RaceError,
         SHARED,
-        Text.PARTIAL_SUMS,
     ),
     Mutant(
         "scales of a k tile released before they are read",
         BLACKWELL_LINES,
-        hasty("scales.release(scale_state)", "ring.consumer_wait(state)"),
+        (*without("partial_sums.ScaleRing.release"), *instead("scales.consumer_wait", _release_elected)),
         RaceError,
         SHARED,
-        Text.PARTIAL_SUMS,
     ),
     Mutant(
         "a stage of scales not waited for by the load warp",
         BLACKWELL_BLOCKS,
-        cut("ring.pipeline.producer_acquire(state)"),
+        without("scales.producer_acquire"),
         RaceError,
         SHARED,
     ),
     Mutant(
         "scales of the other half of the columns",
         BLACKWELL_LINES,
-        edited("at = (self.group * of_b + first)", "at = ((1 - self.group) * of_b + first)"),
+        instead(
+            "partial_sums.PartialSums._column_scales",
+            lambda call: call(self=replace(call.self, group=1 - call.self.group)),
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.PARTIAL_SUMS,
     ),
     Mutant(
         "scales of a pair's first CTA for both",
         BLACKWELL_LINES,
-        edited("origin = (row * CTA_M,", "origin = (row // 2 * 2 * CTA_M,"),
+        instead(
+            "block_scales.bring_tile",
+            lambda call: call(origin=(call.origin[0] // 256 * 256, call.origin[1])),  # rows of a pair
+        ),
         WrongNumbers,
-        "are wrong",
     ),
     # Groups of rows.
     Mutant(
         "a neighbour's rows written",
         BLACKWELL_GROUPS,
-        edited("count = cutlass.min(place.end - row, box[0])", "count = box[0]"),
+        instead("gemm.Gemm._store", lambda call: call(place=replace(call.place, end=call.place.end + 128))),
         WrongNumbers,
-        "are wrong",
-        Text.GEMM,
     ),
     Mutant(
         "the bias of the next group",
         BLACKWELL_GROUPS,
-        edited("tile.group = place.batch", "tile.group = cutlass.min(place.batch + 1, 22)"),
+        instead(
+            "gemm.Gemm._stage",
+            lambda call: call(tile=changed(call.tile, group=cutlass.min(call.tile.group + 1, 22))),
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.GEMM,
     ),
     Mutant(
         "a row of the next group written among the last of a group",
         BLACKWELL_COLUMN_GROUPS,
-        edited("if (row < count) & (", "if (row <= count) & ("),
+        instead("gemm.Gemm._store_rows", lambda call: call(count=call.count + 1)),
         IllegalAccess,
         "past the end of argument",
-        Text.GEMM,
     ),
     Mutant(
         "planes by columns written whole where a group ends",
         BLACKWELL_COLUMN_GROUPS,
-        edited("if count == box[0]:", "if count > 0:"),
+        instead("gemm.Gemm._store", lambda call: call(place=replace(call.place, end=call.place.end + 128))),
         RaceError,
         "writes in the same kernel",
-        Text.GEMM,
     ),
     Mutant(
         "scales of rows in groups that follow each other without padding",
         MX_GROUPS,
-        edited("a_first += place.first_tile", "a_first += place.first // 128"),
+        instead(
+            "mma_scaled.Sm100MmaScaled.boxes",
+            lambda call: call(place=replace(call.place, first_tile=call.place.first // 128)),
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.MMA_SCALED,
     ),
     Mutant(
         "scales of the next group's columns",
         MX_GROUPS,
-        edited("own[(None, None, None, place.batch)]", "own[(None, None, None, (place.batch + 1) % 4)]"),
+        instead(
+            "mma_scaled.Sm100MmaScaled.boxes",
+            lambda call: call(place=replace(call.place, batch=(call.place.batch + 1) % 4)),
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.MMA_SCALED,
     ),
     Mutant(
         "a k tile in fp8 that ends in the next group on Blackwell",
         BLACKWELL_K_GROUPS_FP8,
-        edited("cutlass.min(place.end_k - k, tile_k)", "cutlass.min(place.end_k + 16 - k, tile_k)"),
+        instead("batch.of_k_tile", lambda call: call(place=replace(call.place, end_k=call.place.end_k + 16))),
         WrongNumbers,
-        "are wrong",
-        Text.BATCH,
     ),
     Mutant(
         "a tail of K not handed to Blackwell's tensor cores",
         BLACKWELL_K_TAILS,
-        cut('cute.arch.fence_proxy("async.shared", space="cta" if self.ctas == 1 else "cluster")'),
+        without("arch.fence_proxy", inside="tails.Tails.clear"),
         MissingProxyFence,
         r"through the async proxy; .* wrote it through the generic proxy",
-        Text.TAILS,
     ),
     Mutant(
         "a tail of K not cleared in the second CTA of a pair",
         PAIRS_OF_K_TAILS,
-        edited("range_constexpr(self.ctas)", "range_constexpr(1)"),
+        (*without("tails.Tails._clear", call=3), *without("tails.Tails._clear", call=4)),
         WrongNumbers,
-        "are wrong",
-        Text.TAILS,
     ),
     Mutant(
         "a tail of K cleared in the first CTA of a pair alone, for both",
         PAIRS_OF_K_TAILS,
-        edited("rank + cta)", "rank)"),
+        instead("tails.Tails._of_cta", lambda call: call(cta=0)),
         WrongNumbers,
-        "are wrong",
-        Text.TAILS,
     ),
     Mutant(
         "a tail of K in the second CTA of a pair not acquired",
         PAIRS_OF_K_TAILS,
-        cut("cute.arch.mbarrier_wait(self.barriers + index, (phases >> index) & 1)"),
+        without("arch.mbarrier_wait", inside="tails.Tails.clear"),
         RaceError,
         SHARED,
-        Text.TAILS,
     ),
     Mutant(
         "scales of the next group's columns, of K in groups",
         BLACKWELL_K_GROUPS_FP8,
-        edited("tile.group = place.batch", "tile.group = (place.batch + 1) % 4"),
+        instead(
+            "gemm.Gemm._stage", lambda call: call(tile=changed(call.tile, group=(call.tile.group + 1) % 4))
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.GEMM,
     ),
     Mutant(
         "a k tile that ends in the next group on Blackwell",
         BLACKWELL_K_GROUPS,
-        edited("cutlass.min(place.end_k - k, tile_k)", "cutlass.min(place.end_k + 1 - k, tile_k)"),
+        instead("batch.of_k_tile", lambda call: call(place=replace(call.place, end_k=call.place.end_k + 1))),
         WrongNumbers,
-        "are wrong",
-        Text.BATCH,
     ),
     # Parts of K.
     Mutant(
         "parts of K from the first k tile on",
         BLACKWELL_PARTS,
-        edited("k = shared.first_k + k_tile", "k = k_tile + 0 * shared.first_k"),
+        instead("sm100.Sm100Shared.__init__", lambda call: call(first_k=0 * call.first_k)),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "sums of tensor memory not waited for",
         BLACKWELL_PARTS,
-        cut("sums.wait()"),
+        without("split_k.Sums.wait"),
         RaceError,
         UNWRITTEN.format(SHARED),
     ),
     Mutant(
         "sums of a part of one other not waited for",
         BLACKWELL_PARTS,
-        edited("warps, 1, config.split_k - 1)", "warps, 1, config.split_k - 2)"),
+        instead("split_k.Sums.init", one_part_less),
         RaceError,
         UNWRITTEN.format(SHARED),
     ),
     Mutant(
         "sums of the first visit for all",
         BLACKWELL_PARTS,
-        edited(
-            " sums.add(registers, seat.thread_of_all, visit,",
-            " sums.add(registers, seat.thread_of_all, 0,",
-        ),
+        instead("split_k.Sums.add", lambda call: call(visit=0)),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "CTA of a part leaves while its sums are read",
         BLACKWELL_PARTS,
-        cut("cute.arch.mbarrier_wait(self.read, 0)"),
+        without("arch.mbarrier_wait", inside="split_k.Sums.hand_over"),
         IllegalAccess,
         "all of whose warps have exited",
-        Text.SPLIT_K,
     ),
     Mutant(
         "CTAs of parts never let go",
         BLACKWELL_PARTS,
-        cut("sums.release(config.split_k)"),
+        without("split_k.Sums.release"),
         Deadlock,
         "0 of 4 arrivals",
     ),
@@ -589,24 +630,22 @@ MUTANTS = [
     Mutant(
         "earlier kernels not waited for",
         ONE,
-        cut("await_earlier_kernels()"),
+        without("overlap.await_earlier_kernels"),
         RaceError,
         r"before griddepcontrol\.wait",
     ),
     # Products.
     Mutant(
-        "accumulator not waited for by the MMA warp",
-        ONE,
-        cut("acc_pipeline.producer_acquire(acc_state)"),
-        RaceError,
-        TMEM,
+        "accumulator not waited for by the MMA warp", ONE, without("acc.producer_acquire"), RaceError, TMEM
     ),
     Mutant(
         "MMA warp begins in the wrong phase",
         ONE,
-        edited(
-            "consumer_state(self.stages.ab), consumer_state(self.acc_stages)",
-            "consumer_state(self.stages.ab), producer_state(self.acc_stages)",
+        instead(
+            "rings.consumer_state",
+            lambda call: producer_state(call.stages),
+            before="acc.producer_acquire",
+            call=2,
         ),
         Deadlock,
         "mma warp(.|\\n)*waits for parity 1 of .* phase 1 .* 0 of 4 arrivals",
@@ -614,109 +653,106 @@ MUTANTS = [
     Mutant(
         "sums begin with what was there",
         ONE,
-        edited("tcgen05.Field.ACCUMULATE, False", "tcgen05.Field.ACCUMULATE, True"),
+        instead("mainloop.Sm100Plain.begin", _add_at_once),
         RaceError,
         r"tcgen05\.mma.*" + UNWRITTEN.format(TMEM),
-        Text.MAINLOOP,
     ),
     Mutant(
         "accumulator committed to the operands' barrier",
         ONE,
-        edited("acc_pipeline.producer_commit(acc_state)", "ab_pipeline.consumer_release(ab_state)"),
+        _commit_to_operands(),
         Deadlock,
         "epilogue warp(.|\n)*0 of 1 arrivals",
     ),
     Mutant(
         "products committed to the next stage's barrier",
         ONE,
-        edited(r"(tcgen05\.commit\S+\s+\[%r\d+\+)213552\]", r"\g<1>213560]"),
+        instead(
+            "ab.consumer_release", lambda call: call(state=changed(call.state, _index=call.state.index + 1))
+        ),
         Deadlock,
         "tma warp(.|\n)*0 of 1 arrivals",
-        Text.PTX,
     ),
     Mutant(
         "swizzle of 64 bytes for one of 128",
         ONE,
-        edited(str(SWIZZLE_128), str(SWIZZLE_128 ^ 6 << 61), 2),
+        InPtx(str(SWIZZLE_128), str(SWIZZLE_128 ^ 6 << 61)),
         WrongNumbers,
-        "are wrong",
-        Text.PTX,
     ),
     Mutant(
         "every eighth row half as far on",
         ONE,
-        edited(str(SWIZZLE_128), str(SWIZZLE_128 - (32 << 32)), 2, 1),
+        InPtx(str(SWIZZLE_128), str(SWIZZLE_128 - (32 << 32))),
         WrongNumbers,
-        "are wrong",
-        Text.PTX,
     ),
     Mutant(
         "lanes that no instruction has set disabled",
         ONE,
-        edited(
-            r"mov\.b64\s+\{(%r\d+, %r\d+)\}, %rd\d+;(?=[^{]*tcgen05\.mma[^{]*\{%r\d+, %r\d+, \1\})", "", 4, 3
-        ),
+        InPtx(r"mov\.b64\s+\{(%r\d+, %r\d+)\}, %rd\d+;(?=[^{]*tcgen05\.mma[^{]*\{%r\d+, %r\d+, \1\})", ""),
         WrongNumbers,
-        "are wrong",
-        Text.PTX,
     ),
     Mutant(
         "a pair's accumulator committed to one CTA",
         PAIR,
-        edited(r"(\[%r\d+\+230016\]), %rs\d+;", r"\1, 1;"),
+        instead("acc.full.arrive_tcgen05mma", lambda call: call(mask=Int16(1))),
         Deadlock,
         r"epilogue warp \d of CTA \(1, 0, 0\)(.|\n)*0 of 1 arrivals",
-        Text.PTX,
     ),
     Mutant(
         "tensor memory of a pair handled by one CTA",
         PAIR,
-        edited(r"relinquish_alloc_permit\.cta_group::2", "relinquish_alloc_permit.cta_group::1"),
+        InPtx(r"relinquish_alloc_permit\.cta_group::2", "relinquish_alloc_permit.cta_group::1"),
         ResourceError,
         r"cta_group::1 .* and \.cta_group::2 .* in one kernel",
-        Text.PTX,
     ),
     # Tensor memory.
     Mutant(
         "address of tensor memory not waited for",
         ONE,
-        cut("tmem.wait_for_alloc()", 2),
+        without("TmemAllocator.wait_for_alloc", call=1),
         RaceError,
         "mma warp",
     ),
     Mutant(
         "tensor memory for one stage of two",
         ONE,
-        edited("tmem.allocate(tmem_columns(config, self.mainloop.scaling))", "tmem.allocate(config.mma_n)"),
+        instead("TmemAllocator.allocate", lambda call: call(num_columns=ONE.config.mma_n)),
         IllegalAccess,
         "tensor memory columns 64 to 127 .* allocated are 0 to 63",
     ),
     Mutant(
         "tensor memory not freed",
         ONE,
-        cut("tmem.free(tmem_ptr)"),
+        without("TmemAllocator.free"),
         ResourceError,
         "exits with tensor memory allocated",
     ),
     Mutant(
         "tensor memory freed before all have read",
         MASKED,
-        cut("named_barrier(self.last_meeting).arrive_and_wait()"),
+        without(
+            "NamedBarrier.arrive_and_wait",
+            before="TmemAllocator.free",
+            outside=("TmemAllocator.wait_for_alloc",),
+        ),
         RaceError,
         r"tcgen05\.dealloc.*" + STILL_READ.format(TMEM),
     ),
     Mutant(
         "tensor memory read a column further",
         ONE,
-        edited(r"(tcgen05\.ld\S+ \{[^}]*\}, \[%r\d+)\]", r"\1+1]"),
+        instead(
+            "cute.copy",
+            lambda call: call(src=cute.make_tensor(call.src.iterator + 1, call.src.layout)),
+            after="acc.consumer_wait",
+        ),
         RaceError,
         TMEM,
-        Text.PTX,
     ),
     Mutant(
         "loads from tensor memory not waited for",
         ONE,
-        cut("cute.arch.fence_view_async_tmem_load()", 4),
+        without("arch.fence_view_async_tmem_load"),
         RaceError,
         r"tcgen05\.mma.* overwrites tensor memory.*a tcgen05\.ld of warp \d .*may still be reading",
     ),
@@ -724,224 +760,202 @@ MUTANTS = [
     Mutant(
         "barriers not awaited at the start",
         ONE,
-        cut("pipeline.pipeline_init_wait(cluster_shape_mn=in_step)"),
+        without("pipeline.pipeline_init_wait"),
         RaceError,
         "no barrier between the two makes the initialisation visible",
     ),
     Mutant(
         "accumulator not waited for by the epilogue",
         ONE,
-        cut("shared.acc_pipeline.consumer_wait(acc_state)"),
+        without("acc.consumer_wait"),
         RaceError,
         UNWRITTEN.format(TMEM),
     ),
     Mutant(
         "accumulator released after its first subtile",
         ONE,
-        edited("if visit == self.visits - 1:", "if visit == 0:"),
+        instead("sm100.Sm100Gemm._visit", lambda call: call(self=changed(call.self, visits=1))),
         RaceError,
         TMEM,
     ),
     Mutant(
         "accumulator stage not handed over at the start",
         ONE,
-        edited("cutlass.range_constexpr(self.acc_stages)", "cutlass.range_constexpr(self.acc_stages - 1)"),
+        without("acc.consumer_release", before="acc.consumer_wait", call=2),
         Deadlock,
         "mma warp(.|\n)*0 of 4 arrivals",
     ),
     Mutant(
         "one arrival too many expected",
         ONE,
-        edited(
-            "**stages_of(smem, self.acc_ring)",
-            "**stages_of(smem, self.acc_ring) | {'consumer_group': agents(Arrivals(self.visitors, 5, 1))}",
-        ),
+        instead("acc.create", lambda call: call(consumer_group=threads(5))),
         Deadlock,
         "mma warp(.|\n)*4 of 5 arrivals",
     ),
     Mutant(
         "arrivals of one CTA of a pair expected",
         PAIR,
-        edited("Arrivals(self.visitors, warps, 1, config.ctas)", "Arrivals(self.visitors, warps, 1)"),
+        instead("acc.create", lambda call: call(consumer_group=threads(call.consumer_group.size // 2))),
         Deadlock,
         r"mma warp(.|\n)*of 4 arrivals",
     ),
     Mutant(
         "accumulator of the other stage",
         ONE,
-        edited("self._piece_of(subtile, i), stage)", "self._piece_of(subtile, i), 1 - stage)"),
+        instead("sm100.Sm100Gemm._read", lambda call: call(stage=1 - call.stage)),
         RaceError,
         TMEM,
     ),
     Mutant(
         "accumulator of the other subtile",
         ONE,
-        edited("self._piece_of(subtile, i)", "self._piece_of(self.subtiles - 1 - subtile, i)"),
+        instead(
+            "sm100.Sm100Gemm._piece_of", lambda call: call(subtile=call.self.subtiles - 1 - call.subtile)
+        ),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "accumulator handed over by every lane",
         ONE,
-        (
-            Edit(
-                "if visit == self.visits - 1:\n            with cute.arch.elect_one():",
-                "if visit == self.visits - 1:\n            if visit >= 0:",
-            ),
-        ),
+        instead("arch.elect_one", lambda call: nullcontext(), after="acc.consumer_wait"),
         Deadlock,
         "epilogue warp(.|\n)*0 of 1 arrivals",
     ),
     Mutant(
         "accumulator of another warp's rows",
         ONE,
-        edited("tmem_copy.get_slice(seat.thread)", "tmem_copy.get_slice((seat.thread + WARP) % WARPGROUP)"),
+        instead("cute.TiledCopy.get_slice", lambda call: call(thr_idx=(call.thr_idx + 32) % 128)),
         IllegalAccess,
         r"warp \d of .* may touch lanes",
     ),
     Mutant(
         "half of a warp waited for",
         ONE,
-        edited(r"bar\.warp\.sync(\s+)-1;", r"bar.warp.sync\1 65535;"),
+        instead("arch.sync_warp", lambda call: call(mask=0xFFFF)),
         SimulationError,
         "in lanes .*16.* which its membermask 0xffff leaves out",
-        Text.PTX,
     ),
     # Two warpgroups of the epilogue.
     Mutant(
         "accumulators of the other half",
         HALVES,
-        edited("self._piece_of(subtile, i)", "self._piece_of((subtile + self.visits) % self.subtiles, i)"),
+        instead(
+            "sm100.Sm100Gemm._piece_of",
+            lambda call: call(subtile=(call.subtile + call.self.visits) % call.self.subtiles),
+        ),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "columns of the halves swapped",
         HALVES,
-        edited(
-            "subtile = self._subtile(seat.group, visit)", "subtile = self._subtile(1 - seat.group, visit)"
+        instead(
+            "sm100.Sm100Gemm._subtile",
+            lambda call: call(group=1 - call.group),
+            inside="sm100.Sm100Gemm._visit",
         ),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "rowvec of the other half",
         HALVES,
-        edited("part, (seat.group,))", "part, (1 - seat.group,))"),
+        instead("cute.local_tile", lambda call: call(coord=(1 - call.coord[0],)), after="row.consumer_wait"),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "lanes counted over both warpgroups",
         HALVES,
-        edited("Seat(group, thread % WARPGROUP,", "Seat(group, thread,"),
+        instead("sm100.Seat.__init__", lambda call: call(thread=call.group * 128 + call.thread)),
         IllegalAccess,
         "may touch lanes",
     ),
     Mutant(
         "arrivals of one warpgroup expected",
         HALVES,
-        edited("Arrivals(self.visitors, warps, 1, config.ctas)", "Arrivals(self.visitors, WARPS, 1)"),
+        instead("acc.create", lambda call: call(consumer_group=threads(call.consumer_group.size // 2))),
         Deadlock,
         "epilogue warp(.|\n)*0 of 1 arrivals",
     ),
     Mutant(
         "accumulator handed over by one warpgroup",
         HALVES,
-        edited("if visit == self.visits - 1:", "if (visit == self.visits - 1) & (seat.group == 0):"),
+        instead("acc.consumer_release", _by_one_warpgroup, after="acc.consumer_wait"),
         Deadlock,
         "mma warp(.|\n)*4 of 8 arrivals",
     ),
     Mutant(
         "one output buffer for both warpgroups",
         HALVES,
-        edited("self._plane(store_state, seat.group)", "self._plane(store_state, 0)"),
+        instead(
+            "sm100.Sm100Gemm._plane", lambda call: call(group=0), inside="sm100.Sm100Gemm._visit", call=2
+        ),
         RaceError,
         "overwrites shared",
     ),
     Mutant(
         "one buffer for the exact loads of both",
         HALVES,
-        edited("plane = self._plane(exact_state, group)", "plane = self._plane(exact_state, 0)"),
+        instead("sm100.Sm100Gemm._plane", lambda call: call(group=0), inside="sm100.Sm100Gemm._load_subtile"),
         RaceError,
         "overwrites shared",
     ),
     Mutant(
         "exact loads of one half",
         HALVES,
-        edited("range_constexpr(self.config.warpgroups)", "range_constexpr(1)"),
+        without("cute.copy", after="exact.producer_acquire"),
         Deadlock,
         r"epilogue warp(.|\n)*1 of 1 arrivals, \d+ bytes",
     ),
     Mutant(
         "rowvec stage released by one warpgroup",
         HALVES,
-        edited("Arrivals(self.visitors, warps, WARP)", "Arrivals(self.visitors, WARPS, WARP)"),
+        instead("row.create", lambda call: call(consumer_group=threads(call.consumer_group.size // 2))),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "one named barrier for both warpgroups",
         HALVES,
-        edited(
-            "NamedBarrier(first.barrier + group, first.threads)", "NamedBarrier(first.barrier, first.threads)"
-        ),
+        instead("sm100.Seat.__init__", lambda call: call(barrier=pipeline.NamedBarrier(1, 128))),
         RaceError,
         r"cp\.async\.bulk\.tensor.*reads shared",
     ),
     Mutant(
         "tensor memory freed before the other warpgroup has read",
         HALVES,
-        edited("named_barrier(self.last_meeting).arrive_and_wait()", "seat.barrier.arrive_and_wait()"),
+        instead(
+            "NamedBarrier.arrive_and_wait",
+            lambda call: call(self=pipeline.NamedBarrier(1 + cute.arch.warp_idx() // 4, 128)),
+            when=lambda call: call.self.num_threads == 256,  # the last meeting
+        ),
         RaceError,
         r"tcgen05\.dealloc.*" + STILL_READ.format(TMEM),
     ),
     Mutant(
         "more registers taken than were given up",
         HALVES,
-        edited("setmaxregister_increase(self.crew.registers[0])", "setmaxregister_increase(240)"),
+        instead("arch.setmaxregister_increase", lambda call: call(reg_count=240)),
         Deadlock,
         r"epilogue warp (.|\n)*240 registers per thread, .* more for the warp; the pool of CTA",
     ),
     # The epilogue's operands.
-    Mutant(
-        "rowvec not waited for",
-        ONE,
-        cut("row_pipeline.consumer_wait(row_state)"),
-        RaceError,
-        UNFINISHED.format(SHARED),
-    ),
-    Mutant(
-        "rowvec stage not waited for",
-        ONE,
-        cut("shared.row_pipeline.producer_acquire(stage)"),
-        RaceError,
-        SHARED,
-        Text.GEMM,
-    ),
+    Mutant("rowvec not waited for", ONE, without("row.consumer_wait"), RaceError, UNFINISHED.format(SHARED)),
+    Mutant("rowvec stage not waited for", ONE, without("row.producer_acquire"), RaceError, SHARED),
     Mutant(
         "rowvec stage released early",
         ONE,
-        hasty("row_pipeline.consumer_release(row_state)", "row_pipeline.consumer_wait(row_state)"),
+        early("row.consumer_release", "row.consumer_wait"),
         RaceError,
         SHARED,
     ),
     Mutant(
         "an arrival too many expected of the staging warp",
         ONE,
-        edited(
-            "(smem, self.row_ring)",
-            "(smem, Ring('row', stages.row, Arrivals(self.staging, 1, 33), self.row_ring.emptied))",
-        ),
+        instead("row.create", lambda call: call(producer_group=threads(33))),
         Deadlock,
         "epilogue warp(.|\n)*32 of 33 arrivals",
     ),
     Mutant(
-        "exact load not waited for",
-        ONE,
-        edited("waits):\n            exact_pipeline.consumer_wait(exact_state)", "waits):\n            pass"),
-        RaceError,
-        UNFINISHED.format(SHARED),
+        "exact load not waited for", ONE, without("exact.consumer_wait"), RaceError, UNFINISHED.format(SHARED)
     ),
     Mutant(
         "exact stage released before it is read",
@@ -949,54 +963,50 @@ MUTANTS = [
         RELEASED_UNREAD,
         RaceError,
         r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
-        Text.MODULE,
     ),
     Mutant(
         "exact stage released before all lanes have read it",
         ONE,
-        cut("cute.arch.sync_warp()"),
+        without("arch.sync_warp", inside="epilogue.release_planes"),
         RaceError,
         r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
-        Text.EPILOGUE,
     ),
     Mutant(
         "exact stage released by three warps of four",
         ONE,
-        edited(
-            "(smem, self.exact_ring,",
-            "(smem, Ring('exact', stages.exact, one(self.exact), Arrivals(self.visitors, 3, 1)),",
-        ),
+        instead("exact.create", lambda call: call(consumer_group=threads(3))),
         RaceError,
         r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
     ),
     Mutant(
         "exact load of the first subtile always",
         ONE,
-        edited("self.subtiles + self._subtile(group, visit)", "self.subtiles"),
+        instead(
+            "rings.partition_box",
+            lambda call: call(coord=(call.coord[0], call.coord[1] // 2 * 2)),
+            after="exact.producer_acquire",
+        ),
         WrongNumbers,
         "columns 32 to 191",
     ),
     Mutant(
         "row scale read by columns",
         ONE,
-        edited("glob.scale_a[tile.row(r)]", "glob.scale_a[tile.clamp_column(tile.thread)]"),
+        instead("tile.Tile.row", lambda call: call.self.clamp_column(call.self.thread)),
         WrongNumbers,
-        "are wrong",
-        Text.MODULE,
     ),
     Mutant(
         "rows beyond M read",
         ONE,
-        edited("return cutlass.min(self.raw_row(r), self.m - 1)", "return self.raw_row(r)"),
+        instead("tile.Tile.row", lambda call: call.self.raw_row(call.r)),
         IllegalAccess,
         "past the end of argument 2",
-        Text.TILE,
     ),
     # Outputs.
     Mutant(
         "output not published to TMA",
         ONE,
-        cut('cute.arch.fence_proxy("async.shared", space="cta")'),
+        without("arch.fence_proxy", outside=("epilogue.release_planes",)),
         MissingProxyFence,
         r"cp\.async\.bulk\.tensor.* wrote it through the generic proxy",
     ),
@@ -1004,12 +1014,8 @@ MUTANTS = [
         "output published to TMA before it is written",
         ONE,
         (
-            Edit('cute.arch.fence_proxy("async.shared", space="cta")', "pass"),
-            Edit(
-                "accumulators = [sub.accumulators(registers, i) for i in range(self.values)]\n",
-                "accumulators = [sub.accumulators(registers, i) for i in range(self.values)]\n"
-                '        cute.arch.fence_proxy("async.shared", space="cta")\n',
-            ),
+            *without("arch.fence_proxy", outside=("epilogue.release_planes",)),
+            *instead("tile.Subtile.copy_to", _publish_first),
         ),
         MissingProxyFence,
         r"cp\.async\.bulk\.tensor.* wrote it through the generic proxy",
@@ -1017,72 +1023,68 @@ MUTANTS = [
     Mutant(
         "output map with rows that are not there",
         ONE,
-        edited(
-            "part.store_of, layouts",
-            "{name: cute.make_tensor(d.iterator, cute.make_layout((m + 128, n), stride=d.stride)) "
-            "for name, d in part.store_of.items()}, layouts",
-        ),
+        instead("gemm.Gemm._maps", _more_rows, when=lambda call: call.written),
         IllegalAccess,
         "past the end of argument 5",
     ),
     Mutant(
         "output stored before all have written",
         ONE,
-        edited(" barrier.arrive_and_wait()", " pass"),
+        without("NamedBarrier.arrive_and_wait", after="arch.fence_proxy"),
         RaceError,
         r"cp\.async\.bulk\.tensor.*reads shared",
     ),
     Mutant(
         "output plane not waited for",
         ONE,
-        cut("store_pipeline.producer_acquire()"),
+        without("store.producer_acquire"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "output plane not advanced",
         ONE,
-        cut("store_state.advance()"),
+        without("PipelineState.advance", after="store.producer_commit"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "shared memory given up under a store",
         ONE,
-        cut("store_pipeline.producer_tail()"),
+        without("store.producer_tail"),
         IllegalAccess,
         "while this store still reads its shared memory",
     ),
     Mutant(
         "masked store without its bound",
         MASKED,
-        edited("if inside:", "if inside | True:"),
+        instead("tile.Subtile.target", lambda call: (*call()[:2], Boolean(True))),
         IllegalAccess,
         "past the end of argument 5",
-        Text.MODULE,
     ),
     Mutant(
         "masked store one row too high",
         MASKED,
-        edited("(row < self.tile.m)", "(row <= self.tile.m)"),
+        instead("tile.Subtile.target", _one_row_more),
         IllegalAccess,
         "past the end of argument 5",
-        Text.TILE,
     ),
     Mutant(
         "rows of one batch alone",
         BLACKWELL_HEADS,
-        edited("if place < end - row:", "if place < 0:"),
+        instead("cute.ceil_div", lambda call: 0, inside="gemm.Gemm._store_heads"),
         WrongNumbers,
-        "are wrong",
-        Text.GEMM,
     ),
     Mutant(
         "columns beyond the last head",
         BLACKWELL_HEADS,
-        edited("(column < cute.size(target, mode=[1])) & (row < end)", "row < end"),
+        instead(
+            "cute.size",
+            lambda call: 1 << 30,
+            inside="gemm.Gemm._store_heads",
+            when=lambda call: call.mode == [1],
+        ),
         MissingProxyFence,
         "overwrites byte",
-        Text.GEMM,
     ),
 ]

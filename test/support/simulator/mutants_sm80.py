@@ -153,7 +153,6 @@ MUTANTS = [
             before="NamedBarrier.arrive_and_wait",
         ),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "planes of a short product not waited for",
@@ -185,21 +184,18 @@ MUTANTS = [
         FEW_K_TILES,
         instead("tile.FragmentSubtile.row_of", lambda call: call(e=2 * (call.e % 2))),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "sums begin with those of the tile before",
         WARPS,
         without("warp_mainloop.Sm80Plain.begin"),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "the last k tile copied as if it were the one before",
         TWO_CTAS_IN_PARTS,
         instead("staged.Stage.is_filled", lambda call: call(column=call.column - call.self.columns)),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "the last rows copied as if they filled a stage",
@@ -228,7 +224,6 @@ MUTANTS = [
             outside=("warp_copies.WarpCopies._after_it",),
         ),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "slices of K counted ahead of the swizzle",
@@ -317,7 +312,6 @@ MUTANTS = [
             inside="tma_feed.TmaFeed.help",
         ),
         WrongNumbers,
-        "are wrong",
     ),
     # Parts of K, whose sums a second kernel adds up.
     Mutant(
@@ -325,28 +319,24 @@ MUTANTS = [
         SUMS_IN_MEMORY,
         instead("feed.Feed.first_k", lambda call: call(batch=0 * call.batch)),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "every part begins a k tile late",
         SUMS_BY_TMA,
         instead("feed.Feed.first_k", lambda call: call() + 1),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "the last part is not added",
         SUMS_IN_MEMORY,
         instead("split_sums.SumGemm._add_up", _add_one_less),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "sums of the row before",
         SUMS_IN_MEMORY,
         instead("split_sums._pair_at", lambda call: call(row=cutlass.max(call.row - 1, 0))),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "rowvecs not waited for behind sums",
@@ -360,13 +350,11 @@ MUTANTS = [
         ADA,
         without("Tensor.fill", inside="warp_mainloop.Sm80Promoted.step"),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "sums of the last k tile alone",
         ADA,
         instead("warp_mainloop.Sm80Promoted.step", _clear_first),
         WrongNumbers,
-        "are wrong",
     ),
 ]

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass._mlir.dialects import nvvm
+from cutlass.cute.nvgpu import warpgroup
 
 from cute_backend.simulator.simulation_errors import (
     BarrierError,
@@ -12,6 +21,13 @@ from cute_backend.simulator.simulation_errors import (
     RaceError,
     SimulationError,
 )
+from cute_backend.templates.crew import WARPS
+from cute_backend.templates.epilogue import release_planes
+from cute_backend.templates.mainloop import block_of
+from cute_backend.templates.overlap import await_earlier_kernels
+from cute_backend.templates.rings import in_ring, named_barrier
+from cute_backend.templates.sm90 import Turn
+from support.simulator.effects import RELEASED_UNREAD, first_b, has_not, one_part_less, signs_alone
 from support.simulator.mutants import (
     BLOCK_SCALED,
     COLUMN_SCALED,
@@ -32,7 +48,6 @@ from support.simulator.mutants import (
     PROMOTED,
     REDUCING,
     REDUCING_ROWS,
-    RELEASED_UNREAD,
     REPEATING,
     ROTATING,
     ROTATING_FIRST,
@@ -50,52 +65,147 @@ from support.simulator.mutants import (
     UNFINISHED,
     UNMET,
     UNWRITTEN,
-    Edit,
+    InPtx,
     Mutant,
-    Text,
     WrongNumbers,
-    cut,
-    edited,
 )
+from support.simulator.planting import (
+    Call,
+    Wrong,
+    as_written,
+    changed,
+    instead,
+    late,
+    threads,
+    without,
+)
+
+
+def _keep_accumulators(call: Call) -> None:
+    """Leaves accumulators where a kept value would replace them."""
+    before = [call.acc[i] for i in range(cute.size(call.acc))]
+    call()
+    for i, value in enumerate(before):
+        call.acc[i] = value
+
+
+def _one_later(call: Call) -> Any:
+    """Begins groups but the first a row late."""
+    first, end = call()
+    first += cutlass.select_(call.group > 0, Int32(1), Int32(0))
+    return first, cutlass.max(first, end)
+
+
+def _whole_k_tile(call: Call) -> Any:
+    """Ends a group where the k tile ends."""
+    end = call.place.first_k + (call.k_tile + 1) * call.tensor.shape[1]
+    return call(place=replace(call.place, end_k=end))
+
+
+def _step_by_one(call: Call) -> Any:
+    """Steps by one of K in the mode that moves boxes."""
+    cut = call()
+    stride, along, _ = cut.stride
+    return cute.make_tensor(cut.iterator, cute.make_layout(cut.shape, stride=(stride, along, along)))
+
+
+def _await_afterwards(call: Call) -> None:
+    call()
+    await_earlier_kernels()
+
+
+def _fence_first(call: Call) -> Any:
+    with as_written():
+        warpgroup.fence()
+    return call()
+
+
+def _meet_first(call: Call) -> Any:
+    with as_written():
+        cute.arch.sync_warp()
+    return call()
+
+
+def _release_early(call: Call) -> None:
+    call()
+    call.self.reads_stages_late = False
+
+
+def _release_after_first(call: Call) -> Any:
+    """Releases a box after its first subtile instead of its last."""
+    loads, _ = call()
+    if call.part > 0:
+        return loads, lambda: None
+    stage = in_ring(call.exact_state, call.seat.ring)
+    return loads, partial(release_planes, call.shared.exact_pipeline, stage)
+
+
+def _in_order(call: Call) -> Any:
+    """The columns of a box as they lie in it, instead of in the order of subtiles."""
+    rows, columns = call.box.shape
+    return cute.composition(call.box, tuple(map(cute.make_layout, (cute.size(rows), cute.size(columns)))))
+
+
+def _is_plane(call: Call) -> bool:
+    """Whether one of several planes in shared memory is taken."""
+    return isinstance(call.crd, tuple) and len(call.crd) == 3 and call.crd[:2] == (None, None)
+
+
+def _wait_for_less(wait: int) -> tuple[Wrong, ...]:
+    """One group of wgmmas more may be in flight after one of the waits of promoted sums."""
+    return instead(
+        "warpgroup.wait_group",
+        lambda call: call(group=call.group + 1),
+        inside="mainloop.Sm90Promoted.step",
+        call=wait,
+    )
+
+
+def _stored_in(other: Callable[[Int32], Int32]) -> tuple[Wrong, ...]:
+    """Outputs are written to other planes in shared memory than those of a warp, and stored from there."""
+    return (
+        *instead(
+            "Tensor.__getitem__",
+            lambda call: call(crd=(None, None, other(call.crd[2]))),
+            inside="sm90.Sm90Gemm._visit_planes",
+            outside=("sm90.Sm90Gemm._loaded", "gemm.Gemm._store"),
+            when=_is_plane,
+        ),
+        *instead("gemm.Gemm._store", lambda call: call(stage=other(call.stage))),
+    )
+
 
 MUTANTS = [
     # Blocks that are reduced in passes.
     Mutant(
         "a pass without the last subtile of a block",
         PASSES,
-        edited("range_constexpr(blocks.subtiles)", "range_constexpr(blocks.subtiles - 1)"),
+        instead("epilogue.BlockSubtiles.__init__", lambda call: call(subtiles=call.subtiles - 1)),
         WrongNumbers,
-        "are wrong",
-        Text.MODULE,
     ),
     Mutant(
         "two of four lanes exchange what they found of a row",
         PASSES,
-        edited("row_lanes = (1, 2)", "row_lanes = (1,)"),
+        instead("tile.FragmentTile.row_lanes", lambda call: (1,)),
         WrongNumbers,
-        "are wrong",
-        Text.TILE,
     ),
     Mutant(
         "visits of a block read the results of the tile's first block",
         PASSES,
-        edited("const_expr(self._begins_block(step))", "const_expr(step == 0)"),
+        instead("fragments.FragmentGemm._begins_block", lambda call: call.step == 0),
         WrongNumbers,
-        "are wrong",
     ),
     # Values that are kept.
     Mutant(
         "passes and visits begin with accumulators in place of the kept value",
         KEEPS,
-        edited("return t1_kept", "return acc"),
+        instead("fragments.FragmentGemm._keep", _keep_accumulators),
         WrongNumbers,
-        "are wrong",
-        Text.MODULE,
     ),
     Mutant(
         "planes of visits come in the stages of those ahead of passes",
         KEEPS,
-        edited("operands, index = rounds[within // together]", "operands, index = rounds[0]"),
+        instead("gemm.Gemm.rounds", lambda call: call()[:1] * len(call())),
         RaceError,
         SHARED,
     ),
@@ -103,149 +213,130 @@ MUTANTS = [
     Mutant(
         "a tile runs the epilogue of the segment before it",
         SEGMENTS,
-        edited("self.segments[i].has(place)", "self.segments[i - 1].has(place)", 3, 2),
-        WrongNumbers,
-        "are wrong",
+        instead("segments.Segment.has", has_not, inside="sm90.Sm90Gemm._consume"),
+        IllegalAccess,
+        "only loads may begin before 0",
     ),
     Mutant(
         "a tile is counted from the plane's first column",
         SEGMENTS,
-        edited("self.segments[i].within(place)", "place", 2, 1),
+        instead("segments.Segment.within", lambda call: call.place, inside="sm90.Sm90Gemm._consume"),
         WrongNumbers,
-        "are wrong",
     ),
-    Mutant(
-        "every segment loads the first B",
-        SEGMENTS,
-        edited(
-            "b_tmas[i].atom,\n                                t_gb",
-            "b_tmas[0].atom,\n                                t_gb",
-        ),
-        WrongNumbers,
-        "are wrong",
-    ),
+    Mutant("every segment loads the first B", SEGMENTS, instead("batch.operands", first_b), WrongNumbers),
     Mutant(
         "a segment without planes expects those of another",
         SEGMENTS,
-        edited("stores, buffers, exacts)", "stores, buffers, exacts[:1] * len(exacts))"),
+        instead("segments.make_exacts", lambda call: call()[:1] * len(call.epilogues)),
         Deadlock,
-        "",
     ),
     Mutant(
         "a tile without planes keeps its stage of them",
         SEGMENTS,
-        edited("shared_loads):\n                release()", "shared_loads):\n                pass"),
+        without("epilogue.release_planes", when=lambda call: call.loads.sync_object_full.tx_count == 0),
         Deadlock,
-        "",
     ),
     # Split-K through memory.
     Mutant(
         "every part of K is the first",
         SUMS_BY_WGMMA,
-        edited("first_k = place.batch * shared.k_tiles", "first_k = place.batch * 0"),
+        instead(
+            "scheduler.BatchSchedule.place",
+            lambda call: replace(place := call(), batch=0 * place.batch),
+            before="ab.producer_acquire",
+        ),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "a part has the rows of A that its sums have",
         SUMS_BY_WGMMA,
-        cut("place = replace(place, first=0, end=shared.m)"),
+        instead(
+            "batch.from_first",
+            lambda call: call(place=replace(call.place, first=call.place.batch * call.place.end)),
+        ),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "sums are added up before the kernel of the parts has ended",
         SUMS_BY_WGMMA,
-        cut("await_earlier_kernels()"),
+        without("overlap.await_earlier_kernels", inside="split_sums.SumGemm.__call__"),
         RaceError,
         "griddepcontrol",
-        Text.SPLIT_SUMS,
     ),
     # Split-K over a cluster.
     Mutant(
         "sums not waited for",
         PARTS,
-        cut("cute.arch.mbarrier_wait(self.ready, 0)"),
+        without("arch.mbarrier_wait", inside="split_k.Sums.wait"),
         RaceError,
         UNWRITTEN.format(SHARED),
-        Text.SPLIT_K,
     ),
     Mutant(
         "one part not waited for",
         PARTS,
-        edited("1, config.split_k - 1)", "1, config.split_k - 2)"),
+        instead("split_k.Sums.init", one_part_less),
         RaceError,
         UNWRITTEN.format(SHARED),
     ),
     Mutant(
         "a warp arrives before all its lanes have written their sums",
         PARTS,
-        edited("cute.arch.sync_warp()", "pass"),
+        without("arch.sync_warp", inside="split_k.Sums.hand_over"),
         RaceError,
         UNFINISHED.format(SHARED),
-        Text.SPLIT_K,
     ),
     Mutant(
         "CTA leaves while its sums are read",
         PARTS,
-        cut("cute.arch.mbarrier_wait(self.read, 0)"),
+        without("arch.mbarrier_wait", inside="split_k.Sums.hand_over"),
         IllegalAccess,
         "all of whose warps have exited",
-        Text.SPLIT_K,
     ),
     Mutant(
         "one part is read and let go for all",
         PARTS,
-        edited("map_dsmem_ptr(self.shared.iterator, part)", "map_dsmem_ptr(self.shared.iterator, 1)"),
+        instead("arch.map_dsmem_ptr", lambda call: call(cta_rank_in_cluster=1), inside="split_k.Sums.reduce"),
         IllegalAccess,
         "all of whose warps have exited",
-        Text.SPLIT_K,
     ),
     Mutant(
         "every part from the first k tile on",
         PARTS,
-        edited("first_k = shared.first_k", "first_k = 0 * shared.first_k"),
+        instead("sm90.Sm90Shared.__init__", lambda call: call(first_k=0 * call.first_k)),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "every part has an epilogue",
         PARTS,
-        cut("epilogue_item = schedule.items"),
+        instead("sm90.Sm90Shared.__init__", lambda call: call(epilogue_item=call.first_item)),
         Deadlock,
         "waits",
     ),
     # Groups of rows.
-    Mutant(
-        "a group from its second row on",
-        GROUPS,
-        edited("offsets[group - 1], 0)", "offsets[group - 1] + 1, 0)"),
-        WrongNumbers,
-        "are wrong",
-        Text.SCHEDULER,
-    ),
+    Mutant("a group from its second row on", GROUPS, instead("scheduler.bounds", _one_later), WrongNumbers),
     Mutant(
         "the B of the next group",
         GROUPS,
-        edited(
-            "Place(row, column, group, first, end)",
-            "Place(row, column, cutlass.min(group + 1, 22), first, end)",
+        instead(
+            "scheduler.GroupSchedule.place",
+            lambda call: replace(place := call(), batch=cutlass.min(place.batch + 1, 22)),  # the last
         ),
         WrongNumbers,
-        "are wrong",
-        Text.SCHEDULER,
     ),
     Mutant(
         "the first 64 rows of a group multiplied alone",
         PING_PONG_GROUPS,
-        edited("if tile.m - tile.m0 > BLOCK_M:", "if tile.m - tile.m0 > 2 * BLOCK_M:"),
+        instead(
+            "sm90.Sm90Gemm._multiply",
+            lambda call: call(operands=call.operands.first_block(), acc=block_of(call.acc, 0)),
+            call=1,
+        ),
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "rows of a group that has none not cleared",
         GROUPS,
-        edited("Boolean(self.is_grouped) | ", "Boolean(False) | "),
+        without("cute.autovec_copy", before="pipeline.pipeline_init_arrive"),
         RaceError,
         UNWRITTEN.format(SHARED),
     ),
@@ -253,106 +344,81 @@ MUTANTS = [
     Mutant(
         "a k tile that ends in the next group",
         K_GROUPS,
-        edited("cutlass.min(place.end_k - k, tile_k)", "cutlass.min(place.end_k + 1 - k, tile_k)"),
+        instead("batch.of_k_tile", lambda call: call(place=replace(call.place, end_k=call.place.end_k + 1))),
         WrongNumbers,
-        "are wrong",
-        Text.BATCH,
     ),
     Mutant(
         "a k tile not cut where its group ends",
         K_GROUPS,
-        edited("cutlass.max(cutlass.min(place.end_k - k, tile_k), 0)", "tile_k"),
+        instead("batch.of_k_tile", _whole_k_tile),
         WrongNumbers,
-        "are wrong",
-        Text.BATCH,
     ),
     Mutant(
         "an index that steps by one of K, along which fp8 is contiguous",
         K_GROUPS_FP8,
-        edited("along if cutlass.const_expr(operand.element_type.width == 16) else FP8_K_STEP", "along"),
+        instead("batch.cut_along_k", _step_by_one),
         WrongNumbers,
-        "are wrong",
-        Text.BATCH,
     ),
-    Mutant(
-        "a tail of K not cleared in B",
-        K_TAILS,
-        edited("range_constexpr(len(self.operands))", "range_constexpr(1)"),
-        WrongNumbers,
-        "are wrong",
-        Text.TAILS,
-    ),
-    Mutant(
-        "a tail of K not cleared in A",
-        K_TAILS,
-        edited("range_constexpr(len(self.operands))", "range_constexpr(1, len(self.operands))"),
-        WrongNumbers,
-        "are wrong",
-        Text.TAILS,
-    ),
+    Mutant("a tail of K not cleared in B", K_TAILS, without("tails.Tails._clear", call=2), WrongNumbers),
+    Mutant("a tail of K not cleared in A", K_TAILS, without("tails.Tails._clear", call=1), WrongNumbers),
     Mutant(
         "a tail of K cleared from one byte on too early",
         K_TAILS,
-        edited("cutlass.max(kept - 4 * word, 0)", "cutlass.max(kept - 1 - 4 * word, 0)"),
+        instead("tails.Tails.clear", lambda call: call(place=replace(call.place, tail=call.place.tail - 1))),
         WrongNumbers,
-        "are wrong",
-        Text.TAILS,
     ),
     Mutant(
         "a tail of K cleared where it would lie without a swizzle",
         K_TAILS,
-        edited(" ^ (line % _LINE)", ""),
+        instead(
+            "Tensor.__getitem__",
+            lambda call: call(crd=(None, call.crd[1] | 7)),  # the last 16 bytes of a line
+            inside="tails.Tails._clear",
+            when=lambda call: isinstance(call.crd, tuple),
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.TAILS,
     ),
     Mutant(
         "a tail of K not handed to the tensor cores",
         K_TAILS,
-        cut('cute.arch.fence_proxy("async.shared", space="cta" if self.ctas == 1 else "cluster")'),
+        without("arch.fence_proxy", inside="tails.Tails.clear"),
         MissingProxyFence,
         r"through the async proxy; .* wrote it through the generic proxy",
-        Text.TAILS,
     ),
     Mutant(
         "a tail of K not waited for",
         K_TAILS,
-        cut("cute.arch.mbarrier_wait(self.barriers + index, (phases >> index) & 1)"),
+        without("arch.mbarrier_wait", inside="tails.Tails.clear"),
         RaceError,
         SHARED,
-        Text.TAILS,
     ),
     Mutant(
         "a tail of K handed over before all lanes have cleared it",
         K_TAILS,
-        cut("cute.arch.sync_warp()"),
+        without("arch.sync_warp", inside="tails.Tails.clear"),
         RaceError,
         SHARED,
-        Text.TAILS,
     ),
     Mutant(
         "every tail of K waited for in the first phase of its barrier",
         replace(K_TAILS, problem=(136, 776, 240)),
-        edited("return phases ^ (Int32(1) << index)", "return phases"),
+        instead("tails.Tails.clear", lambda call: (call(), call.phases)[1]),
         RaceError,
         SHARED,
-        Text.TAILS,
     ),
     Mutant(
         "the k tiles of its own group skipped for those of the other warpgroup's",
         K_GROUPS,
-        edited(
-            "ab_state.advance(self._k_tiles_at(shared, item))\n                item += item_step",
-            "item += item_step\n                ab_state.advance(self._k_tiles_at(shared, item))",
+        instead(
+            "sm90.Sm90Gemm._k_tiles_at", lambda call: call(item=call.item + call.shared.item_step), call=2
         ),
         Deadlock,
-        "",
     ),
     # The stream.
     Mutant(
         "earlier kernels not waited for on Hopper",
         COOPERATIVE,
-        cut("await_earlier_kernels()"),
+        without("overlap.await_earlier_kernels"),
         RaceError,
         r"before griddepcontrol\.wait",
     ),
@@ -360,20 +426,21 @@ MUTANTS = [
         "earlier kernels waited for after partials are read",
         REDUCING,
         (
-            Edit("        await_earlier_kernels()\n", ""),
-            Edit("held.across(lanes)", "held.across(lanes); await_earlier_kernels()"),
+            *without("overlap.await_earlier_kernels", inside="finish.Finish.__call__"),
+            *instead(
+                "device_reduce.Partials.across", _await_afterwards, inside="finish.Finish._combine", call=1
+            ),
         ),
         RaceError,
         r"before griddepcontrol\.wait",
-        Text.FINISH,
     ),
     # Global memory.
     Mutant(
         "a tile of two clusters",
         replace(FEW_ROWS, clusters=2),
-        edited(
-            "epilogue_item = Int32(first_item)",
-            "first_item = Int32(0) * first_item; epilogue_item = first_item",
+        instead(
+            "sm90.Sm90Shared.__init__",
+            lambda call: call(first_item=0 * call.first_item, epilogue_item=0 * call.epilogue_item),
         ),
         RaceError,
         STORED_TWICE,
@@ -381,435 +448,417 @@ MUTANTS = [
     Mutant(
         "partials read before the kernel that leaves them has ended",
         REDUCING,
-        cut("await_earlier_kernels()"),
+        without("overlap.await_earlier_kernels", inside="finish.Finish.__call__"),
         RaceError,
         r"before griddepcontrol\.wait",
-        Text.FINISH,
     ),
     # The second stage of reductions.
     Mutant(
         "partials of other warps not waited for",
         REDUCING,
-        cut("cute.arch.sync_threads()"),
+        without("arch.sync_threads", inside="finish.Finish._combine"),
         RaceError,
         UNWRITTEN.format(SHARED) + "|" + UNFINISHED.format(SHARED),
-        Text.FINISH,
     ),
     Mutant(
         "partials of other lanes not taken",
         REDUCING,
-        cut("held.across(lanes)"),
+        without("device_reduce.Partials.across", inside="finish.Finish._combine", call=1),
         WrongNumbers,
-        "are wrong",
-        Text.FINISH,
     ),
     # Rows that their last tile finishes.
     Mutant(
         "a lane counts the tile before others have written their partials",
         REDUCING_ROWS,
-        cut("cute.arch.sync_warp()", 2, 0),
+        without("arch.sync_warp", inside="last_tile.has_last_tile", call=1),
         RaceError,
         "no barrier, and no release and acquire",
-        Text.LAST_TILE,
     ),
     Mutant(
         "lanes read partials that only the lane that counts has acquired",
         REDUCING_ROWS,
-        cut("cute.arch.sync_warp()", 2, 1),
+        without("arch.sync_warp", inside="last_tile.has_last_tile", call=2),
         RaceError,
         "no barrier, and no release and acquire",
-        Text.LAST_TILE,
     ),
     Mutant(
         "a tile is counted without a release and an acquire",
         REDUCING_ROWS,
-        edited("ACQ_REL", "RELAXED"),
+        instead(
+            "nvvm.atomicrmw",
+            lambda call: call(mem_order=nvvm.MemOrderKind.RELAXED),
+            inside="last_tile.has_last_tile",
+        ),
         RaceError,
         "no barrier, and no release and acquire",
-        Text.LAST_TILE,
     ),
     Mutant(
         "a tile is counted without an acquire",
         REDUCING_ROWS,
-        edited("ACQ_REL", "RELEASE"),
+        instead(
+            "nvvm.atomicrmw",
+            lambda call: call(mem_order=nvvm.MemOrderKind.RELEASE),
+            inside="last_tile.has_last_tile",
+        ),
         RaceError,
         "no barrier, and no release and acquire",
-        Text.LAST_TILE,
     ),
     Mutant(
         "a tile is counted without a release",
         REDUCING_ROWS,
-        edited("ACQ_REL", "ACQUIRE"),
+        instead(
+            "nvvm.atomicrmw",
+            lambda call: call(mem_order=nvvm.MemOrderKind.ACQUIRE),
+            inside="last_tile.has_last_tile",
+        ),
         RaceError,
         "no barrier, and no release and acquire",
-        Text.LAST_TILE,
     ),
     Mutant(
         "a tile is counted for its CTA alone",
         REDUCING_ROWS,
-        edited("MemScopeKind.GPU", "MemScopeKind.CTA"),
+        instead(
+            "nvvm.atomicrmw",
+            lambda call: call(syncscope=nvvm.MemScopeKind.CTA),
+            inside="last_tile.has_last_tile",
+        ),
         RaceError,
         "no barrier, and no release and acquire",
-        Text.LAST_TILE,
     ),
     Mutant(
         "the last tile but one finishes the rows",
         REDUCING_ROWS,
-        edited("counted, 0) == parts - 1", "counted, 0) == parts - 2"),
+        instead(
+            "arch.shuffle_sync",
+            lambda call: call() + 1,
+            inside="last_tile.has_last_tile",
+            outside=("last_tile._first_row",),
+        ),
         RaceError,
         "no barrier, and no release and acquire",
-        Text.LAST_TILE,
     ),
     Mutant(
         "counters are not set to 0 again",
         REDUCING_ROWS,
-        edited("place, parts - 1)", "place, parts)"),
+        instead("last_tile._increment", lambda call: call(most=call.most + 1)),
         SimulationError,
         "counters of tiles are not 0",
-        Text.LAST_TILE,
     ),
     Mutant(
         "a tile beyond the last column is counted",
         REDUCING_ROWS,
-        edited("(first < tile.m) & (tile.n0 < tile.n)", "first < tile.m"),
+        instead("last_tile.has_last_tile", lambda call: call(tile=changed(call.tile, n0=Int32(0)))),
         RaceError,
         "no barrier, and no release and acquire",
-        Text.LAST_TILE,
     ),
     Mutant(
         "two warps count in one place",
         REDUCING_ROWS,
-        edited("place = first // tile.warp_rows", "place = first // 32"),
+        instead("last_tile.has_last_tile", lambda call: call(tile=changed(call.tile, warp_rows=32))),
         RaceError,
         "no barrier, and no release and acquire",
-        Text.LAST_TILE,
     ),
     Mutant(
         "partials of the lane that shares a row are not taken",
         REDUCING_ROWS,
-        edited("if lanes >= tile.warp_rows", "if lanes > tile.warp_rows"),
+        instead("last_tile.finish_rows", lambda call: call(tile=changed(call.tile, lanes=(1, 2, 4, 8)))),
         WrongNumbers,
-        "are wrong",
-        Text.LAST_TILE,
     ),
     # Hopper.
     Mutant(
         "more registers asked for than there are",
         COOPERATIVE,
-        edited("setmaxregister_increase(self.crew.registers[1])", "setmaxregister_increase(240)"),
+        instead("arch.setmaxregister_increase", lambda call: call(reg_count=240)),
         Deadlock,
         r"wgmma warp (.|\n)*240 registers per thread, .* more for the warp; the pool of CTA",
     ),
     Mutant(
         "accumulator registers fenced for the first tile only",
         COOPERATIVE,
-        (Edit("warpgroup.fence()", "pass"),),
+        (*without("warpgroup.fence"), *instead("mainloop.WarpgroupOperands.__init__", _fence_first)),
         RaceError,
         r"registers that it has touched since its last wgmma\.fence",
-        Text.MAINLOOP,
-        edited(
-            "item = shared.epilogue_item\n        if",
-            "item = shared.epilogue_item; warpgroup.fence()\n        if",
-        ),
     ),
     Mutant(
         "one named barrier for both turns",
         PING_PONG,
-        edited("first.barrier + group, first.barrier + 1 - group", "first.barrier, first.barrier"),
+        instead("sm90.Turn.of", lambda call: Turn(named_barrier(call.first), named_barrier(call.first))),
         RaceError,
         SHARED,
     ),
     Mutant(
         "rows of the other warpgroup's tile",
         PING_PONG,
-        cut("row_state.advance(seat.ring)"),
+        without("PipelineState.advance", inside="sm90.Sm90Gemm._consume", call=2),
         Deadlock,
         r"staging warp(.|\n)*0 of 128 arrivals",
     ),
     Mutant(
         "staged rows not waited for",
         STAGED,
-        cut("row_pipeline.consumer_wait(row_state)"),
+        without("row.consumer_wait"),
         RaceError,
         UNFINISHED.format(SHARED),
     ),
     Mutant(
         "multicast to a CTA that is not there",
         HOPPER_MULTICAST,
-        edited("cute.make_layout_image_mask(cta_layout, cta_coord, mode=0)", "cutlass.Int16(7)"),
+        instead("cute.make_layout_image_mask", lambda call: cutlass.Int16(7)),
         IllegalAccess,
         "multicast mask 0x7 in a cluster of 2 CTAs",
     ),
     Mutant(
         "accumulator registers not fenced",
         COOPERATIVE,
-        cut("warpgroup.fence()"),
+        without("warpgroup.fence"),
         RaceError,
         r"no wgmma\.fence before it",
-        Text.MAINLOOP,
     ),
     Mutant(
         "last products not waited for",
         COOPERATIVE,
-        cut("warpgroup.wait_group(0)"),
+        without("warpgroup.wait_group", inside="mainloop.Sm90Plain.end"),
         RaceError,
         r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
-        Text.MAINLOOP,
     ),
     Mutant(
         "operand stage released under its products",
         COOPERATIVE,
-        edited("warpgroup.wait_group(1)", "warpgroup.wait_group(2)"),
+        instead(
+            "warpgroup.wait_group", lambda call: call(group=call.group + 1), inside="mainloop.Sm90Plain.step"
+        ),
         RaceError,
         r"cp\.async\.bulk\.tensor.*wgmma of .* may still be reading",
-        Text.MAINLOOP,
     ),
     Mutant(
         "wgmma's operands not waited for",
         COOPERATIVE,
-        cut("self.ring.consumer_wait(state, looked)"),
+        without("ab.consumer_wait"),
         RaceError,
         r"wgmma\.mma_async.*" + UNFINISHED.format(SHARED),
-        Text.MAINLOOP,
     ),
     Mutant(
         "sums in registers begin with what was there",
         COOPERATIVE,
-        edited("multiply(acc, state, anew=True)", "multiply(acc, state)"),
+        instead(
+            "mainloop.WarpgroupOperands.multiply",
+            lambda call: call(anew=False),
+            inside="mainloop.Sm90Plain.begin",
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.MAINLOOP,
     ),
     Mutant(
         "every product overwrites the sums",
         COOPERATIVE,
-        edited("multiply(acc, state)", "multiply(acc, state, anew=True)"),
+        instead(
+            "mainloop.WarpgroupOperands.multiply",
+            lambda call: call(anew=True),
+            inside="mainloop.Sm90Plain.step",
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.MAINLOOP,
     ),
     Mutant(
         "promoted sums begin with those of the last k tile",
         PROMOTED,
-        edited("% sets], state, anew=True,", "% sets], state,"),
+        instead(
+            "mainloop.WarpgroupOperands.multiply",
+            lambda call: call(anew=False),
+            inside="mainloop.Sm90Promoted.step",
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.MAINLOOP,
     ),
     Mutant(
         "sums promoted before they are there",
         PROMOTED,
-        edited("warpgroup.wait_group(under_way)", "warpgroup.wait_group(under_way + (count - 1))"),
+        (*_wait_for_less(1), *_wait_for_less(2)),  # those of a step of two k tiles
         RaceError,
         r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
-        Text.MAINLOOP,
     ),
     Mutant(
         "sums of the last of an odd number of k tiles not waited for",
         PROMOTED,
-        edited("warpgroup.wait_group(under_way)", "warpgroup.wait_group(1 if count == 1 else under_way)"),
+        _wait_for_less(3),
         RaceError,
         r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
-        Text.MAINLOOP,
     ),
     # Scales of blocks.
     Mutant(
         "scales that the stage's barrier does not count",
         BLOCK_SCALED,
-        edited("one(self.load), emptied, scales)", "one(self.load), emptied)"),
+        instead("ab.create", lambda call: call(producer_group=threads(1))),
         BarrierError,
         r"1 arrival\(s\) more than it expects",
     ),
     Mutant(
         "a stage released before its scales of columns are read",
         COLUMN_SCALED,
-        edited("self.reads_stages_late = b is Scaling.LINE", "self.reads_stages_late = False"),
+        instead("block_scaled.Sm90BlockScaled.__init__", _release_early),
         RaceError,
         r"cp\.async.*" + STILL_READ.format(SHARED),
-        Text.BLOCK_SCALED,
     ),
     Mutant(
         "a stage released before all lanes have read its scales",
         BLOCK_SCALED,
-        cut("cute.arch.sync_warp()"),
+        without("arch.sync_warp", inside="mainloop.WarpgroupOperands.release"),
         RaceError,
         r"cp\.async.*" + STILL_READ.format(SHARED),
-        Text.MAINLOOP,
     ),
     Mutant(
         "the scales of another stage",
         BLOCK_SCALED,
-        edited("stages.a[(None, state.index)]", "stages.a[(None, 0)]"),
+        instead(
+            "block_scaled.Sm90BlockScaled.scales",
+            lambda call: call(state=changed(call.state, _index=Int32(0))),
+        ),
         RaceError,
         r"cp\.async.*" + STILL_READ.format(SHARED),
-        Text.BLOCK_SCALED,
     ),
     Mutant(
         "scales of the rows below",
         COLUMN_SCALED,
-        edited("scales.rows[first_row + 2 * block + e // 2]", "scales.rows[first_row + 2 * block + e % 2]"),
+        instead(
+            "block_scaled.KTileScales.__init__",
+            lambda call: call(rows=[call.rows[r ^ 1] for r in range(len(call.rows))]),
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.BLOCK_SCALED,
     ),
     Mutant(
         "scales of the neighbouring column",
         COLUMN_SCALED,
-        edited("pair[e % 2]", "pair[1 - e % 2]"),
+        instead("block_scaled.KTileScales.pair", lambda call: call()[::-1]),
         WrongNumbers,
-        "are wrong",
-        Text.BLOCK_SCALED,
     ),
     Mutant(
         "the columns of the first piece for both",
         PIECES,
-        edited("(self.a, self.b[piece])", "(self.a, self.b[0])"),
+        instead(
+            "mainloop.WarpgroupOperands.multiply",
+            lambda call: call(self=replace(call.self, b=call.self.b[:1] * 2)),
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.MAINLOOP,
     ),
     Mutant(
         "scales of the first piece for both",
         PIECES,
-        edited("scales.pair(first_group + group, keeps=by_rows)", "scales.pair(group, keeps=by_rows)"),
+        instead("block_scaled.KTileScales.pair", lambda call: call(group=call.group % 16)),  # 8 columns each
         WrongNumbers,
-        "are wrong",
-        Text.BLOCK_SCALED,
     ),
     Mutant(
         "scales copied to a stage before it is empty",
         BLOCK_SCALED,
-        cut("ring.sync_object_empty.wait(state.index, state.phase)"),
+        without("ab.empty.wait", outside=("ab.producer_acquire", "ab.producer_tail")),
         RaceError,
         r"cp\.async.*" + STILL_READ.format(SHARED) + "|" + STILL_WRITTEN.format(SHARED),
     ),
     Mutant(
         "scales announced before they are there",
         BLOCK_SCALED,
-        edited(
-            "ring.sync_object_full.arrive_cp_async_mbarrier(state.index)",
-            "cute.arch.mbarrier_arrive(ring.sync_object_full.get_barrier(state.index))",
-        ),
+        instead("ab.full.arrive_cp_async_mbarrier", lambda call: call.self.arrive_mbarrier(call.index)),
         RaceError,
         UNFINISHED.format(SHARED),
     ),
     Mutant(
         "scales of the next block of K",
         BLOCK_SCALED,
-        edited("k = shared.first_k + k_tile", "k = (k_tile + 1) % shared.k_tiles"),
+        instead("block_scales.bring_tile", lambda call: call(k=(call.k + 1) % 10)),  # of ten
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "scales of the first part of K in all",
         SCALED_PARTS,
-        edited("k = shared.first_k + k_tile", "k = k_tile"),
+        instead("block_scales.bring_tile", lambda call: call(k=call.k % 2)),  # a part has two
         WrongNumbers,
-        "are wrong",
     ),
     Mutant(
         "parts of K beyond the last block",
         SCALED_PARTS,
-        edited("self.in_cluster and self.scaling is not None", "False"),
+        instead("sm90.Sm90Shared.__init__", lambda call: call(k_tiles=Int32(2))),  # as other parts have
         IllegalAccess,
-        "",
     ),
     Mutant(
         "scales of the first columns for all",
         BLOCK_SCALED,
-        edited("n0 * (config.mma_n // config.pieces // config.tile_n)", "n0 * 0"),
+        instead("block_scales.bring_tile", lambda call: call(origin=(call.origin[0], 0 * call.origin[1]))),
         WrongNumbers,
-        "are wrong",
-        Text.BLOCK_SCALES,
     ),
     Mutant(
         "scales of columns that begin within a block counted as blocks",
         HALF_BLOCKS,
-        edited("(first + i * width) // lines", "(first // lines + i)"),
+        instead(
+            "block_scales.bring",
+            lambda call: call(first=call.first // call.lines * call.lines, width=call.lines),
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.BLOCK_SCALES,
     ),
     Mutant(
         "halves that are not exchanged",
         ROTATING,
-        edited("= -values[e + half], values[e]", "= -values[e], values[e + half]"),
+        instead("tile.Subtile.rotate_half", signs_alone),
         WrongNumbers,
-        "are wrong",
-        Text.TILE,
     ),
     Mutant(
         "rows of a table that don't repeat",
         REPEATING,
-        edited("coord = tuple(place % count", "coord = tuple(place"),
+        instead("rings.partition_box", lambda call: call(repeats=False), when=lambda call: call.repeats),
         WrongNumbers,
-        "are wrong",
-        Text.RINGS,
     ),
     Mutant(
         "neighbours that are not exchanged",
         ROTATING_NEIGHBOURS,
-        edited("= -values[e + 1], values[e]", "= -values[e], values[e + 1]"),
+        instead("tile.Subtile.rotate_pairs", signs_alone),
         WrongNumbers,
-        "are wrong",
-        Text.TILE,
     ),
     Mutant(
         "every part of a head is rotated",
         ROTATING_IN_PARTS,
-        edited("if block > self._columns:", "if False:"),
+        instead(
+            "tile.Subtile.rotate_first",
+            lambda call: call(self=changed(call.self, _offset=0 - call.self.tile.n0)),
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.TILE,
     ),
     Mutant(
         "a column is exchanged with one of the same lane",
         ROTATING_FIRST,
-        edited("self.tile.lane - lane + (lane + lanes) % 4", "self.tile.lane"),
+        instead("arch.shuffle_sync", lambda call: call.value, inside="tile.FragmentSubtile._neighbour"),
         WrongNumbers,
-        "are wrong",
-        Text.TILE,
     ),
     Mutant(
         "lanes beyond the fourth are not in the next eight columns",
         ROTATING_FIRST,
-        edited("cutlass.select_(lane < lanes, far, near)", "near"),
+        instead("cutlass.select_", lambda call: call.else_value, inside="tile.FragmentSubtile._neighbour"),
         WrongNumbers,
-        "are wrong",
-        Text.TILE,
     ),
     Mutant(
         "columns behind the first ones are rotated",
         ROTATING_FIRST,
-        edited("(place >= half) & (place < columns)", "place >= half"),
+        instead(
+            "tile.Subtile._place",
+            lambda call: cutlass.min(Int32(call()), 19),  # the last that is rotated
+            inside="tile.Subtile.rotate_first",
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.TILE,
     ),
     Mutant(
         "halves of B that are not in pairs",
         ROTATING,
-        edited("pair_halves(b, 64, 16)", "b"),
+        instead("epilogue.pair_halves", lambda call: call.tensor, when=lambda call: call.width == 16),
         WrongNumbers,
-        "are wrong",
-        Text.MODULE,
     ),
     Mutant(
         "boxes of two subtiles handed back before the second is read",
         ROTATING_TABLE,
-        edited(
-            "release_planes, shared.exact_pipeline, stage) if ends else",
-            "release_planes, shared.exact_pipeline, stage) if part == 0 else",
-        ),
+        instead("sm90.Sm90Gemm._loaded", _release_after_first),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "boxes of two subtiles stored before the second is written",
         ROTATING,
-        edited(
-            "if cutlass.const_expr(stages.store > 0 and ends)",
-            "if cutlass.const_expr(stages.store > 0 and begins)",
+        late(
+            "tile.FragmentSubtile.copy_to",
+            "store.producer_commit",
+            when=lambda call: call.self._step % 2 == 1,
         ),
         RaceError,
         UNWRITTEN.format(SHARED),
@@ -817,25 +866,20 @@ MUTANTS = [
     Mutant(
         "columns of a box in the order of the box",
         ROTATING,
-        edited(
-            "order = cute.make_layout((half, 2, run // half), stride=(1, run, half))",
-            "order = cute.make_layout((half, 2, run // half), stride=(1, half, 2 * half))",
-        ),
+        instead("epilogue.in_subtiles", _in_order),
         WrongNumbers,
-        "are wrong",
-        Text.EPILOGUE,
     ),
     Mutant(
         "turns not taken",
         PING_PONG,
-        (Edit("self.own.arrive_and_wait()", "pass"), Edit("self.other.arrive()", "pass")),
+        (*without("sm90.Turn.wait"), *without("sm90.Turn.pass_on")),
         RaceError,
         r"wgmma\.mma_async.*" + UNFINISHED.format(SHARED),
     ),
     Mutant(
         "the other warpgroup's operands not skipped",
         PING_PONG,
-        cut("ab_state.advance(self._k_tiles_at(shared, item))"),
+        instead("sm90.Sm90Gemm._k_tiles_at", lambda call: Int32(0), call=2),
         Deadlock,
         "wgmma warp(.|\\n)*128 of 256 threads have arrived",
     ),
@@ -843,42 +887,45 @@ MUTANTS = [
     Mutant(
         "rows that are not loaded not cleared",
         FEW_ROWS,
-        cut("self._clear(s_a, thread)"),
+        without("cute.autovec_copy", before="pipeline.pipeline_init_arrive"),
         RaceError,
         r"wgmma.*" + UNWRITTEN.format(SHARED),
     ),
     Mutant(
         "cleared rows not published to TMA",
         FEW_ROWS,
-        cut('cute.arch.fence_proxy("async.shared", space="cta")', 2, 1),
+        without("arch.fence_proxy", before="pipeline.pipeline_init_arrive"),
         MissingProxyFence,
         r"overwrites shared.* through the async proxy; .* wrote it through the generic proxy",
     ),
     Mutant(
         "more expected than is loaded of few rows",
         FEW_ROWS,
-        edited("self.box_bytes * cutlass.max(count - 1, 0)", "self.box_bytes * count"),
+        instead("arch.mbarrier_expect_tx", lambda call: call(bytes=call.bytes + 2048)),  # those of a box
         Deadlock,
         "1 of 1 arrivals, 2048 bytes",
     ),
     Mutant(
         "a box of rows too few",
         FEW_ROWS,
-        edited("if box < count:", "if box < count - 1:"),
+        (
+            *instead("sm90.Sm90Gemm._load_more", lambda call: call(count=call.count - 1)),
+            *instead("arch.mbarrier_expect_tx", lambda call: call(bytes=call.bytes + 2048)),  # those of a box
+        ),
         Deadlock,
         "1 of 1 arrivals, 2048 bytes",
     ),
     Mutant(
         "wgmma's output not published to TMA",
         PING_PONG,
-        cut('cute.arch.fence_proxy("async.shared", space="cta")', 2, 0),
+        without("arch.fence_proxy", after="tile.FragmentSubtile.copy_to"),
         MissingProxyFence,
         r"cp\.async\.bulk\.tensor.* wrote it through the generic proxy",
     ),
     Mutant(
         "output stored before all lanes of a warp have written",
         PING_PONG,
-        cut("cute.arch.sync_warp()", 2, 1),
+        without("arch.sync_warp", after="tile.FragmentSubtile.copy_to", outside=("epilogue.release_planes",)),
         RaceError,
         UNMET,
     ),
@@ -886,8 +933,10 @@ MUTANTS = [
         "output stored by lanes that met before they wrote",
         COOPERATIVE,
         (
-            Edit("cute.arch.sync_warp()", "pass", 2, 1),
-            Edit("self.epilogue.visit(", "cute.arch.sync_warp(); self.epilogue.visit("),
+            *without(
+                "arch.sync_warp", after="tile.FragmentSubtile.copy_to", outside=("epilogue.release_planes",)
+            ),
+            *instead("tile.FragmentSubtile.copy_to", _meet_first),
         ),
         RaceError,
         UNMET,
@@ -895,42 +944,42 @@ MUTANTS = [
     Mutant(
         "output plane of a warp not waited for",
         PING_PONG,
-        cut("store_group.producer_acquire()"),
+        without("store.producer_acquire"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "a store more in flight than there are planes",
         PING_PONG,
-        edited("num_stages=max(stages.store, 1)", "num_stages=stages.store + 1"),
+        instead("store.create", lambda call: call(num_stages=call.num_stages + 1)),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "shared memory given up under a warp's store",
         COOPERATIVE,
-        cut("store_group.producer_tail()"),
+        without("store.producer_tail"),
         IllegalAccess,
         "while this store still reads its shared memory",
     ),
     Mutant(
         "one output plane for all warps of a warpgroup",
         COOPERATIVE,
-        edited("+ seat.group) * WARPS + seat.warp", "+ seat.group) * WARPS"),
+        _stored_in(lambda plane: plane // WARPS * WARPS),
         RaceError,
         r"overwrites shared.*, written by warp \d",
     ),
     Mutant(
         "one output plane for both warpgroups",
         COOPERATIVE,
-        edited("(store_plane * config.warpgroups + seat.group)", "store_plane * config.warpgroups"),
+        _stored_in(lambda plane: plane // (2 * WARPS) * (2 * WARPS) + plane % WARPS),
         RaceError,
         "overwrites shared",
     ),
     Mutant(
         "rows of a warpgroup's first warp stored by all",
         PING_PONG,
-        edited("(row * WARPS + seat.warp, column)", "(row * WARPS, column)"),
+        instead("gemm.Gemm._store", lambda call: call(coord=(call.coord[0] // WARPS * WARPS, call.coord[1]))),
         RaceError,
         STORED_TWICE,
     ),
@@ -940,94 +989,103 @@ MUTANTS = [
         RELEASED_UNREAD,
         RaceError,
         r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
-        Text.MODULE,
     ),
     Mutant(
         "planes handed back before all lanes have read them",
         PING_PONG,
-        cut("cute.arch.sync_warp()"),
+        without("arch.sync_warp", inside="epilogue.release_planes"),
         RaceError,
         r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
-        Text.EPILOGUE,
     ),
     Mutant(
         "planes not handed back",
         PING_PONG,
-        cut("smem.release()"),
+        without("epilogue.release_planes"),
         Deadlock,
         "tma warp(.|\\n)*0 of 4 arrivals",
-        Text.MODULE,
     ),
     Mutant(
         "planes not waited for",
         PING_PONG,
-        cut("shared.exact_pipeline.consumer_wait(stage)"),
+        without("exact.consumer_wait"),
         RaceError,
         UNFINISHED.format(SHARED),
     ),
     Mutant(
         "barriers of the other warpgroup's planes",
         PING_PONG,
-        edited("self.config, in_ring(exact_state, seat.ring)", "self.config, in_ring(exact_state, 0)"),
+        instead(
+            "exact.consumer_wait",
+            lambda call: call(
+                state=changed(call.state, _index=call.state.index % (call.self.num_stages // 2))
+            ),
+        ),
         Deadlock,
         r"wgmma warp(.|\n)*0 of 1 arrivals",
     ),
     Mutant(
         "planes of the other warpgroup's tile",
         PING_PONG,
-        edited("(seat.ring * self.stages.exact + exact_state.index)", "exact_state.index"),
+        instead(
+            "Tensor.__getitem__",
+            lambda call: call(crd=(None, None, call.crd[2] % (cute.size(call.self, mode=[2]) // 2))),
+            after="exact.consumer_wait",
+            when=_is_plane,
+        ),
         RaceError,
         SHARED,
     ),
     Mutant(
         "planes of the other half of a tile",
         COOPERATIVE,
-        edited("exact_state.index) * config.sharing + seat.share", "exact_state.index) * config.sharing"),
+        instead(
+            "Tensor.__getitem__",
+            lambda call: call(crd=(None, None, call.crd[2] // 2 * 2)),
+            after="exact.consumer_wait",
+            when=_is_plane,
+        ),
         WrongNumbers,
         "rows 64 to",
     ),
     Mutant(
         "matrices stored transposed",
         PING_PONG,
-        edited(r"(stmatrix\.sync\.aligned\.m8n8\.x4)\.shared", r"\1.trans.shared", 8, 3),
+        InPtx(r"(stmatrix\.sync\.aligned\.m8n8\.x4)\.shared", r"\1.trans.shared"),
         WrongNumbers,
-        "are wrong",
-        Text.PTX,
     ),
     Mutant(
         "a short group of tile rows walked as a full one",
         PING_PONG,
-        edited("if first_row + self.raster_m > self.grid_m:", "if first_row > self.grid_m:"),
+        instead(
+            "scheduler.TileSchedule.cluster_coord",
+            lambda call: call(self=replace(call.self, grid_m=call.self.grid_m + call.self.raster_m)),
+        ),
         WrongNumbers,
-        "are wrong",
-        Text.SCHEDULER,
     ),
     Mutant(
         "output plane of a warp not advanced",
         PING_PONG,
-        edited("(store_plane + 1) % stages.store", "store_plane + 0"),
+        _stored_in(lambda plane: plane % (2 * WARPS)),
         RaceError,
         STILL_READ.format(SHARED),
     ),
     Mutant(
         "rows of a fragment confused",
         PING_PONG,
-        edited("e // 2 % 2", "e % 2"),
+        instead("tile.FragmentSubtile.row_of", lambda call: call(e=2 * (call.e % 2))),
         WrongNumbers,
-        "are wrong",
-        Text.TILE,
     ),
     Mutant(
         "readers in one CTA of two counted",
         HOPPER_MULTICAST,
-        edited("readers = config.cluster_m + config.cluster_n - 1", "readers = 1"),
+        instead("ab.create", lambda call: call(consumer_group=threads(call.consumer_group.size // 2))),
         RaceError,
         r"cp\.async\.bulk\.tensor.*overwrites shared",
     ),
     Mutant(
         "B multicast to one CTA of two",
         HOPPER_MULTICAST,
-        edited("cute.make_layout_image_mask(cta_layout, cta_coord, mode=0)", "cutlass.Int16(1)"),
+        instead("cute.make_layout_image_mask", lambda call: cutlass.Int16(1)),
         Deadlock,
         "wgmma warp(.|\n)* bytes",
     ),

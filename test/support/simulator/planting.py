@@ -4,7 +4,7 @@ A place names what is called, by the words of a kernel rather than by a template
 
     ab.consumer_wait     a method of the pipeline of a ring, by the ring's name; `store` is that of TMA stores
     ab.full.wait         a method of the barriers that say that stages of a ring are full, or `empty`
-    arch.sync_warp       a function or a method of the DSL, by its module or class (`_DSL`)
+    arch.sync_warp       a function or a method of a module or a class of `_OTHERS`, most of them the DSL's
     tails.Tails.clear    a function, a method, a property or a constant of a module of the templates
 
 All calls of a place are wrong, or those `inside` another place or `outside` some, those `before` the first
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -39,17 +39,20 @@ from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.pipeline.helpers import MbarrierArray
 
 import cute_backend.templates
-from cute_backend.memory_ops import device_reduce
+from cute_backend.memory_ops import device_reduce, device_scales
+from cute_backend.planning.mma_scales import MmaScales
 
-_DSL = {
+_OTHERS = {
     "arch": cute.arch,
     "cpasync": cpasync,
     "cute": cute,
-    "device_reduce": device_reduce,
     "cutlass": cutlass,
+    "device_reduce": device_reduce,
+    "device_scales": device_scales,
+    "MmaScales": MmaScales,
     "NamedBarrier": pipeline.NamedBarrier,
-    "pipeline": pipeline,
     "nvvm": nvvm,
+    "pipeline": pipeline,
     "PipelineState": pipeline.PipelineState,
     "SmemAllocator": SmemAllocator,
     "tcgen05": tcgen05,
@@ -71,7 +74,7 @@ class Call:
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         self._function = function
-        self._bound = inspect.signature(function).bind(*args, **kwargs)
+        self._bound = _signature(function).bind(*args, **kwargs)
         given = dict(self._bound.arguments)
         self._bound.apply_defaults()
         vars(self).update(kwargs | self._bound.arguments)
@@ -87,12 +90,14 @@ class Call:
         return call._function(*call._bound.args, **call._bound.kwargs)
 
 
+_signature = cache(inspect.signature)
+
 Effect = Callable[[Call], Any]
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """What is done instead of the calls of a place; the module's docstring says which ones."""
+    """The calls of a place that a fault replaces, as the module's docstring describes them, by `effect`."""
 
     at: str
     effect: Effect
@@ -132,6 +137,19 @@ def early(release: str, wait: str, **where: Any) -> tuple[Wrong, ...]:
     return (*without(release), Wrong(wait, waits, **where))
 
 
+def late(at: str, behind: str, **where: Any) -> tuple[Wrong, ...]:
+    """Calls that are made only after the next call of another place."""
+    waiting: list[Call] = []
+
+    def then(call: Call) -> Any:
+        result = call()
+        while waiting:
+            waiting.pop(0)()
+        return result
+
+    return (Wrong(at, waiting.append, **where), Wrong(behind, then))
+
+
 def threads(count: int) -> pipeline.CooperativeGroup:
     """A group of threads, which arrives at a barrier as often."""
     return pipeline.CooperativeGroup(pipeline.Agent.Thread, count)
@@ -145,6 +163,12 @@ def check(wrongs: tuple[Wrong, ...]) -> None:
                 _replaced(place, lambda call: call()).close()
 
 
+def part_of(place: str) -> str:
+    """The part of a kernel that a place belongs to: its rings, a module of the templates, or neither."""
+    first = place.partition(".")[0]
+    return "a ring" if first in _RINGS else "other" if first in _OTHERS else first
+
+
 def changed(value: Any, **changes: Any) -> Any:
     """A copy of an object, with attributes of other values."""
     other = copy(value)
@@ -154,7 +178,7 @@ def changed(value: Any, **changes: Any) -> Any:
 
 @dataclass
 class _Trace:
-    """What has been called of the trace so far."""
+    """The state of a trace: the rings that it has made, and the watched calls."""
 
     rings: dict[int, tuple[str, Any]] = field(default_factory=dict)
     """For each group of threads by its id: the ring's name and whether the group fills or empties its stages,
@@ -261,7 +285,7 @@ def _replaced(place: str, effect: Effect) -> ExitStack:
 def _owner(place: str) -> tuple[Any, str]:
     """The module or class that a place is in, and its name there."""
     first, *path = place.split(".")
-    owner = _DSL.get(first) or importlib.import_module(f"{cute_backend.templates.__name__}.{first}")
+    owner = _OTHERS.get(first) or importlib.import_module(f"{cute_backend.templates.__name__}.{first}")
     for name in path[:-1]:
         owner = getattr(owner, name)
     return owner, path[-1]
@@ -276,7 +300,7 @@ def _is_ring(ring: str, *args: Any, **kwargs: Any) -> bool:
     """Whether a method is one of the pipeline of a ring, or makes it."""
     if ring == "store":
         return True
-    group = args[0].sync_object_full.cg if args else kwargs.get("producer_group")
+    group = getattr(args[0].sync_object_full, "cg", None) if args else kwargs.get("producer_group")
     return _side_of(group) == f"{ring}.full"
 
 
@@ -289,7 +313,7 @@ def _in(owner: Any, name: str, is_meant: Callable[..., bool], effect: Effect) ->
     """A context in which `effect` replaces those calls of an attribute that are meant."""
     found = inspect.getattr_static(owner, name)
     stack = ExitStack()
-    if isinstance(found, (staticmethod, property)) or inspect.isfunction(found):
+    if isinstance(found, (staticmethod, property)) or callable(found):
         function = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
 
         @wraps(function)
@@ -299,7 +323,7 @@ def _in(owner: Any, name: str, is_meant: Callable[..., bool], effect: Effect) ->
             return effect(Call(function, args, kwargs))
 
         new: Any = replaced
-        if not inspect.isfunction(found):
+        if isinstance(found, (staticmethod, property)):
             new = type(found)(replaced)
     else:
         # A constant: what reads it counts as a call.
