@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 import torch
 
@@ -99,6 +100,8 @@ class PointwiseOp:
     cute_bool: str | None = None
     is_long: bool = False
     """Whether it takes some thirty instructions, so that planning allows only a few of them in one visit."""
+    is_transcendental: bool = False
+    """Whether it is computed in several steps, which take a register until the last."""
 
     def expression(self, dtype: DType) -> str | None:
         """The device expression on operands of a register dtype."""
@@ -117,7 +120,9 @@ def _targets(name: str, overloads: Sequence[str] = ("default",)) -> tuple[str, .
 _BINARY = ("Tensor", "Scalar")
 
 
-def _function(name: str, arity: int = 1, aten: tuple[str, ...] = ()) -> PointwiseOp:
+def _function(
+    name: str, arity: int = 1, aten: tuple[str, ...] = (), is_transcendental: bool = False
+) -> PointwiseOp:
     """A function on fp32, to which integers are converted first: `math.name` on the device."""
     arguments = ", ".join(f"{{{index}}}" for index in range(arity))
     return PointwiseOp(
@@ -129,7 +134,11 @@ def _function(name: str, arity: int = 1, aten: tuple[str, ...] = ()) -> Pointwis
         cute=f"math.{name}({arguments})",
         formula=f"{name}({arguments})",
         reference=getattr(torch, name),
+        is_transcendental=is_transcendental,
     )
+
+
+_elementary = partial(_function, is_transcendental=True)
 
 
 def _rounding(name: str) -> PointwiseOp:
@@ -320,25 +329,25 @@ _ROWS: tuple[PointwiseOp, ...] = (
     # Powers and roots.
     PointwiseOp("pow", ("aten.pow.Tensor_Tensor", "aten.pow.Tensor_Scalar", "aten.pow.Scalar",
                         "prims.pow.default"),
-                2, _P, _SAME, "math.pow({0}, {1})", "pow({0}, {1})", torch.pow),
+                2, _P, _SAME, "math.pow({0}, {1})", "pow({0}, {1})", torch.pow, is_transcendental=True),
     _function("sqrt"),
     _function("rsqrt"),
     _function("reciprocal"),
     # Exponentials, logarithms and the rest of the elementary functions.
-    _function("exp"),
-    _function("exp2"),
-    _function("expm1"),
-    _function("log"),
-    _function("log2"),
-    _function("log10"),
-    _function("log1p"),
-    _function("sin"),
-    _function("cos"),
-    _function("tanh"),
-    _function("sigmoid", aten=_aten("sigmoid")),
+    _elementary("exp"),
+    _elementary("exp2"),
+    _elementary("expm1"),
+    _elementary("log"),
+    _elementary("log2"),
+    _elementary("log10"),
+    _elementary("log1p"),
+    _elementary("sin"),
+    _elementary("cos"),
+    _elementary("tanh"),
+    _elementary("sigmoid", aten=_aten("sigmoid")),
     PointwiseOp("logistic2", (), 1, OperandRule.FLOAT, _SAME, "math.logistic2({0})", "1 / (1 + exp2(-{0}))",
-                _logistic2),
-    _function("erf"),
+                _logistic2, is_transcendental=True),
+    _elementary("erf"),
     # Rounding to 16 bits under every precision, for values that another kernel reads as 16 bits.
     _narrowing("bf16", torch.bfloat16),
     _narrowing("f16", torch.float16),

@@ -212,7 +212,7 @@ def test_a_worked_architecture_plans_and_builds_kernels_of_both_alignments(chang
     """As those of the architecture whose template it shares: subtiles are as narrow, and nothing spills."""
     built = changed("add-an-architecture", ROOT / "docs/changes/both_alignments.py", "sm_110a")
     assert built == (
-        "sm_110a tma: subtiles of 16 columns, rowvec0 smem_staged, exact0 tma, exact1 tma\n"
+        "sm_110a tma: subtiles of 32 columns, rowvec0 smem_staged, exact0 tma, exact1 tma\n"
         "    target sm_110a, 0 bytes spilled\n"
         "sm_110a plain: subtiles of 16 columns, rowvec0 smem_staged, exact0 vector, exact1 vector\n"
         "    target sm_110a, 0 bytes spilled\n"

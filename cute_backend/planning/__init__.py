@@ -5,8 +5,8 @@ of a kernel is written elsewhere (`memory_ops`).
 
 - Facts about each architecture: `targets`, `served`.
 - Tiles: `tiles`, `rules` (what a spec demands of its tile), `constraints` (what a user demands),
-  `search`, `untuned`, `cost`, `epilogue_time`, `halving`, `hoisting`, `shallow`, `transposing`,
-  `segment_tiles`.
+  `search`, `ladder` (what runs in place of a tile that spills), `untuned`, `cost`, `epilogue_time`,
+  `halving`, `hoisting`, `shallow`, `transposing`, `segment_tiles`.
 - Reductions of rows: `last_tile`.
 - Placements: `placements`, `placing`.
 - Resources: `registers`, `shared_memory`, `stages`, `mma_scales`, `capacity`.
@@ -18,8 +18,7 @@ of a kernel is written elsewhere (`memory_ops`).
 from cute_backend.planning.capacity import PLANES, REDUCTIONS, plane_bits_held, planes_written
 from cute_backend.planning.constraints import UNCONSTRAINED, Constraints
 from cute_backend.planning.hoisting import with_rowvecs
-from cute_backend.planning.kernel_plan import Plan, plan
-from cute_backend.planning.ladder import rungs
+from cute_backend.planning.kernel_plan import Plan, plan, rungs
 from cute_backend.planning.last_tile import (
     LAST_TILE_ARCHS,
     LAST_TILE_RESULTS,

@@ -1,9 +1,8 @@
 """The number of planes that one kernel reads and writes.
 
-A few planes always fit: those for which shared memory lacks room are read and written by element, and no
-kernel of up to `PLANES` loads and as many outputs spills. More loads fit if shared memory holds all planes.
-More outputs don't: a thread keeps a subtile of each until all are computed, and with eight in bf16 128 x 128
-spilled 72 bytes under ping-pong on sm_90a, and 64 x 128 spilled 144.
+A few planes always fit: those for which shared memory lacks room are read and written by element. More loads
+fit if shared memory holds all planes. More outputs don't: a thread keeps a subtile of each until all are
+computed.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ PLANES = 4
 """The loads, and as many outputs, that fit whatever their dtypes are."""
 
 REDUCTIONS = 2
-"""The reductions that fit beside as many outputs: four loads, four outputs and two sums of columns spilled
-nothing in any tile of the table on sm_90a."""
+"""The reductions that fit beside as many outputs: a thread keeps partials of each for the whole tile."""
 
 _LARGE = 128 * 128
 """Elements of a CTA's share of a tile that keep the MMA busy."""

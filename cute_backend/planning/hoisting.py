@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cute_backend.planning.epilogue_time import epilogue_instructions, mma_cycles
+from cute_backend.planning.halving import MAX_THREAD_COLUMNS
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import hoist_budget, hoisted_registers, long_ops
 from cute_backend.planning.rules import subtiled
@@ -58,13 +59,17 @@ def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> Ti
 def can_hoist(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether the spec has rowvecs and the configuration, once unrolled, has registers for all of them.
 
-    Partials of reductions leave no registers: beside a hoisted vector, an argmax spilled 16 bytes in
-    256 x 128 on sm_100a. Nor do the scaled sums of k tiles, which a thread adds up beside what it holds.
+    The MMA hides nothing of warps that add up the scaled sums of k tiles, since they do that while it
+    multiplies. Reductions and passes are left in a loop: unrolled, the compiler keeps their partials of
+    several visits beside the vectors. So are more columns than `MAX_THREAD_COLUMNS`, of which each would be a
+    load before the wait.
     """
     if SumScales.of(spec) is not None:
         return False
     rowvecs = multiplied(spec, config).loads_of(LoadKind.ROWVEC)
-    if config.target.unrolled_subtile_n is not None or not rowvecs or long_ops(spec) or spec.reductions:
+    wide = config.products * config.group_n > MAX_THREAD_COLUMNS
+    looped = wide or long_ops(spec) or spec.reductions or spec.pass_columns
+    if config.target.unrolled_subtile_n is not None or not rowvecs or looped:
         return False
     unrolled = subtiled(spec, replace(config, unrolled=True), Alignment.TMA)
     needed = sum(hoisted_registers(load, unrolled) for load in rowvecs)

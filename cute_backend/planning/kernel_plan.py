@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
+from cute_backend.planning.ladder import first_rung, lower_rungs
 from cute_backend.planning.last_tile import counters_needed, may_finish_rows
 from cute_backend.planning.mainloops import Mainloop, mainloop_of
 from cute_backend.planning.placements import Placement, Ring
 from cute_backend.planning.placing import Placing, placed
-from cute_backend.planning.rules import subtiled
 from cute_backend.planning.shared_memory import Rings, scaling_of
 from cute_backend.planning.stages import Stages
 from cute_backend.planning.targets import Arch
@@ -119,8 +119,16 @@ class Plan:
 
 @lru_cache(maxsize=4096)
 def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
-    """The plan for a tile that was chosen for a spec, after the rules that fit it to an alignment."""
-    return Plan.of(spec, subtiled(spec, config, alignment), alignment)
+    """The plan for a tile that was chosen for a spec, after the rules that fit it to an alignment, or for a
+    smaller tile if a thread lacks registers by the estimate."""
+    return Plan.of(spec, first_rung(spec, config, alignment), alignment)
+
+
+def rungs(plan: Plan) -> tuple[Plan, ...]:
+    """A plan, and those that may take its place if its kernel's threads spill, in the order in which they are
+    tried."""
+    lower = lower_rungs(plan.spec, plan.tile, plan.alignment)
+    return plan, *(Plan.of(plan.spec, tile, plan.alignment) for tile in lower)
 
 
 def _rings(spec: EpilogueSpec, config: TileConfig, segments: tuple[Placing, ...]) -> Rings:

@@ -1,26 +1,106 @@
-"""The rungs of a kernel: the tiles that are compiled, one after another, until one spills nothing.
+"""The tiles that a kernel may be compiled with, one after another, until it spills nothing.
 
-Whether a tile leaves a thread registers enough for an epilogue is the compiler's answer. Here is the order in
-which it is asked.
+Whether a tile leaves a thread registers for an epilogue is the compiler's answer. The estimate of registers
+only leaves out tiles that would most likely have to be replaced.
 """
 
 from __future__ import annotations
 
-from cute_backend.planning.kernel_plan import Plan, plan
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cute_backend.planning.registers import NARROW_SUBTILE_N, leaves_registers
+from cute_backend.planning.rules import moved, subtiled, suited, with_half_subtiles
 from cute_backend.planning.search import table
-from cute_backend.planning.tiles import TileConfig
+from cute_backend.planning.segment_tiles import serving_all
+from cute_backend.planning.targets import Shape
+from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig
+from cute_backend.planning.transposing import multiplied
+from cute_backend.spec import EpilogueSpec
+
+MAX_LOWER_RUNGS = 2
+"""The most tiles that a kernel is compiled with after the first one."""
 
 
-def rungs(first: Plan) -> tuple[Plan, ...]:
-    """A plan, and those that may take its place if its kernel spills, at most three in all: the one in the
-    next smaller tile of the same cluster, and the one in the smallest tile. They are of the tiles that serve
-    any sizes (`table`)."""
-    tile, able = first.tile, table(first.arch, first.spec)
-    smaller = [each for each in able if each.thread_accumulators < tile.thread_accumulators]
-    alike = [each for each in smaller if _cluster(each) == _cluster(tile)]
-    plans = [plan(first.spec, each, first.alignment) for each in (*alike[:1], *smaller[-1:])]
-    return tuple(dict.fromkeys((first, *plans)))
+def first_rung(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> TileConfig:
+    """The tile that a kernel is compiled with first, as it runs: the one that was chosen or, if that leaves a
+    thread too few registers by the estimate, the first step down that leaves enough."""
+    chosen = subtiled(spec, config, alignment)
+    if config.rowvecs is Rowvecs.REGISTER_HOIST or _fits(spec, chosen, alignment):
+        return chosen
+    return next(
+        (each for each in _steps_down(spec, chosen, alignment) if _fits(spec, each, alignment)), chosen
+    )
 
 
-def _cluster(tile: TileConfig) -> tuple[int, int, int]:
-    return tile.cluster_m, tile.cluster_n, tile.ctas
+def lower_rungs(spec: EpilogueSpec, first: TileConfig, alignment: Alignment) -> tuple[TileConfig, ...]:
+    """The tiles that are tried, one after another, if a kernel spills in its first one, which runs as it is
+    here. A step that does not fit by the estimate is left out if a lower one does."""
+    steps = [each for each in dict.fromkeys(_steps_down(spec, first, alignment)) if each != first]
+    fits = [_fits(spec, each, alignment) for each in steps]
+    kept = (each for i, each in enumerate(steps) if fits[i] or not any(fits[i:]))
+    return tuple(kept)[:MAX_LOWER_RUNGS]
+
+
+def _steps_down(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Iterator[TileConfig]:
+    """Yields the tile with simpler visits, if accumulators are in tensor memory, the next smaller tile of the
+    same cluster, the smallest one that serves the spec, and that with subtiles of half the columns."""
+    if not config.target.accumulators.in_registers:
+        alone = subtiled(spec, replace(config, column_groups=1, unrolled=False), alignment)
+        yield alone if alone != config else _with_half_subtiles(spec, config, alignment)
+    if (smaller := _next_smaller(spec, config)) is not None:
+        yield subtiled(spec, smaller, alignment)
+    smallest = subtiled(spec, table(config.arch, spec)[-1], alignment)
+    yield smallest
+    yield _with_half_subtiles(spec, smallest, alignment)
+
+
+def _fits(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> bool:
+    return leaves_registers(config, multiplied(spec, config), _moved(spec, config, alignment))
+
+
+def _moved(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Alignment:
+    """The alignment that decides how the planes of a spec move: by element if those of one segment do."""
+    every = {moved(segment, alignment) for segment in multiplied(spec, config).segments}
+    return Alignment.PLAIN if Alignment.PLAIN in every else Alignment.TMA
+
+
+def _with_half_subtiles(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> TileConfig:
+    """The tile with subtiles of half the columns, or unchanged if not all segments can have these."""
+    how = _moved(spec, config, alignment)
+    every = {with_half_subtiles(config, each, how) for each in multiplied(spec, config).segments}
+    narrower = every.pop()
+    return config if narrower is None or every else subtiled(spec, narrower, alignment)
+
+
+def _next_smaller(spec: EpilogueSpec, config: TileConfig) -> TileConfig | None:
+    """The next smaller tile of the same cluster, or None if none serves the spec: with columns of a power of
+    two, without ping-pong, with half of the rows or, failing these, with half of the columns."""
+    subtile_n = min(config.subtile_n, NARROW_SUBTILE_N)
+    shape = Shape(*(getattr(config, field) for field in Shape._fields))
+    shape = shape._replace(tile_n=config.mma_n, subtile_n=subtile_n)
+    rows, columns = config.tile_m // 2, (1 << (config.mma_n - 1).bit_length()) // 2
+    fewer = shape._replace(tile_n=columns)
+    smaller = [fewer] if config.mma_n < 2 * columns else []
+    smaller += [shape._replace(pingpong=False)] if config.pingpong else []
+    smaller += [shape._replace(tile_m=rows)] if rows % (config.block_m * config.ctas) == 0 else []
+    smaller.append(fewer)
+    narrowest = min(each.tile_n for each in config.target.tiles.shipped)
+    smaller = [each for each in smaller if each.tile_n >= narrowest]
+    found = (tile for each in smaller for tile in _suited(spec, config, each))
+    able = (each for each in found if _accumulators(each) < _accumulators(config))
+    kept = {name: getattr(config, name) for name in ("split_k", "raster_m", "rowvecs", "shallow")}
+    return next((replace(each, **kept) for each in able), None)
+
+
+def _accumulators(config: TileConfig) -> int:
+    """The accumulators of a thread or, if they are in tensor memory, of a CTA."""
+    in_registers = config.target.accumulators.in_registers
+    return config.thread_accumulators if in_registers else config.cta_rows * config.mma_n
+
+
+def _suited(spec: EpilogueSpec, config: TileConfig, shape: Shape) -> tuple[TileConfig, ...]:
+    """A shape as the rules fit it to a spec; none if it can't serve the spec."""
+    if len(spec.segments) > 1:
+        return serving_all(spec, lambda segment: suited(config.arch, (shape,), segment))
+    return suited(config.arch, (shape,), spec)

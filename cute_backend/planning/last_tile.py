@@ -31,7 +31,7 @@ def may_finish_rows(spec: EpilogueSpec, config: TileConfig) -> bool:
     """Whether the kernel of a spec, transposed if the tile is, has the code to finish its reductions in a
     row's last tile, and an argument with the counters of tiles: all its reductions are of rows, and few.
 
-    A kernel that adds up the parts of K from memory has not: for pairs it spilled up to 128 bytes.
+    A kernel that adds up the parts of K from memory has not.
     """
     reductions = [store.reduce for store in spec.reductions]
     return (

@@ -34,7 +34,7 @@ def placed(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plac
 
     Shared memory is reserved for all vectors along N first, then given to outputs, then to loads, in order.
     """
-    alignment = moved(spec, config, alignment)
+    alignment = moved(spec, alignment)
     vectors = Rings.of(config, [], [[load.dtype for load in spec.loads_of(*STAGED)]], [])
     room = Room(hoist_budget(spec, config, alignment), room_bytes(config, vectors, scaling_of(spec)))
     shared_stores = []
@@ -59,10 +59,7 @@ def is_one_block(spec: EpilogueSpec, config: TileConfig) -> bool:
     none does.
 
     Without TMA, a kernel then asks once for all elements whether it writes them, and reads them from one
-    address. With a predicate and a clamped address for each of 64 columns, a norm by head spilled 16 to 272
-    bytes beside a plane that is read, and 32 to 568 beside two; with one predicate and clamped addresses, 24
-    to 120 beside two (sm_100a). With a predicate for each column, two tables for 64 of a head's 128 columns
-    spilled 64 bytes.
+    address. A predicate and a clamped address for each element would take registers.
     """
     alone = config.target.accumulators.row_threads == 1 and spec.b_columns is BColumns.APART
     part = config.subtile_n > NARROW_SUBTILE_N and spec.block_columns % config.subtile_n == 0

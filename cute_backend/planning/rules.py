@@ -12,29 +12,12 @@ from math import gcd
 
 from cute_backend.planning.halving import MAX_THREAD_COLUMNS, can_halve
 from cute_backend.planning.mma_scales import ACC_STAGES, MmaScales, acc_stages
-from cute_backend.planning.registers import (
-    MAX_ACCUMULATORS,
-    MAX_BESIDE_BLOCKS,
-    MAX_CROWDED,
-    MAX_PLANES_WITHOUT_TMA,
-    NARROW_SUBTILE_N,
-    hoist_budget,
-    hoisted_registers,
-    is_by_tma,
-    is_crowded,
-    is_promoted,
-    leaves_registers_without_tma,
-    leaves_sums_registers,
-    long_ops,
-    most_promoted_loads,
-    shares_column_scales,
-    suits_any_epilogue,
-)
+from cute_backend.planning.registers import NARROW_SUBTILE_N, holds_sums, long_ops
 from cute_backend.planning.shared_memory import (
+    SumScales,
     ab_stages,
     has_planes,
     holds_planes,
-    plane_bits,
 )
 from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import ENOUGH_AB_STAGES, Alignment, Rowvecs, TileConfig, tile_k
@@ -46,7 +29,6 @@ from cute_backend.spec import (
     LEAST_AHEAD,
     ROTATE_FIRST,
     SCALE_TILE,
-    Axis,
     BColumns,
     EpilogueSpec,
     Load,
@@ -54,7 +36,6 @@ from cute_backend.spec import (
     Major,
     Order,
     ProductKind,
-    ReduceKind,
     Store,
 )
 
@@ -64,19 +45,16 @@ WHOLE_SUBTILES: tuple[int, ...] = (32, 64, 128)
 """Columns of subtiles that hold blocks whole."""
 
 WHOLE_VISITS = (80, 96)
-"""Columns of tiles that are one subtile, for blocks that no other subtile holds whole. Tiles of several
-subtiles of 80 or 96 columns (64 and 128 x 160, 128 x 192) spilled 40 to 48 bytes if planes are written by
-element, and one subtile of 192 columns spilled 152."""
+"""Columns of tiles that are one visit, for blocks of which none of `WHOLE_SUBTILES` consists."""
 
 MAX_PLANES_IN_WIDE_VISITS = 3
 """The most planes that a kernel reads and writes, if it reads any, and its visits have more than
-`MAX_ROW_IN_A_THREAD` columns. At most two of them are read, and at most one that is no table. By element, two
-planes that are read spilled 16 bytes beside one result in visits of 96 columns, and 88 in visits of 128; two
-tables spilled none in visits of 128 (heads of 128 columns of which 96 are rotated, sm_80 to sm_120a)."""
+`MAX_ROW_IN_A_THREAD` columns: a thread has its elements of all of them at once, up to 64 for each plane. At
+most two of them are read, and at most one that is no table."""
 
 MAX_WRITTEN_IN_WHOLE_VISITS = 2
-"""The most planes that a kernel writes if its visits are those of `WHOLE_VISITS`: three in fp32 spilled 8
-bytes by element."""
+"""The most planes that a kernel writes if its visits are those of `WHOLE_VISITS`, whose columns are no power
+of two."""
 
 MAX_BLOCK = 256
 """Columns of the largest blocks that are reduced or whose halves are rotated: those of the widest tile, and
@@ -89,8 +67,8 @@ _PAIRED = 16
 """Columns of the smallest block of which each thread of a row has equally many columns in both halves."""
 
 MAX_ROW_IN_A_THREAD = 64
-"""The most columns of a row that one thread keeps until their blocks are reduced: 128 on sm_100a spilled 56
-bytes."""
+"""The most columns of a row that one thread has in a visit: each is a register, beside those that the planes
+of the visit take."""
 
 HALF_HEAD_COLUMNS = 40
 """Columns of a visit in which first columns of heads of 80 columns are rotated if a thread has whole rows:
@@ -102,18 +80,14 @@ CUT_HEAD_COLUMNS = 32
 ROW_BITS = 1024
 """Bits of a row of the widest swizzle of shared memory, 128 bytes."""
 
-MAX_BITS_BESIDE_KEPT = 48
-"""The most bits of an element of all results of a thread that keeps values beside many accumulators, in
-subtiles of 32 columns."""
+PLAIN_COLUMNS = 16
+"""Columns of visits whose planes move by element, unless blocks need wider ones."""
 
-_EXPONENTIALS = frozenset(("exp", "exp2", "expm1"))
+LEAST_COLUMNS = 8
+"""Columns of the narrowest visits: those of the core matrices that Hopper's accumulators are laid out in."""
 
 _DRAWN_COLUMNS = 16
 """Columns of a visit that draws noise: the fewest in which a thread has all elements of a Philox block."""
-
-_MOST_DRAWS = 4
-"""The most draws for each element in a visit of `_DRAWN_COLUMNS` columns: with 7 and 8, 104 bytes were
-spilled (128 x 64 on sm_100a, 64 x 128 on sm_120a), and none with half of the columns."""
 
 
 def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
@@ -157,39 +131,23 @@ def whole_blocks_of_b(config: TileConfig, spec: EpilogueSpec) -> TileConfig | No
     return None if any(min(each % block, block % each) for each in shares) else config
 
 
-def planes_for_narrow_subtiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Excludes tiles of narrow subtiles for even and odd columns, and for planes of several modes of M or N.
-    If planes move by element, even and odd columns spilled 72 bytes in 128 x 112 x 2, and a plane of several
-    modes 8 bytes in 128 x 208."""
-    split = any(load.is_split for load in spec.loads_of(LoadKind.EXACT))
-    able = spec.b_columns is BColumns.APART and (not split or spec.visit_columns > 1)
-    return config if able or config.subtile_n >= NARROW_SUBTILE_N else None
-
-
 def few_draws_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """If a spec draws noise, narrows its subtiles, and turns ping-pong off in clusters of tall tiles.
 
     A tile is tall if a CTA has more than 64 rows of it.
 
     A draw takes some 28 instructions, and the compilers interleave all draws of a visit and of unrolled
-    visits. When a draw took some hundred, a whole tile took two minutes to compile, and spilled. Ping-pong
-    does not hide this work if there are enough rows for clusters of tiles: 256 rows by 128256 columns took
-    579 us with ping-pong and 537 us without. It does hide the work if reading B takes the time: 96 rows took
-    312 us (H200).
+    visits. When a draw took some hundred, a whole tile took two minutes to compile. Ping-pong does not hide
+    this work if there are enough rows for clusters of tiles: 256 rows by 128256 columns took 579 us with
+    ping-pong and 537 us without. It does hide the work if reading B takes the time: 96 rows took 312 us
+    (H200).
     """
     if config.products > 1 or has_planes(spec):
         return config
     if not long_ops(spec):
         return config
     pingpong = config.pingpong and (config.cta_rows <= 64 or config.cluster_m == 1)
-    columns = _DRAWN_COLUMNS if long_ops(spec) <= _MOST_DRAWS else _DRAWN_COLUMNS // 2
-    return replace(config, pingpong=pingpong, subtile_n=columns)
-
-
-def half_the_rows_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """Halves the rows of a tile whose threads lack registers, and with them the accumulators."""
-    halved = is_crowded(config, spec) and config.tile_m > 64
-    return replace(config, tile_m=config.tile_m // 2) if halved else config
+    return replace(config, pingpong=pingpong, subtile_n=_DRAWN_COLUMNS)
 
 
 def narrow_subtiles_by_element(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
@@ -257,8 +215,7 @@ def _in_passes(config: TileConfig, block: int) -> TileConfig | None:
 
 def first_columns_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """Gives a visit all columns that are rotated if these are the first of a block, of which a visit has a
-    part or the whole. Of two blocks of 48 columns in a visit, tables are read by element, which spilled 24
-    bytes."""
+    part or the whole. TMA brings no table to a visit of two blocks of 48 columns."""
     if not any(op.op == ROTATE_FIRST for op in spec.ops):
         return config
     columns = config.tile_n // config.ctas
@@ -378,42 +335,20 @@ def pairs_halves(columns: int, spec: EpilogueSpec) -> bool:
     return fits and block // 2 % (columns // 2) == 0 and columns // 2 * bits >= TMA_ALIGN * 8
 
 
-def registers_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Excludes a tile whose crowded threads have more than `registers.MAX_CROWDED` accumulators."""
-    return None if config.thread_accumulators > MAX_CROWDED and is_crowded(config, spec) else config
-
-
-def registers_for_exponentials(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Excludes a tile on Hopper whose threads have many accumulators if passes reduce exponentials of what an
-    earlier pass reduced, as a softmax does, unless no other tile holds the blocks.
-
-    The compiler keeps the exponentials for the visits. Beside planes that TMA moves, 128 x 128, 128 x 256 and
-    256 x 128 spilled 8 to 72 bytes with subtiles of 32 and 64 columns, and 8 to 40 with 16 (blocks of 64 and
-    128 columns). With blocks of 256 columns, which only 128 x 256 holds, it spilled none.
-    """
-    many = config.target.clusters and config.target.accumulators.in_registers
-    many = many and config.thread_accumulators > MAX_BESIDE_BLOCKS
-    crowded = many and 0 < spec.pass_columns < MAX_BLOCK and _reduces_exponentials(spec)
-    return None if crowded else config
-
-
 def two_warpgroups_for_wide_tiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """Gives half of the columns to a second warpgroup if a thread would have more than `MAX_THREAD_COLUMNS`.
     A thread then has registers for hoisted rowvecs, and the last epilogue, which no MMA hides, takes half the
-    time."""
-    wide = config.thread_columns > MAX_THREAD_COLUMNS and can_halve(config, spec)
+    time. Scaled sums of k tiles are columns of all products, since a thread adds them up at once."""
+    products = config.products if SumScales.of(spec) is not None else 1
+    wide = products * config.thread_columns > MAX_THREAD_COLUMNS and can_halve(config, spec)
     return replace(config, column_groups=2) if wide else config
 
 
-def registers_for_sums_from_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Gives half of the columns to a second warpgroup if a thread would add up the scaled sums of more than
-    `registers.MAX_SUMMED_COLUMNS` columns, and excludes the tile if none can have them."""
-    if config.target.accumulators.in_registers or leaves_sums_registers(config, spec):
-        return config
-    if not can_halve(config, spec):
-        return None
-    halved = replace(config, column_groups=2)
-    return halved if leaves_sums_registers(halved, spec) else None
+def registers_for_scaled_sums(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """Requires registers for the scaled sums of k tiles if accumulators are in tensor memory. In registers,
+    there are as many sets and pieces of sums as these take."""
+    in_registers = config.target.accumulators.in_registers
+    return config if in_registers or SumScales.of(spec) is None or holds_sums(config, spec) else None
 
 
 def room_in_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
@@ -437,9 +372,7 @@ RULES: tuple[Rule, ...] = (
     whole_blocks_of_b,
     whole_subtiles,
     whole_rows_of_the_swizzle,
-    planes_for_narrow_subtiles,
     few_draws_in_a_visit,
-    half_the_rows_for_a_crowded_thread,
     narrow_subtiles_by_element,
     narrow_subtiles_of_groups,
     narrow_subtiles_for_stages,
@@ -448,10 +381,8 @@ RULES: tuple[Rule, ...] = (
     first_columns_in_a_visit,
     halves_of_rotated_blocks,
     subtiles_within_heads,
-    registers_for_a_crowded_thread,
-    registers_for_exponentials,
     two_warpgroups_for_wide_tiles,
-    registers_for_sums_from_tensor_memory,
+    registers_for_scaled_sums,
 )
 """The rules, in the order in which they are applied."""
 
@@ -475,163 +406,39 @@ def _ruled(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     return ruled
 
 
-def rows_for_promoted_sums(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
-    """Beside many exact loads, promoted sums have registers only in tiles with as few rows as the smallest
-    tile (`registers.most_promoted_loads`)."""
-    many = is_promoted(config, spec) and len(spec.loads_of(LoadKind.EXACT)) > most_promoted_loads(spec)
-    return not many or config.tile_m == smallest.tile_m
-
-
-def planes_in_shared_memory(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
-    """If accumulators are in registers, every tile but the smallest must hold all planes in shared memory:
-    addresses of single elements would spill beside its accumulators."""
-    return not config.target.accumulators.in_registers or holds_planes(_narrow(config, spec), spec)
-
-
-def registers_of_warps(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
-    """Without TMA the warps that multiply copy their operands too, and keep their addresses
-    (`registers.leaves_registers_without_tma`)."""
-    return leaves_registers_without_tma(config, spec)
-
-
-ABOVE_THE_SMALLEST = (
-    rows_for_promoted_sums,
-    planes_in_shared_memory,
-    registers_of_warps,
-)
-"""Rules for every tile of a table but the smallest, which is exempt so that every spec has a tile."""
-
-
 def narrow_subtiles_without_room(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
-    """Narrows subtiles unless TMA moves the planes and shared memory holds all of them.
-
-    Wide subtiles make waits for TMA rarer. Reads and writes by element don't wait for TMA, and they take two
-    registers of address for each element of a subtile. Subtiles of half the width keep them from spilling.
-    """
-    wide = alignment is Alignment.TMA and holds_planes(config, spec)
-    return config if wide else _narrow(config, spec)
+    """Narrows subtiles unless shared memory holds all planes. Wide subtiles make waits for TMA rarer, but
+    reads and writes by element do not wait for TMA."""
+    return config if holds_planes(config, spec) else _narrow(config, spec)
 
 
-def narrow_subtiles_of_many_planes(
-    config: TileConfig, spec: EpilogueSpec, alignment: Alignment
-) -> TileConfig:
-    """Narrows subtiles further if several planes are read by element; visits are then the iterations of a
-    loop.
-
-    If a thread has a whole row of a subtile, several planes fill its registers however they are read.
-    `Target.row_bits` is what was found to fit.
-    """
-    target, columns = config.target, config.subtile_n
-    whole_row = target.accumulators.row_threads == 1
-    if columns in WHOLE_VISITS:
+def rolled_visits_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
+    """Narrows subtiles to `PLAIN_COLUMNS` if planes move by element, unless blocks need wider ones. Visits
+    are then the iterations of a loop, so that a thread has the addresses of one visit at a time. A loop can't
+    index rowvecs that have to be in registers."""
+    if alignment is not Alignment.PLAIN or not has_planes(spec) or config.rowvecs is Rowvecs.REGISTER_HOIST:
         return config
-    if whole_row or (config.products == 1 and alignment is Alignment.PLAIN):
-        while columns > target.least_subtile_n and columns * plane_bits(spec) > target.row_bits:
-            if columns // 2 % 8 or not (spec.fits_visit(columns // 2) and pairs_halves(columns // 2, spec)):
-                break
-            columns //= 2
-    return replace(config, subtile_n=columns)
+    while config.subtile_n > PLAIN_COLUMNS:
+        narrower = with_half_subtiles(config, spec, alignment)
+        if narrower is None:
+            break
+        config = narrower
+    return replace(config, unrolled=False)
 
 
-def fewer_columns_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
-    """Gives a tile fewer columns if planes move by element and a thread has more accumulators than leave
-    registers for that. The kernel keeps the name of the tile that was chosen."""
-    if alignment is not Alignment.PLAIN or suits_any_epilogue(config) or not is_by_tma(spec, config):
-        return config
-    return replace(config, tile_n=config.tile_n * MAX_ACCUMULATORS // config.thread_accumulators)
-
-
-def a_loop_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
-    """Narrows subtiles, so that visits are the iterations of a loop, if planes move by element and either one
-    of them lies by columns, or rows have a logsumexp, or blocks of rows share scales of columns, or a thread
-    with many accumulators reduces blocks in passes, or planes are read ahead of passes, or
-    rows are in groups and planes are read beside vectors of 16 bits.
-
-    Each column of a plane by columns needs an address of its own: with subtiles of 32 columns, 128 x 128
-    spilled 80 bytes for a dense product and 112 for a grouped one, and with 16 none. A logsumexp keeps two
-    numbers for each row: with subtiles of 32 columns, 128 x 128 spilled 16 bytes beside a plane that is read,
-    88 beside that and a mean of rows, and with 16 none. Scales that a thread keeps leave few registers for
-    addresses: with subtiles of 32 columns, 256 x 128 spilled 24 bytes, and with 16 none. The same
-    holds for results of blocks: with 32 columns, 128 x 256 spilled 32 bytes. Ahead of passes, addresses are
-    needed twice: with 32 columns, 64 x 192 and 128 x 192 spilled 8 to 176 bytes, and with 16 none. Where rows
-    are in groups, a bias in bf16 beside scales of columns and a plane spilled 8 bytes with 32 columns
-    (128 x 128 under ping-pong), and none with 16.
-    """
-    unrolled = config.target.unrolled_subtile_n
-    by_columns = any(store.order is Order.COLUMN for store in spec.planes)
-    long = by_columns or _has_logsumexp_of_rows(spec) or shares_column_scales(config, spec)
-    long = long or (spec.pass_columns > 0 and config.thread_accumulators > MAX_BESIDE_BLOCKS)
-    long = long or spec.kept != "" or _reads_short_vectors_in_groups(spec)
-    if alignment is not Alignment.PLAIN or not long:
-        return config
-    if unrolled is None or config.products > 1 or config.subtile_n in WHOLE_VISITS:
-        return config
-    narrow = unrolled // 2
-    fits = spec.fits_visit(narrow)
-    return replace(config, subtile_n=min(config.subtile_n, narrow)) if fits else config
-
-
-def _reads_short_vectors_in_groups(spec: EpilogueSpec) -> bool:
-    """Whether rows are in groups, and planes are read beside vectors along N of which one is not in fp32."""
-    vectors = spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC)
-    short = len(vectors) > 1 and any(load.dtype.bits < 32 for load in vectors)
-    return short and spec.product.kind is ProductKind.GROUPED and bool(spec.loads_of(LoadKind.EXACT))
-
-
-def _reduces_exponentials(spec: EpilogueSpec) -> bool:
-    """Whether blocks of exponentials are reduced that depend on results of blocks."""
-    reduced: set[str] = set()
-    exponentials: set[str] = set()
-    for op in spec.ops:
-        if exponentials.intersection(op.values):
-            if op.reduced_columns:
-                return True
-            exponentials.add(op.name)
-        elif op.reduced_columns or reduced.intersection(op.values):
-            (exponentials if op.op in _EXPONENTIALS else reduced).add(op.name)
-    return False
-
-
-def narrow_subtiles_of_halves(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
-    """Narrows subtiles if planes move by element, two warpgroups share the columns, and halves of blocks are
-    rotated: with 32 columns, biases and tables in bf16 spilled 32 bytes (256 x 256 on sm_100a, heads of 64
-    and 128 columns), and with 16 none."""
-    narrow = min(PAIRING_SUBTILES)
-    able = spec.reordered_columns and spec.visit_columns == 1 and pairs_halves(narrow, spec)
-    if alignment is not Alignment.PLAIN or config.column_groups == 1 or not able:
-        return config
-    return replace(config, subtile_n=min(config.subtile_n, narrow))
-
-
-def narrow_subtiles_beside_kept_values(
-    config: TileConfig, spec: EpilogueSpec, alignment: Alignment
-) -> TileConfig:
-    """Narrows subtiles if a thread with many accumulators keeps values for passes, and results have more than
-    `MAX_BITS_BESIDE_KEPT` bits: with 32 columns, a layer norm of blocks of 256 behind a plane in fp32 spilled
-    56 bytes beside two results in fp32 (128 x 256 on sm_90a, planes by TMA), and with 16 none."""
-    narrow, bits = min(PAIRING_SUBTILES), sum(store.dtype.bits for store in spec.planes)
-    many = config.target.accumulators.in_registers and config.thread_accumulators > MAX_BESIDE_BLOCKS
-    if not (many and spec.kept and bits > MAX_BITS_BESIDE_KEPT and pairs_halves(narrow, spec)):
-        return config
-    return replace(config, subtile_n=min(config.subtile_n, narrow))
-
-
-def _has_logsumexp_of_rows(spec: EpilogueSpec) -> bool:
-    found = (store.reduce for store in spec.reductions)
-    return any(each and (each.axis, each.kind) == (Axis.ROW, ReduceKind.LOGSUMEXP) for each in found)
-
-
-def a_loop_where_nothing_is_hoisted(
-    config: TileConfig, spec: EpilogueSpec, alignment: Alignment
-) -> TileConfig:
-    """Unrolls visits only for hoisted rowvecs. Planes that are read by element may leave no registers for
-    them, and when unrolled would need addresses for every visit."""
-    if config.rowvecs is Rowvecs.REGISTER_HOIST:
-        return config
-    rowvecs = spec.loads_of(LoadKind.ROWVEC)
-    budget = hoist_budget(spec, config, alignment)
-    hoists = any(hoisted_registers(load, config) <= budget for load in rowvecs)
-    return config if hoists else replace(config, unrolled=False)
+def with_half_subtiles(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig | None:
+    """The tile with subtiles of half the columns, or None if visits would lack what they need: all columns
+    of a block, boxes that TMA moves, or a loop that has no second product and no plane in shared memory."""
+    target, columns = config.target, config.subtile_n // 2
+    moves = has_planes(spec) or spec.pass_columns
+    least = max(target.least_subtile_n, LEAST_AHEAD) if moves else LEAST_COLUMNS
+    if config.subtile_n in WHOLE_VISITS or columns % LEAST_COLUMNS or columns < least:
+        return None
+    looped = not target.planes_by_tma and columns < (target.unrolled_subtile_n or 0)
+    if looped and (config.products > 1 or (alignment is Alignment.TMA and has_planes(spec))):
+        return None
+    fits = spec.fits_visit(columns) and pairs_halves(columns, spec)
+    return replace(config, subtile_n=columns, box_subtiles=1) if fits else None
 
 
 def unrolled_visits_of_planes(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
@@ -676,35 +483,22 @@ def holds_boxes_of_two(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 SUBTILE_RULES = (
-    fewer_columns_by_element,
     narrow_subtiles_without_room,
-    narrow_subtiles_of_many_planes,
-    a_loop_by_element,
-    narrow_subtiles_of_halves,
-    narrow_subtiles_beside_kept_values,
-    a_loop_where_nothing_is_hoisted,
+    rolled_visits_by_element,
     unrolled_visits_of_planes,
     boxes_of_two_subtiles,
 )
 """The rules by which an alignment sets the width of subtiles, in the order of application."""
 
 
-def moved(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Alignment:
+def moved(spec: EpilogueSpec, alignment: Alignment) -> Alignment:
     """Returns the alignment that decides how planes move.
 
-    With TMA, every plane moves by element if the boxes of one may begin elsewhere than at multiples of 16
-    bytes along contiguous memory: such a copy ended in CUDA error 715 on an H200.
-
-    Without TMA, if there are more than `MAX_PLANES_WITHOUT_TMA` planes and shared memory can't hold all of
-    them, every plane moves by element. When only some did, their addresses and those of the boxes of the
-    others spilled 16 bytes (64 x 64 on sm_86).
+    Every plane moves by element if the boxes of one may begin elsewhere than at multiples of 16 bytes along
+    contiguous memory: such a copy ended in CUDA error 715 on an H200.
     """
     planes: list[Load | Store] = [*spec.loads_of(LoadKind.EXACT), *spec.planes]
-    if any(_begins_anywhere(plane, spec) for plane in planes):
-        return Alignment.PLAIN
-    if config.target.planes_by_tma or len(planes) <= MAX_PLANES_WITHOUT_TMA:
-        return alignment
-    return alignment if holds_planes(replace(config, subtile_n=NARROW_SUBTILE_N), spec) else Alignment.PLAIN
+    return Alignment.PLAIN if any(_begins_anywhere(plane, spec) for plane in planes) else alignment
 
 
 def _begins_anywhere(plane: Load | Store, spec: EpilogueSpec) -> bool:
@@ -723,17 +517,32 @@ def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Ti
     """The configuration with the subtiles that an alignment gets: the narrowest of its segments' that have
     what all segments need of blocks, if columns are in segments."""
     if len(spec.segments) > 1:
-        every = [subtiled(segment, config, alignment) for segment in spec.segments]
-        rotates = any(op.op == ROTATE_FIRST for op in spec.ops)
-        fitting = [each for each in every if not rotates or spec.fits_visit(each.subtile_n)]
+        every = (*(subtiled(segment, config, alignment) for segment in spec.segments), config)
+        fitting = [each for each in every if suits_segments(each, spec)]
         found = min(fitting or every, key=lambda each: (each.subtile_n, each.rolled, -each.box_subtiles))
         able = all(holds_boxes_of_two(found, segment) for segment in spec.segments)
         return found if able else replace(found, box_subtiles=1)
     spec = multiplied(spec, config)
-    alignment = moved(spec, config, alignment)
+    alignment = moved(spec, alignment)
     for rule in SUBTILE_RULES:
         config = rule(config, spec, alignment)
     return config
+
+
+def suits_segments(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether the subtiles of a tile have what every segment of columns needs of blocks.
+
+    A segment that is one block has no order of its own on sm_90a: there the DSL does not compile the axis of
+    one block, which TMA needs (4.8: "Failure while executing pass pipeline").
+    """
+    columns, orders_one = config.subtile_n, config.target.accumulators.row_threads == 1
+    widths = (acc.width for acc in spec.accumulators)
+    return all(
+        segment.fits_visit(columns)
+        and pairs_halves(columns, segment)
+        and (orders_one or width != segment.reordered_columns or width <= columns)
+        for width, segment in zip(widths, spec.segments, strict=True)
+    )
 
 
 def _narrow(config: TileConfig, spec: EpilogueSpec) -> TileConfig:

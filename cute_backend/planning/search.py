@@ -11,21 +11,8 @@ from cute_backend.planning.cost import cost, work_of
 from cute_backend.planning.halving import can_halve, halving
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
-from cute_backend.planning.registers import (
-    NARROW_SUBTILE_N,
-    is_by_tma,
-    leaves_registers,
-    leaves_sums_registers,
-    long_ops,
-    suits_any_epilogue,
-)
-from cute_backend.planning.rules import (
-    ABOVE_THE_SMALLEST,
-    HALF_HEAD_COLUMNS,
-    MAX_BLOCK,
-    subtiled,
-    suited,
-)
+from cute_backend.planning.registers import NARROW_SUBTILE_N, leaves_registers, long_ops
+from cute_backend.planning.rules import MAX_BLOCK, subtiled, suited, with_half_subtiles
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.shallow import shallowed
 from cute_backend.planning.shared_memory import SumScales, can_be_shallow, has_planes, holds_planes
@@ -77,24 +64,24 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     if alone is not None and found[-1].cluster_size > 1:
         found += suited(arch, (alone,), spec)
     *larger, smallest = found
-    kept = (each for each in larger if all(rule(each, smallest, spec) for rule in ABOVE_THE_SMALLEST))
-    return *kept, smallest
+    return *(each for each in larger if _is_listed(each, spec)), smallest
+
+
+def _is_listed(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether a tile of a table is one of those that may serve a spec. If accumulators are in registers,
+    shared memory also has to hold all planes."""
+    config = subtiled(spec, config, Alignment.TMA)
+    held = not config.target.accumulators.in_registers or holds_planes(config, spec)
+    return held and _leaves_registers(config, spec)
 
 
 def _of_segments(
     arch: Arch, spec: EpilogueSpec, of: Callable[[Arch, EpilogueSpec], Iterable[TileConfig]]
 ) -> tuple[TileConfig, ...]:
-    """The tiles that `of` lists for every segment of a spec. Raises ValueError if there is none.
-
-    Tiles that leave registers only where TMA moves all planes are left out, since no kernel of segments was
-    compiled in them.
-    """
-
-    def beside_others(configs: Iterable[TileConfig], segment: EpilogueSpec) -> Iterable[TileConfig]:
-        return (config for config in configs if suits_any_epilogue(config) or not is_by_tma(segment, config))
+    """The tiles that `of` lists for every segment of a spec. Raises ValueError if there is none."""
 
     def of_one(segment: EpilogueSpec) -> Iterable[TileConfig]:
-        return beside_others(of(arch, segment), segment)
+        return of(arch, segment)
 
     def of_blocks(segment: EpilogueSpec) -> Iterable[TileConfig]:
         """Lists the tiles for blocks of other segments, too, with one warpgroup or two for the epilogue."""
@@ -103,7 +90,7 @@ def _of_segments(
         further = suited(arch, listed, segment)
         further += tuple(replace(config, column_groups=1) for config in further)
         fitting = (config for config in further if _fits(config, segment))
-        return *of_one(segment), *beside_others(fitting, segment)
+        return *of_one(segment), *fitting
 
     def of_packed(segment: EpilogueSpec) -> Iterable[TileConfig]:
         return (each for each in suited(arch, arch.target.tiles.packed, segment) if _fits(each, segment))
@@ -160,21 +147,20 @@ def _resized(spec: EpilogueSpec, columns: int) -> EpilogueSpec:
 
 
 def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """Returns the shipped tiles that can serve a spec. If none of them holds the blocks of a pair, or rotates
-    blocks, returns further tiles of the target. A pair that reads planes but tables gets none, since it
-    spilled 32 bytes in those. In 128 x 192 under ping-pong, packed heads of 96 columns spilled 56 bytes."""
+    """Returns the shipped tiles that can serve a spec. If none of them holds the blocks that it reduces, or
+    rotates its blocks, returns further tiles of the target that do: those that are one visit, unless blocks
+    are rotated, or planes are read ahead of passes, or not at all."""
     found = suited(arch, _shipped(arch, spec), spec)
     if found:
         return found
     tiles = arch.target.tiles
 
     def able(shapes: tuple[Shape, ...]) -> tuple[TileConfig, ...]:
-        return tuple(each for each in suited(arch, shapes, spec) if leaves_sums_registers(each, spec))
+        return tuple(each for each in suited(arch, shapes, spec) if leaves_registers(each, spec))
 
     further: tuple[TileConfig, ...] = ()
-    tables = all(load.is_table for load in spec.loads_of(LoadKind.EXACT))
-    if tables or spec.rotates or spec.kept:
-        further = tuple(filter(suits_any_epilogue, able(tiles.sized))) or able(tiles.blocks)
+    if all(load.is_table for load in spec.loads_of(LoadKind.EXACT)) or spec.rotates or spec.kept:
+        further = able(tiles.sized) or able(tiles.blocks)
     return further or able(tiles.whole_blocks)
 
 
@@ -220,39 +206,30 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
 def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a tile outside the table leaves the epilogue enough registers and shared memory."""
     spec = multiplied(spec, config)
-    return leaves_registers(config, spec) and holds_planes(config, spec)
+    return holds_planes(config, spec) and _leaves_registers(config, spec)
+
+
+def _leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether a thread has registers by the estimate. If accumulators are in tensor memory, subtiles of half
+    the columns are enough (`ladder`)."""
+    if leaves_registers(config, spec):
+        return True
+    in_registers = config.target.accumulators.in_registers
+    narrower = None if in_registers else with_half_subtiles(config, spec, Alignment.TMA)
+    return narrower is not None and leaves_registers(narrower, spec)
 
 
 def _can_split(arch: Arch, spec: EpilogueSpec) -> bool:
     """Whether K may be split. It may not for groups, whose tiles or k tiles are only counted on the device,
-    nor for scales that the MMA applies, nor if a thread with whole rows rotates first columns of blocks in
-    visits of 64: beside the sums of other CTAs, tables in fp32 spilled 16 to 40 bytes (128 x 64 on
-    sm_100a). Nor may it be if a value is kept in tensor memory, to which each read adds the sums of other
-    CTAs."""
+    nor for scales that the MMA applies, nor if a value is kept in tensor memory, to which each read adds the
+    sums of other CTAs."""
     if spec.product.kind.has_offsets or spec.product.a_scaling.by_mma:
         return False
     if spec.kept and not arch.target.accumulators.in_registers:
         return False
-    wide = not any(spec.fits_visit(columns) for columns in (NARROW_SUBTILE_N, HALF_HEAD_COLUMNS))
-    if wide and any(op.op == ROTATE_FIRST for op in spec.ops) and not arch.target.accumulators.in_registers:
-        return False
     if arch.target.clusters:
         return True
-    alone = len(spec.accumulators) == 1
-    return alone and _can_leave_sums(spec) and not spec.reductions and _leaves_room_for_sums(spec)
-
-
-MAX_PLANES_BESIDE_SUMS = 3
-"""The most planes that a kernel moves beside the sums of parts of K where CTAs pass them through memory. With
-four, 64 x 64 in four parts spilled 16 to 152 bytes (sm_80, sm_86, sm_89, sm_120a)."""
-
-
-def _leaves_room_for_sums(spec: EpilogueSpec) -> bool:
-    """Whether the planes of a spec leave a thread registers for adding up the sums of parts of K. A plane
-    whose rows are of several modes did not: 64 x 64 in four parts spilled 16 bytes."""
-    loads = spec.loads_of(LoadKind.EXACT)
-    planes = len(loads) + len(spec.planes)
-    return planes <= MAX_PLANES_BESIDE_SUMS and not any(load.is_split for load in loads)
+    return len(spec.accumulators) == 1 and _can_leave_sums(spec) and not spec.reductions
 
 
 def _can_leave_sums(spec: EpilogueSpec) -> bool:
@@ -502,7 +479,7 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     fitting += _parted(arch, spec, tiles.tried_parted, (*tiles.tried_splits, *tiles.parts))
     fitting += [replace(config, column_groups=2) for config in fitting if can_halve(config, spec)]
     alone = (replace(config, column_groups=1) for config in fitting if config.column_groups > 1)
-    fitting += [config for config in alone if leaves_sums_registers(config, multiplied(spec, config))]
+    fitting += [config for config in alone if leaves_registers(config, spec)]
     fitting += [replace(config, unrolled=True) for config in fitting if can_hoist(config, spec)]
     shallow = (config for config in fitting if can_be_shallow(config, multiplied(spec, config)))
     fitting += [replace(config, shallow=True) for config in shallow]

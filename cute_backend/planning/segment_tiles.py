@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.planning.rules import (
-    MAX_ROW_IN_A_THREAD,
     WHOLE_VISITS,
     most_written,
-    pairs_halves,
     reads,
     subtiled,
+    suits_segments,
 )
 from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.tiles import Alignment, TileConfig
@@ -71,78 +69,19 @@ def _shape(config: TileConfig) -> TileConfig:
 
 
 def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether registers suffice, and all segments can have the narrowest subtiles that one of them needs, for
-    both alignments of planes. With two warpgroups for the epilogue, and planes ahead of passes in one segment
-    of three, 256 x 256 spilled 8 bytes."""
+    """Whether all segments can have the narrowest subtiles that one of them needs, for both alignments of
+    planes."""
     # A wider tile is taken if no other holds the blocks of a segment.
     blocks = [segment.pass_columns for segment in spec.segments if not segment.kept]
-    if config.tile_n > max((config.target.segment_tile_n, *blocks)) or not _leaves_registers(config, spec):
+    if config.tile_n > max((config.target.segment_tile_n, *blocks)):
         return False
-    if config.column_groups > 1 and any(segment.kept for segment in spec.segments):
-        return False
-    widths = [acc.width for acc in spec.accumulators]
     for alignment in Alignment:
         narrow = subtiled(spec, config, alignment)
         if len({_rounds(segment, narrow.subtile_n) for segment in spec.segments}) > 1:
             return False
-        for width, segment in zip(widths, spec.segments, strict=True):
-            whole = segment.fits_visit(narrow.subtile_n)
-            single = width == segment.reordered_columns > narrow.subtile_n
-            if single and not _orders_one_block(config):
-                return False
-            if not (whole and pairs_halves(narrow.subtile_n, segment)):
-                return False
-            most = most_written(narrow.subtile_n, *reads(segment))
-            if most is not None and len(segment.planes) > most:
-                return False
-            wide = narrow.subtile_n > NARROW_SUBTILE_N and _holds_first(narrow.subtile_n, spec)
-            if wide and not _leaves_cache_registers(config, spec):
-                return False
-            if not wide and subtiled(segment, narrow, alignment) != narrow:
-                return False
+        written = ((most_written(narrow.subtile_n, *reads(each)), each) for each in spec.segments)
+        if any(most is not None and len(each.planes) > most for most, each in written):
+            return False
+        if not suits_segments(narrow, spec):
+            return False
     return True
-
-
-def _leaves_cache_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether wide visits, of which a thread has whole rows, leave registers for the places of keys and
-    values in a cache. Heads of 128 columns of which 64 are rotated spilled 8 to 88 bytes in 256 x 128 and 128
-    x 128 on sm_100a, and none in 128 x 64, which has one such visit."""
-    several = config.target.accumulators.row_threads == 1 and config.thread_columns > MAX_ROW_IN_A_THREAD
-    return not (several and any(store.cache is not None for store in spec.stores))
-
-
-def _orders_one_block(config: TileConfig) -> bool:
-    """Whether TMA can order the columns of a segment that is one block. On sm_90a the DSL does not compile
-    the axis of one block, which TMA needs (4.8: "Failure while executing pass pipeline")."""
-    return config.target.accumulators.row_threads == 1
-
-
-def _leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether the addresses of rotated blocks leave the epilogue enough registers.
-
-    If one tile, or a cluster of several, has all columns of a segment, a CTA has the same columns of it for
-    every work item, and the compiler keeps all their addresses and masks in registers. Then 128 x 192, 64 x
-    192 and 256 x 128 in clusters of 1 x 2 spilled 8 to 104 bytes (heads of 32, 64, 96 and 128 columns on
-    sm_90a), and 256 x 256 with two warpgroups for the epilogue 8 to 32 bytes (heads of 64 and 128 columns, in
-    halves or neighbours, on sm_100a). If 64 of 128 columns are rotated, 128 x 128 and 128 x 192 in clusters
-    of 1 x 2 and 1 x 4 spilled 8 to 48 bytes (with biases, planes by element, sm_90a). They spilled none if
-    every rotated segment had columns of several clusters.
-
-    Tiles wider than others that segments have are for norms by head (`_is_kept`). There 128 x 256 in clusters
-    of 1 x 2 spilled none in bf16. With the scales of rows of fp8 it spilled 64 and 72 bytes if keys and
-    values had one head of 256 columns, and none if they had four.
-    """
-    cluster = config.tile_n * config.cluster_n
-    if config.tile_n > config.target.segment_tile_n:
-        kept = [acc.width for acc in spec.accumulators if spec.loads_of(LoadKind.COLVEC)]
-    else:
-        widths = zip(spec.accumulators, spec.segments, strict=True)
-        kept = [acc.width for acc, segment in widths if _keeps_addresses(config, segment)]
-    crowded = config.cluster_n > 1 or config.column_groups > 1
-    return not crowded or all(width > cluster for width in kept)
-
-
-def _keeps_addresses(config: TileConfig, segment: EpilogueSpec) -> bool:
-    """Whether a segment leaves no registers for the addresses of all of a tile's columns."""
-    first = segment.rotates and not segment.fits_visit(NARROW_SUBTILE_N)
-    return segment.rotates if config.column_groups > 1 else segment.reordered_columns > 0 or first

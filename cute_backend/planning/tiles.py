@@ -48,16 +48,10 @@ STARTING_REGISTERS = 168
 """Registers that each thread begins with if two warpgroups each have half of a tile's columns, and a third
 one loads and multiplies. The third then gives registers up to the other two."""
 
-HALF_REGISTERS = 224
-"""Registers of an epilogue thread with half of a tile's columns."""
-
-REGISTERS_IN_GROUPS = 216
-"""Registers of a thread of two warpgroups that run the epilogue, if the rows of a product are in groups and
-the warps of the third need more than they have otherwise. These find the group of each tile, and keep its
-number, its first row and its end. With the 56 registers that `HALF_REGISTERS` left them on sm_100a, they
-spilled 8 to 32 bytes beside nearly every epilogue of more than one load. With 40 on sm_90a, they spilled 8 to
-24 if one of them stages two vectors, such as scales of columns and a bias. With 72, they spilled none. Other
-epilogues of sm_90a keep 232: with 216, a plane by element beside row maxima spilled 8 bytes."""
+SHARED_REGISTERS = 216
+"""Registers of an epilogue thread if there are two warpgroups of these, and the threads that load or multiply
+need more than 56 on sm_100a, or 40 on sm_90a: to work for two warpgroups there, or to find the group of each
+tile and stage two vectors here. They then have 72."""
 
 TILE_K_BYTES = 128
 """Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
@@ -373,10 +367,8 @@ class TileConfig:
 
     def epilogue_registers(self, kind: ProductKind, staged: int) -> int:
         """Registers that a thread of the epilogue may use, for which `staged` vectors are staged."""
-        crowded = self.column_groups > 1 or (staged > 1 and self.warpgroups > 1)
-        if kind is ProductKind.GROUPED and crowded:
-            return REGISTERS_IN_GROUPS
-        return self.target.epilogue_registers if self.column_groups == 1 else HALF_REGISTERS
+        finding = kind is ProductKind.GROUPED and staged > 1 and self.warpgroups > 1
+        return SHARED_REGISTERS if finding or self.column_groups > 1 else self.target.epilogue_registers
 
     @property
     def thread_accumulators(self) -> int:

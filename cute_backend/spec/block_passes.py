@@ -43,8 +43,8 @@ def block_passes(
     All blocks must have one size, among these the sizes `blocks` of which a store has one element. The loads
     `planes` that are read before a reduction must be needed for nothing but the value that is kept, and
     neither reductions nor the values that are `stored` may need accumulators except through it. Pairs of
-    products keep no value: if planes moved by element, their kernels spilled 8 to 56 bytes with 96 and 128
-    accumulators in a thread (sm_90a). A kernel also needs subtiles that divide the blocks (`LEAST_AHEAD`).
+    products keep no value, which would take the place of one of their two accumulators alone. A kernel also
+    needs subtiles that divide the blocks (`LEAST_AHEAD`).
     """
     reducing = [op for op in ops if op.reduced_columns]
     sizes = {op.reduced_columns for op in reducing} | set(blocks)

@@ -2,9 +2,9 @@
 
     bias  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
 
-cute_mm_bias_argmax_128x64_73dda600:
-sm_80, tile 128x64_1x1, planes aligned to 16 bytes:
-128 by 64, subtiles of 32 columns, raster 8.
+cute_mm_bias_argmax_128x128_a793c1b9:
+sm_80, tile 128x128_1x1_occupancy2, planes aligned to 16 bytes:
+128 by 128, 2 CTAs on a multiprocessor, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -65,7 +65,7 @@ class Epilogue:
                 out0_index_glob[part, row] = out0_index_part
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 64), Stages(ab=6))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 128, occupancy=2), Stages(ab=2))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.ARGMAX, Axis.ROW, Int64),

@@ -5,9 +5,9 @@
     colvec0  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     exact0   exact   bf16  vector          by element when needed
 
-cute_grouped_mm_silu_scale_residual_max_128x128_81cdfd24:
-sm_100a, tile 128x128_1x1, planes aligned to 16 bytes:
-128 by 128, subtiles of 32 columns, raster 8.
+cute_grouped_mm_silu_scale_residual_max_128x128_fdf1e085:
+sm_100a, tile 128x128_1x1_by16, planes aligned to 16 bytes:
+128 by 128, subtiles of 16 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 Rows lie in groups. If the columns of a program's product do, this kernel computes the transposed one:
@@ -81,7 +81,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 128, 128), Stages(ab=7), kind=ProductKind.GROUPED)
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 128, 128, subtile_n=16), Stages(ab=7), kind=ProductKind.GROUPED)
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

@@ -4,9 +4,9 @@
     scale_b  groupvec  f32   group_staged    the tile's columns of its group in shared memory, ahead of the accumulator wait
     exact0   exact   f32   tma             a subtile at a time by TMA, ahead of the accumulator wait
 
-cute_scaled_grouped_k_mm_residual_128x128_4050b134:
-sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes:
-128 by 128, ping-pong, clusters of 1 by 2, subtiles of 32 columns, raster 16.
+cute_scaled_grouped_k_mm_residual_128x192_ff9925d9:
+sm_90a, tile 128x192_2x1_pingpong, planes aligned to 16 bytes:
+128 by 192, ping-pong, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -70,7 +70,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, Float32), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16), Stages(ab=5, exact=2, row=2, store=2), kind=ProductKind.K_GROUPED)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 192, cluster_m=2, pingpong=True), Stages(ab=4, exact=2, row=2, store=2), kind=ProductKind.K_GROUPED)
 
 
 @cute.jit

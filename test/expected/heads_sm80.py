@@ -5,9 +5,9 @@
     exact0   exact   bf16  runs            when needed, from one address for each row, strides (0, s) along M, strides (0, 1) from block to block of 128 columns and within one
     rowvec1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, strides (1, 0) from block to block of 128 columns and within one
 
-cute_mm_bias_scale_residual_128x64_801e7462:
-sm_80, tile 128x64_1x1, planes aligned to 16 bytes:
-128 by 64, subtiles of 32 columns, raster 8.
+cute_mm_bias_scale_residual_128x128_bf708915:
+sm_80, tile 128x128_1x1_occupancy2, planes aligned to 16 bytes:
+128 by 128, 2 CTAs on a multiprocessor, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 Strides are 0, 1 or s, any other stride.
@@ -79,7 +79,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 64), Stages(ab=6, row=2, store=1))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 128, occupancy=2), Stages(ab=2, row=2, store=1))
 
 
 @cute.jit

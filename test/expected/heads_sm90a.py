@@ -1,7 +1,7 @@
 """out0 = bf16(((acc + bias) * rowvec0 + exact0) * rowvec1)
 
-    bias     rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
-    rowvec0  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, strides (0, 1) from block to block of 128 columns and within one
+    bias     rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
+    rowvec0  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait, strides (0, 1) from block to block of 128 columns and within one
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 128 columns and within one
     rowvec1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, strides (1, 0) from block to block of 128 columns and within one
 
@@ -30,8 +30,6 @@ class Epilogue:
     loads = ("bias", "rowvec0", "exact0", "rowvec1")
     stores = ("out0",)
     staged = (
-        SmemOperand("bias", BFloat16),
-        SmemOperand("rowvec0", BFloat16),
         SmemOperand("rowvec1", BFloat16),
     )
     shared_loads = (
@@ -45,23 +43,25 @@ class Epilogue:
     def stage(self, tile, glob, smem):
         for i in cutlass.range_constexpr(tile.tile_n // 32):
             column = tile.lane + 32 * i
-            smem.bias[column] = glob.bias[tile.clamp_column(column)]
-            smem.rowvec0[column] = glob.rowvec0[tile.clamp_column(column)]
             smem.rowvec1[column] = glob.rowvec1[tile.clamp_column(column)]
 
     @cute.jit
     def begin(self, tile, glob):
-        return SimpleNamespace()
+        bias_read = cute.make_rmem_tensor(tile.columns, BFloat16)
+        for c in cutlass.range_constexpr(tile.columns):
+            bias_read[c] = glob.bias[tile.column(c)]
+        bias = math.pack(bias_read)
+        rowvec0_read = cute.make_rmem_tensor(tile.columns, BFloat16)
+        for c in cutlass.range_constexpr(tile.columns):
+            rowvec0_read[c] = glob.rowvec0[tile.column(c)]
+        rowvec0 = math.pack(rowvec0_read)
+        return SimpleNamespace(bias=bias, rowvec0=rowvec0)
 
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
-        bias_smem = sub.row_slice(smem.bias)
-        bias_bf16 = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
-        cute.autovec_copy(bias_smem, bias_bf16)
+        bias_bf16 = sub.columns_of(held.bias)
         bias = math.widen(bias_bf16, Float32)
-        rowvec0_smem = sub.row_slice(smem.rowvec0)
-        rowvec0_bf16 = cute.make_rmem_tensor(rowvec0_smem.shape, BFloat16)
-        cute.autovec_copy(rowvec0_smem, rowvec0_bf16)
+        rowvec0_bf16 = sub.columns_of(held.rowvec0)
         rowvec0 = math.widen(rowvec0_bf16, Float32)
         rowvec1_smem = sub.row_slice(smem.rowvec1)
         rowvec1_bf16 = cute.make_rmem_tensor(rowvec1_smem.shape, BFloat16)
@@ -82,7 +82,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_n=2, raster_m=16), Stages(ab=3, exact=4, row=2, store=4))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_n=2, raster_m=16), Stages(ab=4, exact=2, row=2, store=2))
 
 
 @cute.jit

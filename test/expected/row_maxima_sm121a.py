@@ -4,11 +4,11 @@
    out1 = bf16(row_max(abs(t4)))
 
     scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
-    scale_b  rowvec  f32   register_hoist  the columns of a thread, before the accumulator wait
+    scale_b  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-cute_scaled_mm_silu_amax_128x64_1899fc6f:
-sm_121a, tile 128x64_1x1, planes aligned to 16 bytes:
-128 by 64, subtiles of 32 columns, raster 8.
+cute_scaled_mm_silu_amax_128x128_b9c81ac8:
+sm_121a, tile 128x128_1x1, planes aligned to 16 bytes:
+128 by 128, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -32,26 +32,33 @@ from cute_backend.templates.sm120 import Sm120Gemm
 class Epilogue:
     loads = ("scale_a", "scale_b")
     stores = ("out0", "out1_max")
-    staged = ()
+    staged = (
+        SmemOperand("scale_b", Float32),
+    )
     shared_loads = ()
     shared_stores = (
         SmemOperand("out0", BFloat16),
     )
 
     @cute.jit
+    def stage(self, tile, glob, smem):
+        for i in cutlass.range_constexpr(tile.tile_n // 32):
+            column = tile.lane + 32 * i
+            smem.scale_b[column] = glob.scale_b[tile.clamp_column(column)]
+
+    @cute.jit
     def begin(self, tile, glob):
         scale_a = cute.make_rmem_tensor(tile.rows, Float32)
         for r in cutlass.range_constexpr(tile.rows):
             scale_a[r] = glob.scale_a[tile.row(r)]
-        scale_b = cute.make_rmem_tensor(tile.columns, Float32)
-        for c in cutlass.range_constexpr(tile.columns):
-            scale_b[c] = glob.scale_b[tile.column(c)]
         out1 = reduce.Partials(reduce.MAX, tile.rows)
-        return SimpleNamespace(scale_a=scale_a, scale_b=scale_b, out1=out1)
+        return SimpleNamespace(scale_a=scale_a, out1=out1)
 
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
-        scale_b = sub.columns_of(held.scale_b)
+        scale_b_smem = sub.row_slice(smem.scale_b)
+        scale_b = cute.make_rmem_tensor(scale_b_smem.shape, Float32)
+        cute.autovec_copy(scale_b_smem, scale_b)
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         out1 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
@@ -79,7 +86,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm120Gemm(Epilogue(), TileConfig(Arch.SM121A, 128, 64), Stages(ab=3, store=1))
+gemm = Sm120Gemm(Epilogue(), TileConfig(Arch.SM121A, 128, 128), Stages(ab=2, row=2, store=1))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, BFloat16),

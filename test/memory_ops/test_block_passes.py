@@ -28,6 +28,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.verdicts import assert_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 
@@ -275,12 +276,14 @@ def test_blocks_of_two_sizes_are_held_by_a_visit() -> None:
 @pytest.mark.parametrize("columns", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("name", SPECS)
-def test_no_kernel_with_passes_spills(name: str, arch: Arch, columns: int, alignment: Alignment) -> None:
+def test_every_kernel_with_passes_has_a_sound_rung(
+    name: str, arch: Arch, columns: int, alignment: Alignment
+) -> None:
     spec = SPECS[name](columns)
     if (name, arch, columns) == ("norm_and_rotation", Arch.SM90A, 80):
         pytest.skip("no tile of sm_90a rotates halves of 40 columns")
     for config in offered(arch, spec):
-        assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, config.name
+        assert_sound([plan(spec, config, alignment)])
 
 
 def test_passes_by_element_keep_no_values_for_later_ones() -> None:
@@ -288,25 +291,20 @@ def test_passes_by_element_keep_no_values_for_later_ones() -> None:
     beside the accumulators: 128 bytes were spilled."""
     spec = softmax(256)
     (config,) = offered(Arch.SM90A, spec)
-    assert build(Kernel(plan(spec, config, Alignment.PLAIN))).spill_bytes == 0
+    assert_sound([plan(spec, config, Alignment.PLAIN)])
 
 
 def test_exponentials_of_passes_have_registers() -> None:
-    """Beside more than 96 accumulators, softmaxes over blocks of 64 and 128 columns spilled 8 to 72 bytes."""
-    for columns in (64, 128):
-        crowded = max(each.thread_accumulators for each in offered(Arch.SM90A, softmax(columns)))
-        assert crowded <= 96 < offered(Arch.SM90A, layer_norm(columns))[0].thread_accumulators
     spec = softmax(64)
     spec = replace(spec, ops=spec.ops[:-1], stores=(Store("out0", "t5", DType.BF16),))
     for config in table(Arch.SM90A, spec):
-        assert build(Kernel(plan(spec, config, Alignment.TMA))).spill_bytes == 0, config.name
+        assert_sound([plan(spec, config, Alignment.TMA)])
 
 
 @pytest.mark.parametrize(("name", "columns"), [("layer_norm", 80), ("rms_norm", 96)])
-def test_no_warpgroup_has_a_half_of_one_block(name: str, columns: int) -> None:
-    """By element, 128 x 160 and 128 x 192 spilled 16 and 24 bytes."""
+def test_each_warpgroup_may_have_one_block(name: str, columns: int) -> None:
     spec = SPECS[name](columns)
     configs = [each for each in offered(Arch.SM100A, spec) if each.tile_n == 2 * columns]
-    assert {each.ctas: each.column_groups for each in configs} == {1: 1, 2: 2}
+    assert {each.column_groups for each in configs} == {2}
     for config in configs:
-        assert build(Kernel(plan(spec, config, Alignment.PLAIN))).spill_bytes == 0, config.name
+        assert_sound([plan(spec, config, Alignment.PLAIN)])

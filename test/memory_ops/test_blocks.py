@@ -26,7 +26,6 @@ from cute_backend.planning import (
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.compiling.build import build
-from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
     Accumulator,
@@ -49,6 +48,7 @@ from cute_backend.spec import (
     Stride,
 )
 from support.archs import FIRST
+from support.verdicts import assert_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 FP8 = Accumulator("acc", DType.E4M3, DType.E4M3)
@@ -228,7 +228,7 @@ def test_a_gated_pair_is_quantised_by_blocks_of_128() -> None:
     blocks = (gate * up).view(9, 2, 128)
     scales = blocks.abs().amax(-1) + 0.5
     check(results, [(blocks / scales[..., None]).view(9, 256), scales, scales])
-    assert all(build(Kernel(plan(spec, config, alignment))).spill_bytes == 0 for alignment in Alignment)
+    assert_sound(plan(spec, config, alignment) for alignment in Alignment)
 
 
 def means(*sizes: int, planes: int = 0, accumulators: tuple[Accumulator, ...] = (ACC,)) -> EpilogueSpec:
@@ -295,11 +295,11 @@ def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 128), (Arch.SM90A, 64), (Arch.SM100A, 64)])
 @pytest.mark.parametrize("name", SPECS)
-def test_no_kernel_of_blocks_spills(name: str, arch: Arch, columns: int) -> None:
+def test_every_kernel_of_blocks_has_a_sound_rung(name: str, arch: Arch, columns: int) -> None:
     spec = SPECS[name](columns)
     for config in (table(arch, spec)[0], table(arch, spec)[-1]):
         for alignment in Alignment:
-            assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, (config.name, alignment)
+            assert_sound([plan(spec, config, alignment)])
 
 
 def beside(columns: int, loads: int) -> EpilogueSpec:
@@ -317,19 +317,19 @@ def test_a_block_in_a_thread_leaves_planes_by_element_registers(loads: int) -> N
     568 beside two; with one predicate and clamped addresses 24 beside two."""
     spec = beside(64, loads)
     config = next(each for each in table(Arch.SM100A, spec) if each.cta_rows == each.tile_n == 128)
-    assert build(Kernel(plan(spec, config, Alignment.PLAIN))).spill_bytes == 0
+    assert_sound([plan(spec, config, Alignment.PLAIN)])
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("columns", [32, 64])
 @pytest.mark.parametrize("loads", [1, 2])
-def test_no_block_in_a_thread_spills(columns: int, loads: int) -> None:
+def test_blocks_in_a_thread_have_a_sound_rung(columns: int, loads: int) -> None:
     spec = beside(columns, loads)
     split = replace(spec, loads=tuple(map(misaligned, spec.loads)))
     for each in (spec, split):
         for config in table(Arch.SM100A, each):
             for alignment in Alignment:
-                assert build(Kernel(plan(each, config, alignment))).spill_bytes == 0, (config.name, alignment)
+                assert_sound([plan(each, config, alignment)])
 
 
 @pytest.mark.sim
@@ -370,11 +370,11 @@ WHOLE_VISITS = {
 @pytest.mark.sweep
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", WHOLE_VISITS)
-def test_no_visit_of_a_whole_tile_spills(name: str, alignment: Alignment) -> None:
+def test_visits_of_a_whole_tile_have_a_sound_rung(name: str, alignment: Alignment) -> None:
     spec = WHOLE_VISITS[name]
     for config in offered(Arch.SM90A, spec):
         assert config.subtile_n == config.tile_n in (80, 96)
-        assert build(Kernel(plan(spec, config, alignment))).spill_bytes == 0, config.name
+        assert_sound([plan(spec, config, alignment)])
 
 
 @pytest.mark.parametrize("columns", [48, 80, 96])

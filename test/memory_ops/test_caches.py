@@ -19,7 +19,6 @@ from cute_backend.planning.transposing import can_transpose
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.calls.op import gemm_epilogue_into
-from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.compiling.compile import SYMBOL, compile_kernel
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator import simulate
@@ -42,6 +41,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.verdicts import assert_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 BY_ROW = Load("colvec0", LoadKind.COLVEC, DType.I64, Stride.OTHER, Stride.ZERO)
@@ -231,10 +231,10 @@ def test_the_formula_names_the_cache() -> None:
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("rows", [1, 2048])
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
-def test_no_kernel_that_writes_a_cache_spills(arch: Arch, rows: int) -> None:
+def test_every_kernel_that_writes_a_cache_has_a_sound_rung(arch: Arch, rows: int) -> None:
     spec = attention(rows, 4096, FIRST, columns=128)
     config = choose(arch, spec, 16 * rows, 640, 4096, arch.target.sm_count)
-    assert build(Kernel(plan(spec, config, Alignment.TMA))).spill_bytes == 0, config.name
+    assert_sound([plan(spec, config, Alignment.TMA)])
 
 
 @pytest.mark.parametrize(

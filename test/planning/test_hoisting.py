@@ -130,7 +130,7 @@ def test_a_hoist_that_spills_is_refused_with_the_bytes() -> None:
 
 
 def test_nothing_is_hoisted_beside_224_columns_that_are_written_by_element() -> None:
-    """A 16-bit vector spilled 24 bytes there, and a bias 16."""
+    """Their visits are the iterations of a loop."""
     config = TileConfig(Arch.SM90A, 128, 224, 2)
     assert "register_hoist" in placements(config, Alignment.TMA, "bf16_vectors").values()
     assert "register_hoist" not in placements(config, Alignment.PLAIN, "bf16_vectors").values()

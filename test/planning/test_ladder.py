@@ -1,39 +1,104 @@
-"""The tiles that may take the place of one whose kernel spills."""
+"""The tiles that a kernel is compiled with, one after another, until it spills nothing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from cute_backend.planning import Alignment, Arch, TileConfig, choose, named, offered, plan, rungs, table
-from support.epilogues import EPILOGUES
+from cute_backend.planning import Alignment, Arch, Plan, Rowvecs, TileConfig, choose, plan, rungs, table
+from cute_backend.planning.ladder import MAX_LOWER_RUNGS, first_rung, lower_rungs
+from cute_backend.planning.registers import leaves_registers
+from cute_backend.spec import DType
 from support.shipped import epilogue_spec
+from support.small_specs import block_mean, by_element, exact, rowvec, spec_of
+
+BARE = spec_of(dtype=DType.BF16)
+PING_PONG = TileConfig(Arch.SM90A, 128, 192, 2, pingpong=True)
 
 
-@pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM90A, Arch.SM100A], ids=lambda arch: arch.value)
-@pytest.mark.parametrize("name", EPILOGUES)
-def test_each_rung_but_the_first_has_fewer_accumulators(name: str, arch: Arch) -> None:
-    if not EPILOGUES[name].runs_on(arch):
-        pytest.skip(f"{arch.value} has no kernel for it")
-    spec = epilogue_spec(name, True)
-    for config in offered(arch, spec):
-        for alignment in Alignment:
-            first, *below = rungs(plan(spec, config, alignment))
-            assert first == plan(spec, config, alignment) and len(below) <= 2
-            assert all((each.spec, each.alignment) == (spec, alignment) for each in below)
-            sizes = [each.tile.thread_accumulators for each in (first, *below)]
-            assert sizes == sorted(sizes, reverse=True) and len(set(sizes[:2])) == len(sizes[:2])
+def names(spec, config: TileConfig, alignment: Alignment = Alignment.TMA) -> list[str]:
+    return [each.tile.name for each in rungs(plan(spec, config, alignment))]
 
 
-def test_the_next_smaller_tile_of_the_cluster_comes_before_the_smallest() -> None:
-    spec = epilogue_spec("bias_gelu_residual", True)
-    large = named(Arch.SM90A, spec, "128x256_2x1")
-    _, next_smaller, smallest = rungs(plan(spec, large, Alignment.TMA))
-    assert (next_smaller.tile.cluster_m, next_smaller.tile.cluster_n) == (2, 1)
-    assert smallest == plan(spec, table(Arch.SM90A, spec)[-1], Alignment.TMA)
+@pytest.mark.parametrize(
+    ("config", "lower"),
+    [
+        (PING_PONG, ["128x128_2x1_pingpong", "64x64_1x1"]),
+        (replace(PING_PONG, tile_n=128), ["128x128_2x1", "64x64_1x1"]),
+        (replace(PING_PONG, tile_m=64), ["64x128_2x1_pingpong", "64x64_1x1"]),
+        (TileConfig(Arch.SM90A, 256, 128, cluster_n=2), ["128x128_1x2", "64x64_1x1"]),
+        (TileConfig(Arch.SM90A, 128, 256, 2), ["128x128_2x1", "64x64_1x1"]),
+        (TileConfig(Arch.SM90A, 64, 64, 2), ["64x64_1x1", "64x64_1x1_by16_unrolled"]),
+        (TileConfig(Arch.SM90A, 64, 64, split_k=4), ["64x64_1x1", "64x64_1x1_by16_unrolled"]),
+        (TileConfig(Arch.SM90A, 64, 64), ["64x64_1x1_by16_unrolled"]),
+        (TileConfig(Arch.SM100A, 128, 128), ["128x128_1x1_by16", "128x64_1x1"]),
+        (TileConfig(Arch.SM80, 256, 128), ["256x64_1x1", "64x64_1x1"]),
+    ],
+)
+def test_each_step_is_smaller_than_the_one_before(config: TileConfig, lower: list[str]) -> None:
+    """The next smaller tile of the same cluster, then the smallest, then narrower visits. In tensor memory,
+    accumulators leave registers in every tile, and narrower visits come first."""
+    assert names(BARE, config) == [config.name, *lower]
+    assert len(lower) <= MAX_LOWER_RUNGS
 
 
-def test_the_smallest_tile_has_no_other_rung() -> None:
+def test_what_the_models_added_goes_first() -> None:
+    """A second warpgroup for the epilogue, and visits that are unrolled for hoisted rowvecs."""
     spec = epilogue_spec("rowwise", True)
-    small = plan(spec, TileConfig(Arch.SM90A, 64, 64), Alignment.TMA)
-    assert rungs(small) == (small,)
-    assert len(rungs(plan(spec, choose(Arch.SM90A, spec, 8192, 8192, 8192, 132), Alignment.TMA))) > 1
+    chosen = choose(Arch.SM100A, spec, 8192, 8192, 4096, 148)
+    assert chosen.column_groups == 2 and chosen.unrolled
+    simpler = replace(chosen, column_groups=1, unrolled=False)
+    assert [each.tile for each in rungs(plan(spec, chosen, Alignment.TMA))][:2] == [chosen, simpler]
+
+
+def test_a_tile_without_registers_by_the_estimate_is_left_out_if_a_smaller_one_has_them() -> None:
+    wide = replace(PING_PONG, cluster_m=1, cluster_n=2)
+    spec = spec_of(exact("exact0", DType.BF16), dtype=DType.BF16)
+    assert first_rung(spec, wide, Alignment.TMA) == wide
+    by_elements = first_rung(spec, wide, Alignment.PLAIN)
+    assert by_elements.name == "128x128_1x2_pingpong_by16" and leaves_registers(
+        by_elements, spec, Alignment.PLAIN
+    )
+    assert lower_rungs(spec, wide, Alignment.PLAIN)[0] == by_elements
+    none = spec_of(*(by_element(f"exact{i}") for i in range(12)), dtype=DType.BF16)
+    config = TileConfig(Arch.SM90A, 64, 64, cluster_n=2)
+    assert first_rung(none, config, Alignment.TMA) == config, "no smaller one has"
+
+
+def test_a_step_keeps_what_blocks_of_columns_need() -> None:
+    """No smaller tile of the cluster holds 256 columns."""
+    spec = block_mean(256)
+    (config,) = table(Arch.SM90A, spec)[:1]
+    assert config.tile_n == 256
+    assert all(each.tile.tile_n % 256 == 0 for each in rungs(plan(spec, config, Alignment.TMA)))
+
+
+def test_segments_keep_to_tiles_that_serve_them_all() -> None:
+    first, second = (replace(BARE.product, name=f"acc{i}", width=512) for i in range(2))
+    stores = tuple(replace(BARE.stores[0], name=f"out{i}", value=f"acc{i}") for i in range(2))
+    spec = replace(BARE, accumulators=(first, second), stores=stores)
+    config = TileConfig(Arch.SM90A, 128, 192, 2)
+    assert names(spec, config) == ["128x192_2x1", "128x128_2x1", "64x64_1x1"]
+
+
+def test_rowvecs_that_have_to_be_in_registers_leave_the_tile_as_it_is() -> None:
+    config = replace(PING_PONG, pingpong=False, tile_n=256, rowvecs=Rowvecs.REGISTER_HOIST)
+    spec = spec_of(*(rowvec(f"rowvec{i}") for i in range(4)), dtype=DType.BF16)
+    assert first_rung(spec, config, Alignment.PLAIN) == config
+
+
+@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize("name", ["addmm_relu", "row_maxima", "swiglu", "batched", "heads"])
+def test_rungs_are_plans_of_tiles_that_run_as_they_are(name: str, arch: Arch) -> None:
+    spec = epilogue_spec(name, True)
+    accumulators = tuple(replace(acc, a_dtype=DType.BF16, b_dtype=DType.BF16) for acc in spec.accumulators)
+    spec = replace(spec, accumulators=accumulators)
+    for m, n, k in ((16, 4096, 4096), (4096, 4096, 4096)):
+        chosen = choose(arch, spec, m, n, k, arch.target.sm_count)
+        for alignment in Alignment:
+            every = rungs(plan(spec, chosen, alignment))
+            assert len(set(every)) == len(every) <= 1 + MAX_LOWER_RUNGS
+            for each in every:
+                assert each == Plan.of(spec, each.tile, alignment) == plan(spec, each.tile, alignment)
+                assert each.stages.ab >= each.tile.least_ab_stages

@@ -6,30 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.planning import Alignment, Arch, TileConfig, plan, rules, subtiled, table
-from cute_backend.planning.registers import Registers, hoist_budget, leaves_registers
+from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, rules, subtiled, table
 from cute_backend.planning.rules import RULES, Rule, suited
 from cute_backend.planning.shared_memory import SumScales, holds_planes
 from cute_backend.planning.targets import Shape
 from cute_backend.spec import (
-    Axis,
     DType,
     EpilogueSpec,
     Major,
     ProductKind,
-    ReduceKind,
-    Reduction,
     Scaling,
-    Store,
 )
 from support.small_specs import (
     block_mean,
-    block_softmax,
     by_element,
     by_heads,
     exact,
     rotated,
     rotated_first,
+    row_maximum,
     rowvec,
     sampling_spec,
     spec_of,
@@ -60,11 +55,6 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         None,
     ),
     rules.few_draws_in_a_visit: (PING_PONG, sampling_spec(1), "128x128_2x1_by16"),
-    rules.half_the_rows_for_a_crowded_thread: (
-        PING_PONG,
-        spec_of(by_element("exact0"), by_element("exact1")),
-        "64x128_2x1_pingpong",
-    ),
     rules.narrow_subtiles_by_element: (
         PING_PONG._replace(subtile_n=64),
         spec_of(by_element("exact0", DType.BF16)),
@@ -97,25 +87,14 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         by_heads(96),
         "128x128_2x1_pingpong",
     ),
-    rules.registers_for_a_crowded_thread: (
-        Shape(64, 192, pingpong=True),
-        spec_of(by_element("exact0"), by_element("exact1")),
-        None,
-    ),
-    rules.planes_for_narrow_subtiles: (
-        Shape(128, 112, subtile_n=16),
-        spec_of(by_element("exact0")),
-        None,
-    ),
-    rules.registers_for_exponentials: (PING_PONG, block_softmax(64), None),
     rules.two_warpgroups_for_wide_tiles: (
         Shape(256, 256, 2, ctas=2),
         spec_of(exact("exact0", DType.BF16)),
         "256x256_2x1_2cta_halves",
     ),
-    rules.registers_for_sums_from_tensor_memory: (
+    rules.registers_for_scaled_sums: (
         Shape(256, 256, 2, ctas=2),
-        spec_of(products=2, fast_accum=False, **SCALED),
+        spec_of(products=2, fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Scaling.LINE),
         None,
     ),
 }
@@ -124,7 +103,7 @@ ARCHS = {
     rules.a_multiprocessor_of_its_own: Arch.SM80,
     rules.room_in_tensor_memory: Arch.SM100A,
     rules.two_warpgroups_for_wide_tiles: Arch.SM100A,
-    rules.registers_for_sums_from_tensor_memory: Arch.SM100A,
+    rules.registers_for_scaled_sums: Arch.SM100A,
 }
 """The architectures of rules that say nothing on sm_90a."""
 
@@ -139,38 +118,18 @@ def test_each_rule_has_a_say(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> Non
     assert suited(arch, [shape], spec) != served
 
 
-@pytest.mark.parametrize("rule", [*RULES, *rules.ABOVE_THE_SMALLEST, *rules.SUBTILE_RULES])
+@pytest.mark.parametrize("rule", [*RULES, *rules.SUBTILE_RULES])
 def test_each_rule_gives_its_reason(rule: object) -> None:
     assert rule.__doc__ and rule.__doc__.rstrip().endswith(".")
 
 
 def test_what_a_tile_above_the_smallest_needs() -> None:
-    many = spec_of(*(exact(f"exact{i}", DType.BF16) for i in range(4)), fast_accum=False)
-    assert {config.tile_m for config in table(Arch.SM90A, many)} == {64}
-    fewer = spec_of(*(exact(f"exact{i}", DType.BF16) for i in range(3)), fast_accum=False)
-    assert {config.tile_m for config in table(Arch.SM90A, fewer)} == {64, 128}
-    row_max = Store("out1", "acc", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
-    bf16 = spec_of(dtype=DType.BF16)
-    reducing = replace(bf16, stores=(*bf16.stores, row_max))
-    assert max(config.tile_m for config in table(Arch.SM80, bf16)) == 256
-    assert max(config.thread_accumulators for config in table(Arch.SM80, reducing)) == 64
-    read = [spec_of(*(exact(f"exact{i}", DType.BF16) for i in range(n)), dtype=DType.BF16) for n in (3, 4)]
-    assert [max(each.thread_accumulators for each in table(Arch.SM80, spec)) for spec in read] == [128, 64]
     wide = spec_of(*(exact(f"exact{i}") for i in range(8)))
     assert [config.name for config in table(Arch.SM90A, wide)] == ["64x128_2x1", "64x64_1x1"]
     assert len(table(Arch.SM100A, wide)) == 4, "their accumulators are not in registers"
-
-
-def test_many_planes_move_by_element_where_shared_memory_has_no_room_for_all() -> None:
-    """Unless TMA moves them, and needs no addresses."""
-    eight = spec_of(*(exact(f"exact{i}") for i in range(7)), dtype=DType.BF16)
-    for arch, alignment in ((Arch.SM86, Alignment.PLAIN), (Arch.SM90A, Alignment.TMA)):
-        assert rules.moved(eight, TileConfig(arch, 64, 64), Alignment.TMA) is alignment
-        assert plan(eight, TileConfig(arch, 64, 64), Alignment.TMA).shared_stores == (
-            () if alignment is Alignment.PLAIN else ("out0",)
-        )
-    seven = spec_of(*(exact(f"exact{i}") for i in range(6)), dtype=DType.BF16)
-    assert rules.moved(seven, TileConfig(Arch.SM86, 64, 64), Alignment.TMA) is Alignment.TMA
+    several, two = (spec_of(*(by_element(f"exact{i}") for i in range(n)), dtype=DType.BF16) for n in (5, 2))
+    most = [max(each.thread_accumulators for each in table(Arch.SM90A, spec)) for spec in (several, two)]
+    assert most == [32, 128], "160 registers take addresses, or 64"
 
 
 def test_scales_of_blocks_take_shared_memory() -> None:
@@ -187,15 +146,22 @@ def test_scales_of_blocks_take_shared_memory() -> None:
     assert not holds_planes(small, blockwise), "512 bytes are left for 3 stages of 68 scales"
 
 
-def test_an_alignment_gets_the_subtiles_that_leave_registers() -> None:
+def test_planes_by_element_get_visits_in_a_loop() -> None:
     wide = TileConfig(Arch.SM90A, 128, 128, 2, pingpong=True, subtile_n=64)
     plane, planes = spec_of(exact("exact0", DType.BF16)), spec_of(*(exact(f"exact{i}") for i in range(3)))
     assert subtiled(plane, wide, Alignment.TMA).subtile_n == 64
-    assert subtiled(plane, wide, Alignment.PLAIN).subtile_n == 32
     assert subtiled(planes, wide, Alignment.TMA).subtile_n == 32, "64 columns of all have no room"
-    assert subtiled(planes, wide, Alignment.PLAIN).subtile_n == 8, "1280 bits of a row, at 112 a column"
-    blackwell = TileConfig(Arch.SM100A, 128, 128)
-    assert subtiled(planes, blackwell, Alignment.TMA).subtile_n == 16, "2560 bits of a row, in one thread"
+    for spec in (plane, planes):
+        cut = subtiled(spec, wide, Alignment.PLAIN)
+        assert cut.subtile_n == 16 and cut.rolled and replace(cut, subtile_n=64) == wide
+    of_blocks = replace(wide, subtile_n=32)
+    assert subtiled(rotated_first(32, 64), of_blocks, Alignment.PLAIN).subtile_n == 32, "a visit has them all"
+    pair = TileConfig(Arch.SM80, 128, 64, products=2)
+    assert subtiled(PAIR, pair, Alignment.PLAIN).subtile_n == 32, "no loop has two products without TMA"
+    nothing = replace(plane, loads=(), ops=(), stores=(row_maximum(),))
+    assert subtiled(nothing, wide, Alignment.PLAIN) == subtiled(nothing, wide, Alignment.TMA)
+    hoisted = replace(of_blocks, rowvecs=Rowvecs.REGISTER_HOIST)
+    assert not subtiled(plane, hoisted, Alignment.PLAIN).rolled, "a loop can't index registers"
 
 
 def test_boxes_have_as_long_runs_of_rotated_halves_as_shared_memory_takes_at_once() -> None:
@@ -233,22 +199,3 @@ def test_segments_have_boxes_of_one_size() -> None:
 
     assert subtiled(beside(DType.BF16), config, Alignment.TMA).box_subtiles == 2
     assert subtiled(beside(DType.F32), config, Alignment.TMA).box_subtiles == 1
-
-
-def test_what_a_thread_keeps_is_counted_once() -> None:
-    config = TileConfig(Arch.SM90A, 128, 128)
-    spec = spec_of(exact("exact0"), rowvec("rowvec0"), fast_accum=False)
-    kept = Registers.of(spec, config, Alignment.TMA)
-    assert kept == Registers(accumulators=64, promoted=128, fragments=32, rows=0, partials=0)
-    assert Registers.of(spec, config, Alignment.PLAIN).fragments == 48, "two registers of address"
-    fast = spec_of(exact("exact0"), rowvec("rowvec0"))
-    assert hoist_budget(fast, config, Alignment.TMA) == 232 - 68 - 64 - 32
-    assert plan(fast, config, Alignment.TMA).placements["rowvec0"].name == "register_hoist"
-    assert hoist_budget(fast, replace(config, pingpong=True), Alignment.TMA) == 0
-    assert leaves_registers(config, spec) and not leaves_registers(replace(config, tile_n=256), spec)
-    assert leaves_registers(replace(config, tile_n=256), fast)
-    blocks = replace(config, tile_n=256)
-    assert leaves_registers(replace(config, tile_n=192), block_mean(40))
-    assert not leaves_registers(blocks, block_mean(40)) and leaves_registers(
-        blocks, spec_of(dtype=DType.BF16)
-    )

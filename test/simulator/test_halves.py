@@ -54,3 +54,17 @@ def test_every_shared_epilogue_is_right(name: str, shape: Shape) -> None:
     assert launch.kernel.plan.tile.column_groups == 2
     assert launch.report.roles["epilogue"].warps == 8 * config.cluster_size
     assert build(launch.kernel).spill_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["bias_gelu_residual", "sums"])
+def test_both_halves_add_up_the_sums_of_parts_of_k(name: str) -> None:
+    epilogue = EPILOGUES[name]
+    inputs = epilogue.inputs(Problem(144, 112, 784))
+    config = TileConfig(Arch.SM100A, 128, 64, split_k=2, column_groups=2)
+    simulation = run(epilogue.fn, inputs, Machine(Arch.SM100A, 1, config, clusters=1))
+    for actual, right in zip(
+        as_tuple(simulation.outputs), as_tuple(reference(epilogue.fn, inputs)), strict=True
+    ):
+        assert relative_error(actual, right) < TOLERANCE[actual.dtype]
+    [launch] = simulation.launches
+    assert (launch.kernel.plan.tile.column_groups, launch.kernel.plan.tile.split_k) == (2, 2)

@@ -72,11 +72,6 @@ def test_lanes_behind_the_last_column_have_room_for_what_they_stage() -> None:
     assert "cute.ceil_div(tile.tile_n, 32)" in emit(plan(spec, config, Alignment.PLAIN))
 
 
-def test_planes_that_would_spill_by_element_have_no_narrow_subtiles() -> None:
-    """Even and odd columns in 128 x 112 x 2, and a plane of several modes in 128 x 208."""
-    assert not narrow(heavy_spec("neighbours")) and not narrow(epilogue_spec("heads", True))
-
-
 @pytest.mark.sim
 @pytest.mark.sweep
 @pytest.mark.parametrize("columns", WIDTHS)

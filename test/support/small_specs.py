@@ -12,6 +12,7 @@ from cute_backend.spec import (
     ROTATE_FIRST,
     ROTATE_HALF,
     Accumulator,
+    Axis,
     Const,
     DType,
     EpilogueSpec,
@@ -20,6 +21,8 @@ from cute_backend.spec import (
     LoadKind,
     Major,
     Op,
+    ReduceKind,
+    Reduction,
     Store,
     Stride,
 )
@@ -99,6 +102,11 @@ def by_heads(columns: int) -> EpilogueSpec:
     """A product that is written as (B, H, 100, `columns`)."""
     bare = spec_of(dtype=DType.BF16)
     return replace(bare, stores=(replace(bare.stores[0], heads=Heads(100, columns)),))
+
+
+def row_maximum() -> Store:
+    """The largest element of each row of a product."""
+    return Store("out1", "acc", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
 
 
 def sampling_spec(draws: int) -> EpilogueSpec:

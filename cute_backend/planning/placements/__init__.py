@@ -14,8 +14,8 @@
              first_columns   when needed, by element, if it has only the first columns of each block
              vector          else each thread reads its elements when it needs them
 
-Register hoists are budgeted because one spill costs more than every exposed load; planes in shared memory are
-budgeted because they take stages from the MMA's operands.
+Register hoists are budgeted by the estimate of `registers`; planes in shared memory are budgeted because they
+take stages from the MMA's operands.
 """
 
 from __future__ import annotations

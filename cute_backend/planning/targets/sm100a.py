@@ -82,9 +82,6 @@ TARGET = Target(
     accumulators=Accumulators(block_m=128, row_threads=1, in_registers=False),
     least_subtile_n=16,  # the bytes of TMA's least box
     unrolled_subtile_n=None,
-    # The largest number without a spill, of up to eight planes with gelu and a row maximum, in every tile
-    # that ships.
-    row_bits=2560,
     epilogue_registers=MAX_REGISTERS,  # a CTA has too few threads to have fewer
     tiles=_TILES,
     segment_tile_n=256,

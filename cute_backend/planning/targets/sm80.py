@@ -51,7 +51,6 @@ TARGET = Target(
     accumulators=Accumulators(block_m=64, row_threads=4, in_registers=True, group_blocks=2),
     least_subtile_n=8,
     unrolled_subtile_n=32,
-    row_bits=512,
     epilogue_registers=MAX_REGISTERS,
     tiles=_TILES,
     timing=_A100.timing(_TILES),

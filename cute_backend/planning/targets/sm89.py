@@ -13,7 +13,6 @@ _L40S = DataSheet(clock_mhz=2520, products=512, bytes_per_us=0.864e6)
 """NVIDIA L40S data sheet: 362 TFLOP/s in bf16, 733 in fp8, 864 GB/s."""
 
 # A thread keeps a set of promoted sums in registers, in addition to the accumulators.
-# In 128 x 128, two hoisted vectors of columns spilled up to 88 bytes.
 _TILES = replace(
     sm86.TILES,
     shipped=(

@@ -193,8 +193,7 @@ TARGET = Target(
     least_ab_stages=3,
     template="cute_backend.templates.sm90:Sm90Gemm",
     operands=frozenset((DType.E4M3, DType.E5M2, DType.BF16, DType.F16)),
-    # If one segment's epilogue reads a plane and others read rowvecs, tiles of 128 x 224 and 128 x 256
-    # spilled 16 to 152 bytes, and narrower tiles nothing.
+    # Kernels with segments were not timed in wider tiles.
     segment_tile_n=192,
     # Four stages of A and B in place of five were timed in 128 x 128 ping-pong (H200). In fp8, 6144 x 6144 x
     # 512 took 55.3 us in place of 64.0, and 10694 x 25440 x 336 took 409 in place of 474. In bf16, 4714 x
@@ -212,9 +211,6 @@ TARGET = Target(
     accumulators=Accumulators(block_m=64, row_threads=4, in_registers=True),
     least_subtile_n=8,  # the columns of the core matrices that the accumulators are laid out in
     unrolled_subtile_n=32,
-    # The largest number without a spill, of up to eight planes with gelu and a row maximum, in every tile
-    # that ships.
-    row_bits=1280,
     # The 128 threads that load keep 40 registers each, so 232 remain for each other thread: 40 + 2 x 232 is
     # 3 x 168. `TileConfig.epilogue_registers` has the exception.
     epilogue_registers=232,

@@ -224,9 +224,6 @@ class Target:
     unrolled_subtile_n: int | None
     """Columns of a subtile from which on visits are unrolled. With narrower subtiles, visits are the
     iterations of a loop unless they need TMA for planes; if it is None, they always are."""
-    row_bits: int
-    """The largest number of bits of planes in a row of a subtile that leaves a thread enough registers. It is
-    used by targets that narrow subtiles for many planes."""
     epilogue_registers: int
     """The registers that a thread of the epilogue may use."""
     tiles: Tiles

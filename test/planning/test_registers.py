@@ -1,0 +1,105 @@
+"""The estimate of the registers of an epilogue thread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cute_backend.planning import Alignment, Arch, TileConfig, plan
+from cute_backend.planning.registers import (
+    COPYING,
+    MARGIN,
+    MARGIN_OF_TENSOR_MEMORY,
+    Registers,
+    hoist_budget,
+    leaves_registers,
+    pieces_of_sums,
+    sets_of_sums,
+    spare_registers,
+)
+from cute_backend.spec import DType, ProductKind, Scaling, Store
+from support.small_specs import block_mean, by_element, exact, row_maximum, rowvec, spec_of
+
+HOPPER, BLACKWELL = TileConfig(Arch.SM90A, 128, 128), TileConfig(Arch.SM100A, 128, 128)
+LINES = {"a_scaling": Scaling.LINE, "b_scaling": Scaling.LINE}
+
+
+def test_what_a_thread_has_of_a_visit_is_counted() -> None:
+    """16 elements of each plane in subtiles of 32 columns on Hopper, and 32 on Blackwell."""
+    bare = spec_of(exact("exact0"), rowvec("rowvec0"), dtype=DType.BF16)
+    assert Registers.of(bare, HOPPER, Alignment.TMA) == Registers(64, sums=0, fragments=0, copying=0)
+    assert Registers.of(bare, HOPPER, Alignment.PLAIN).fragments == 2 * 16, "addresses"
+    assert Registers.of(bare, replace(HOPPER, subtile_n=16), Alignment.PLAIN).fragments == 2 * 8
+    split = spec_of(by_element("exact0"), dtype=DType.BF16)
+    assert Registers.of(split, HOPPER, Alignment.TMA).fragments == 2 * 16
+    saved = replace(bare, stores=(*bare.stores, replace(bare.stores[0], name="out1")))
+    assert Registers.of(saved, HOPPER, Alignment.TMA).fragments == 2 * 16, "a second plane"
+    reduced = replace(bare, stores=(*bare.stores, row_maximum()))
+    assert Registers.of(reduced, HOPPER, Alignment.TMA).fragments == 16
+    alone = replace(bare, stores=(row_maximum(),))
+    assert Registers.of(alone, HOPPER, Alignment.TMA).fragments == 0
+    assert Registers.of(saved, BLACKWELL, Alignment.TMA) == Registers(32, sums=0, fragments=64, copying=0)
+    assert Registers.of(bare, TileConfig(Arch.SM80, 128, 64), Alignment.TMA).copying == COPYING
+
+
+def test_sums_and_visits_take_registers_one_after_the_other() -> None:
+    spec = spec_of(by_element("exact0"), by_element("exact1"), fast_accum=False)
+    kept = Registers.of(spec, HOPPER, Alignment.TMA)
+    assert (kept.accumulators, kept.sums, kept.fragments) == (64, 128, 64)
+    assert kept.total == 64 + 128
+    assert spare_registers(spec, HOPPER, Alignment.TMA) == 232 - MARGIN - 192 == 0
+
+
+def test_promoted_sums_have_as_many_sets_and_pieces_as_registers_take() -> None:
+    by_tensor, by_blocks = spec_of(fast_accum=False), spec_of(fast_accum=False, **LINES)
+    wide = replace(HOPPER, tile_n=192)
+    assert [sets_of_sums(each, by_tensor) for each in (HOPPER, wide)] == [2, 2]
+    assert [sets_of_sums(each, by_blocks) for each in (HOPPER, wide)] == [2, 1]
+    assert leaves_registers(HOPPER, by_tensor) and not leaves_registers(wide, by_tensor)
+    widest, tall = replace(HOPPER, tile_n=256), replace(HOPPER, tile_m=256)
+    assert [pieces_of_sums(each, by_blocks) for each in (HOPPER, wide, widest, tall)] == [1, 1, 2, 2]
+    assert all(leaves_registers(each, by_blocks) for each in (wide, widest, tall))
+    squares = spec_of(fast_accum=False, a_scaling=Scaling.SQUARE, b_scaling=Scaling.SQUARE)
+    assert pieces_of_sums(tall, squares) == 1 and not leaves_registers(tall, squares)
+    assert sets_of_sums(TileConfig(Arch.SM89, 64, 128), by_tensor) == 1
+    assert sets_of_sums(HOPPER, spec_of()) == 0
+
+
+@pytest.mark.parametrize(("columns", "fits"), [(128, True), (256, False)])
+def test_scaled_sums_from_tensor_memory_take_registers(columns: int, fits: bool) -> None:
+    spec = spec_of(fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE)
+    config = replace(BLACKWELL, tile_n=columns)
+    assert Registers.of(spec, config, Alignment.TMA).sums == columns
+    assert leaves_registers(config, spec) is fits
+    assert leaves_registers(replace(config, column_groups=2), spec)
+
+
+def test_rowvecs_are_hoisted_as_far_as_registers_go() -> None:
+    spec = spec_of(exact("exact0"), rowvec("rowvec0"))
+    assert hoist_budget(spec, HOPPER, Alignment.TMA) == 232 - MARGIN - 64
+    assert plan(spec, HOPPER, Alignment.TMA).placements["rowvec0"].name == "register_hoist"
+    assert hoist_budget(spec, replace(HOPPER, pingpong=True), Alignment.TMA) == 0
+    assert hoist_budget(spec, replace(HOPPER, subtile_n=16), Alignment.PLAIN) == 0, "visits are a loop's"
+    assert hoist_budget(spec, replace(HOPPER, tile_n=512), Alignment.TMA) == 0
+    unrolled = replace(BLACKWELL, unrolled=True)
+    assert hoist_budget(spec, unrolled, Alignment.TMA) == 255 - MARGIN_OF_TENSOR_MEMORY - 32
+    assert hoist_budget(spec, replace(unrolled, column_groups=2), Alignment.TMA) == 216 - 56 - 32
+
+
+def test_warps_that_find_groups_leave_the_epilogue_fewer() -> None:
+    spec = spec_of(rowvec("rowvec0"), rowvec("rowvec1"), dtype=DType.BF16, kind=ProductKind.GROUPED)
+    assert spare_registers(spec, HOPPER, Alignment.TMA) == 216 - MARGIN - 64
+    one = spec_of(rowvec("rowvec0"), dtype=DType.BF16, kind=ProductKind.GROUPED)
+    assert spare_registers(one, HOPPER, Alignment.TMA) == 232 - MARGIN - 64
+
+
+def test_a_tile_fits_if_each_of_its_segments_does() -> None:
+    wide = replace(HOPPER, tile_n=256)
+    assert leaves_registers(wide, block_mean(64))
+    one = spec_of(dtype=DType.BF16)
+    first, second = (replace(one.product, name=f"acc{i}", width=512) for i in range(2))
+    many = tuple(Store(f"out{i}", "acc1", DType.BF16) for i in range(1, 5))
+    both = replace(one, accumulators=(first, second), stores=(replace(one.stores[0], value="acc0"), *many))
+    few = replace(both, stores=both.stores[:2])
+    assert leaves_registers(wide, few) and not leaves_registers(wide, both)
