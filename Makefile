@@ -1,4 +1,4 @@
-# make demo | test | test-exhaustive | test-sim | compare | lint | docs | dist | test-gpu | test-gpu-alone | bench | models | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
+# make demo | test | test-exhaustive | test-sim | compare | lint | docs | dist | test-gpu | test-gpu-alone | bench | models | verdicts | golden | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -24,7 +24,7 @@ define cpu_torch
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-exhaustive test-sim compare lint docs dist test-gpu test-gpu-alone bench models golden clean
+.PHONY: help demo test test-exhaustive test-sim compare lint docs dist test-gpu test-gpu-alone bench models verdicts golden clean
 
 help:
 	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"
@@ -37,6 +37,7 @@ help:
 	@echo "make test-gpu-alone  those that need the GPU for themselves: memcheck and tuning"
 	@echo "make bench     the whole benchmark on the GPU here: benchmarks/results and docs/speed.png"
 	@echo "make models    docs/models.md, some minutes"
+	@echo "make verdicts  what the compiler says of the kernels of shared epilogues, some minutes"
 	@echo "make golden    accept what is generated now: test/expected and the samples in the README and docs"
 	@echo "make lint      ruff and mypy"
 	@echo "make dist      wheel and sdist in dist/, checked, and run from a clean environment"
@@ -103,6 +104,9 @@ bench: $(INSTALLED)
 
 models: $(INSTALLED)
 	$(BIN)/python docs/models.py
+
+verdicts: $(INSTALLED)
+	$(BIN)/python test/fixtures/record_verdicts.py
 
 golden: $(INSTALLED)
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q -n $(JOBS) test/test_golden.py test/test_api.py \

@@ -10,35 +10,11 @@ from _pytest.mark import ParameterSet
 from cute_backend.api import Region
 from cute_backend.runtime.compiling.compile import compile_kernel
 from cute_backend.runtime.kernels.source import text_of
-from support.epilogues import Problem
 from support.golden import EXPECTED, assert_expected
-from support.golden_regions import ARCHS, NAMES, PROGRAMS, file_name, the_region
+from support.golden_regions import ARCHS, NAMES, OTHER_SIZES, PROGRAMS, file_name, the_region
 from support.sweeps import EXHAUSTIVE
 
 CASES = [pytest.param(name, arch, id=f"{name}-{arch}") for arch in ARCHS for name in NAMES[arch]]
-
-
-OTHER_SIZES = {
-    "rowwise_few_rows_sm90a.py": ("rowwise", "sm_90a", Problem(16, 1024, 8192), "register_hoist"),
-    "addmm_relu_few_rows_sm80.py": ("addmm_relu", "sm_80", Problem(16, 1024, 16384), "SplitGemm"),
-    "addmm_relu_long_k_sm90a.py": ("addmm_relu", "sm_90a", Problem(128, 896, 31456), "SplitGemm"),
-    "rowwise_large_sm100a.py": (
-        "rowwise",
-        "sm_100a",
-        Problem(8192, 8192, 1024),
-        "unrolled=True, column_groups=2",
-    ),
-    "bias_gelu_residual_short_k_sm100a.py": (
-        "bias_gelu_residual",
-        "sm_100a",
-        Problem(4096, 4096, 1024),
-        "column_groups=2",
-    ),
-}
-"""Modules of other sizes, by file, and what each is there to show: without ping-pong, as where K is split,
-sm_90a hoists rowvecs; on sm_100a two warpgroups share the epilogue of wide tiles, and hoist rowvecs there,
-and that of chains which take longer than the MMA. Sums of parts of K go through memory where there are no
-clusters, and on sm_90a where K has more parts than a cluster has CTAs."""
 
 
 @pytest.mark.parametrize(("name", "arch"), CASES)

@@ -18,6 +18,7 @@ from cute_backend.fx_walk.region.region import Region as FoundRegion
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, Constraints, Plan, clustered, plan
 from cute_backend.runtime.calls.launch import config_here
+from cute_backend.runtime.compiling.rungs import spill_bytes, standing
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.reach import Problem, stores_aligned
 from cute_backend.runtime.kernels.source import text_of
@@ -148,9 +149,22 @@ class Region:
         return Store(name, dtype, order, placement, block=store.block, part=part, heads=heads)
 
     def kernel(self, arch: str | None = None) -> Kernel:
-        """The kernel that a launch of these sizes and this alignment uses. If the GPU of this machine has the
-        architecture, results of tuning on it count. Raises UsageError for an unknown `arch`, and where
+        """The kernel that a launch of these sizes and this alignment uses, as far as is known without
+        compiling it: one that is known to spill has another one in its place. If the GPU of this machine has
+        the architecture, results of tuning on it count. Raises UsageError for an unknown `arch`, and where
         `config.tile` or `config.rowvec_placement` can't be met."""
+        return standing(self.first_rung(arch))
+
+    @property
+    def rung(self) -> str:
+        """A sentence that says in whose place the kernel runs; empty if it is the first choice."""
+        first = self.first_rung()
+        if self.kernel() == first:
+            return ""
+        return f"in place of {first.plan.tile.name}, which spills {spill_bytes(first)} bytes a thread"
+
+    def first_rung(self, arch: str | None = None) -> Kernel:
+        """The kernel that was chosen, whether or not it is known to spill. Raises as `kernel` does."""
         problem = Problem(self.spec, *self.hints, self.groups, Constraints.from_config())
         tile = config_here(problem, self.alignment, Arch.parse(arch or self.arch))
         return Kernel.found(plan(self.spec, tile, self.alignment))

@@ -10,7 +10,7 @@ from cute_backend.planning.naming import words
 from cute_backend.presentation.terminal import (
     GRADIENTS_ARE_ON,
     OPERANDS,
-    accumulator_lines,
+    kernel_lines,
     listings,
     operand_rows,
     summary,
@@ -123,7 +123,7 @@ def _region(region: Region, index: int, names: Sequence[str], links: bool) -> st
     m, n, k = (escape(str(size)) for size in region.sizes)
     kernel, source = region.kernel(), region.source()
     anchor = f' id="region-{index}"' if links else ""
-    items = [escape(line) for line in accumulator_lines(region)]
+    items = [escape(line) for line in kernel_lines(region)]
     items += [f"reads {_link(each.region, names, links)}{_through(each.ops)}" for each in region.sources]
     return (
         f"<section{anchor}>\n<h2>{names[index]}: {escape(region.node)}</h2>\n"

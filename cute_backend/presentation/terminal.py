@@ -111,10 +111,10 @@ def titles(explained: Explanation) -> list[str]:
     ]
 
 
-def accumulator_lines(region: Region) -> list[str]:
-    """A line for each accumulator: its B, its segment of the columns where it shares the launch with others,
-    the blocks by which it is scaled, and the line of the program. Then why it shares no launch, if others of
-    its A could."""
+def kernel_lines(region: Region) -> list[str]:
+    """In whose place the kernel runs, if it is not the first choice. Then a line for each accumulator: its B,
+    its segment of the columns where it shares the launch with others, the blocks by which it is scaled, and
+    the line of the program. Then why it shares no launch, if others of its A could."""
     lines = [
         f"{accumulator.name} of {product.label}"
         + (f", its {accumulator.width} of the launch's columns" if accumulator.width else "")
@@ -122,7 +122,7 @@ def accumulator_lines(region: Region) -> list[str]:
         + (f", at {product.where}" if product.where else "")
         for accumulator, product in zip(region.spec.accumulators, region.products, strict=True)
     ]
-    return [*lines, region.unshared] if region.unshared else lines
+    return [line for line in (region.rung, *lines, region.unshared) if line]
 
 
 def _blocks(accumulator: Accumulator) -> str:
@@ -182,7 +182,7 @@ def _region(region: Region, title: str) -> RenderableType:
         f"{kernel.entry}:",
         f"{region.arch}, tile {config.name}:",
         config.words,
-        *accumulator_lines(region),
+        *kernel_lines(region),
     ]
     operands = light_table(*OPERANDS)
     for index, row in enumerate(operand_rows(region)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from unittest import mock
 
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -33,6 +34,28 @@ NAMES |= {
 }
 
 
+OTHER_SIZES = {
+    "rowwise_few_rows_sm90a.py": ("rowwise", "sm_90a", Problem(16, 1024, 8192), "register_hoist"),
+    "addmm_relu_few_rows_sm80.py": ("addmm_relu", "sm_80", Problem(16, 1024, 16384), "SplitGemm"),
+    "addmm_relu_long_k_sm90a.py": ("addmm_relu", "sm_90a", Problem(128, 896, 31456), "SplitGemm"),
+    "rowwise_large_sm100a.py": (
+        "rowwise",
+        "sm_100a",
+        Problem(8192, 8192, 1024),
+        "unrolled=True, column_groups=2",
+    ),
+    "bias_gelu_residual_short_k_sm100a.py": (
+        "bias_gelu_residual",
+        "sm_100a",
+        Problem(4096, 4096, 1024),
+        "column_groups=2",
+    ),
+}
+"""Modules of other sizes, by file, and what each is there to show: without ping-pong, as where K is split,
+sm_90a hoists rowvecs; on sm_100a two warpgroups share the epilogue of wide tiles, and hoist rowvecs there,
+and that of chains which take longer than the MMA. Sums of parts of K go through memory where there are no
+clusters, and on sm_90a where K has more parts than a cluster has CTAs."""
+
 LARGE = Problem(4096, 4096, 4096)
 
 
@@ -52,3 +75,11 @@ def the_region(name: str, arch: str, problem: Problem = LARGE) -> Region:
 
 def file_name(name: str, arch: str) -> str:
     return f"{name}_{arch.replace('_', '')}.py"
+
+
+def every_region() -> Iterator[Region]:
+    """The regions of all golden modules."""
+    for arch, names in NAMES.items():
+        yield from (the_region(name, arch) for name in names)
+    for name, arch, problem, _ in OTHER_SIZES.values():
+        yield the_region(name, arch, problem)

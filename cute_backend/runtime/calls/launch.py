@@ -314,7 +314,6 @@ class Launcher:
             raise outcome
         if isinstance(outcome, (BuildError, UnavailableError)):
             self._kernels[kernel.plan] = None
-            count("builds_failed")
             warn_once(("failed", str(outcome)), f"cute_backend: {outcome}")
         else:
             if planned.finishes_rows:

@@ -3,7 +3,7 @@
 The compiler alone knows whether a thread has registers enough. So a kernel is compiled, and if its threads
 spill, the next of its rungs is (`planning.rungs`). The first rung that spills nothing runs. If all spill, the
 one that spills least runs, and is counted and named, since a replay of the epilogue would be far slower. What
-a rung spilled is known from then on: a cache has it, or a pack.
+a rung spilled is known from then on: a cache has it, or a pack. For shared epilogues a table has it, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from cute_backend.runtime.disk.cache import caches
 from cute_backend.runtime.disk.pack import packs
 from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.kernels.verdicts import shipped_verdict
 
 _failed: set[Kernel] = set()
 """The kernels that this process could not compile."""
@@ -34,11 +35,15 @@ class Obtained:
 
 
 def spill_bytes(kernel: Kernel) -> int | None:
-    """The bytes that each thread of a kernel spills, as a pack or a cache has them; None if neither has."""
+    """The bytes that each thread of a kernel spills, as a pack, a cache or the table of shipped verdicts has
+    them; None if none of these has."""
     found = chain(
         (pack.spill_bytes(kernel) for pack in packs()), (cache.spill_bytes(kernel) for cache in caches())
     )
-    return next((each for each in found if each is not None), None)
+    known = next((each for each in found if each is not None), None)
+    if known is None and kernel.edited is None and (verdict := shipped_verdict(kernel.plan)) is not None:
+        return verdict.spill_bytes
+    return known
 
 
 def ladder_of(kernel: Kernel) -> Iterator[Kernel]:
@@ -77,6 +82,8 @@ def obtain_standing(kernels: Iterable[Kernel]) -> dict[Kernel, Obtained]:
     while missing := [rung for rung in dict.fromkeys(map(standing, asked)) if rung not in outcomes]:
         outcomes |= obtain(missing)
         _failed.update(rung for rung in missing if isinstance(outcomes[rung], BuildError))
+        if failed := sum(isinstance(outcomes[rung], Exception) for rung in missing):
+            count("builds_failed", failed)
     found = {kernel: Obtained(rung := standing(kernel), outcomes[rung]) for kernel in asked}
     for kernel, each in found.items():
         if not isinstance(each.outcome, Exception):
@@ -91,7 +98,6 @@ def _tell(kernel: Kernel, rung: Kernel, outcomes: Mapping[Kernel, Outcome]) -> N
         count("lower_rungs")
     for each in takewhile(rung.__ne__, ladder_of(kernel)):
         if isinstance(error := outcomes.get(each), BuildError):
-            count("builds_failed")
             message = f"cute_backend: {error}; tile {rung.plan.tile.name} runs in its place."
             warn_once(("failed", str(error)), message)
     if spilled := spill_bytes(rung):
