@@ -7,14 +7,16 @@ machine that they were measured on.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from cute_backend.planning.registers import long_ops
 from cute_backend.planning.shared_memory import SumScales, plane_bits
 from cute_backend.planning.targets import Arch, Cut, TileTime
 from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
 from cute_backend.planning.transposing import multiplied
-from cute_backend.spec import EpilogueSpec, Major, ProductKind, Scaling
+from cute_backend.spec import Axis, EpilogueSpec, Major, ProductKind, Scaling
 
 _OVERLAP = 8
 """The exponent of the norm that combines the time of the tiles with the time of memory. The two overlap, and
@@ -55,6 +57,28 @@ BLOCKS_US = 0.023
 9.7 us in 256 x 128 and 11.7 in 128 x 256, to four waves, and 0.6 to 2.8 in 128 x 128 under ping-pong
 (H100)."""
 
+TRANSPOSED_ROWS = 1.25
+"""How many times as long a k tile takes in a transposed tile if rows are reduced, which lie along the columns
+of its MMA. With each row's largest element, transposed tiles took 1.13 to 1.38 times as long as predicted
+without this constant, and others 0.90 to 1.14 times, as medians of 40 drawn problems in bf16 (seed 53, H200,
+benchmarks/findings/tiles.md)."""
+
+UNTIMED_ERROR = 0.06
+"""The relative error of the time of a tile that was not timed, beside that of its nearest neighbour. With the
+times of their neighbours, the errors of 102 timed tiles are 0.11, and with their own 0.06."""
+
+UNSCALED_ERROR = 0.2
+"""The relative error of the time of a tile that was not timed with scales of blocks, if sums are scaled. With
+0.2, the chosen tile takes 1.017 times as long as the fastest for 146 problems of an H100 and an H200, with
+0.11, 1.018 (benchmarks/results/*-block-scaled-{tiles,epilogues}.csv)."""
+
+DRAWING = 1.05
+"""How many times as long a k tile takes in a tile of 128 rows under ping-pong if noise is drawn: the tokens
+of 256 rows took 525 and 579 us under ping-pong, and 498 without (H200, benchmarks/findings/limits.md)."""
+
+SMALL_GROUPS = range(65, 193)
+"""The mean numbers of rows in a group for which `Timing.in_small_groups` was measured."""
+
 _L2_LINE = 128
 """Bytes of a line of L2."""
 
@@ -67,7 +91,7 @@ class Work(NamedTuple):
     busy: Any
     """Waves of clusters; a partial wave counts as the share of the multiprocessors that it occupies."""
     depth: Any
-    """The depth of a tile: KiB along K."""
+    """The depth of a tile: KiB along K, times `_k_times`."""
     crossing: Any
     """1 if rows of A and B may begin inside an L2 line, so that one row of a TMA box spans two lines; else
     0."""
@@ -78,20 +102,32 @@ class Work(NamedTuple):
     delivered: Any
     """Bytes of A and B that all CTAs together receive from L2. Each CTA receives its own copy of what a
     cluster multicasts. It is 0 for 8-bit operands and for groups, which it was not found to limit."""
+    beside: Any
+    """Microseconds that the constants of a tile leave out: those of epilogues that they were not fitted to,
+    and of a second kernel."""
 
     def microseconds(self, tile: TileTime, beyond_us: Any, bytes_per_us: Any, l2_bytes_per_us: Any) -> Any:
         """Returns the predicted time."""
         tiles = self.waves * (tile.own + (tile.k + self.beyond * beyond_us) * self.depth)
         tiles += self.busy * (tile.busy + self.crossing * tile.crossing) * self.depth
+        tiles *= 1 + (self.waves > 1) * (tile.in_waves - 1)
         longest = tiles**_OVERLAP + (self.moved / bytes_per_us) ** _OVERLAP
         longest += (self.delivered / l2_bytes_per_us) ** _OVERLAP
-        return tile.start + longest ** (1 / _OVERLAP)
+        return tile.start + longest ** (1 / _OVERLAP) + self.beside
 
 
 def cost(
-    config: TileConfig, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int, groups: int | None = None
+    config: TileConfig,
+    spec: EpilogueSpec,
+    m: int,
+    n: int,
+    k: int,
+    sm_count: int,
+    groups: int | None = None,
+    careful: bool = False,
 ) -> float:
-    """Returns the predicted time of a problem on `sm_count` multiprocessors, in microseconds.
+    """Returns the predicted time of a problem on `sm_count` multiprocessors, in microseconds. If `careful`,
+    it is the time if the constants of the tile are too short by their error.
 
     The model counts waves of clusters. A wave that has work for few multiprocessors takes less than a full
     one, and no problem takes less time than its memory traffic. `groups` is the number of groups, of rows or
@@ -101,19 +137,36 @@ def cost(
     if len(spec.segments) > 1:
         columns = config.tile_n * config.cluster_n
         n = columns * sum(-(-acc.width // columns) for acc in spec.accumulators)
-        return max(cost(config, segment, m, n, k, sm_count) for segment in spec.segments)
+        return max(cost(config, segment, m, n, k, sm_count, None, careful) for segment in spec.segments)
     timing = config.target.timing
-    work = work_of(config, spec, m, n, k, sm_count, groups)
     tile = time_of(config.arch, config.cut)
-    if SumScales.of(spec) is not None:
-        lines = spec.product.b_scaling is Scaling.LINE
-        times = (timing.by_lines if lines else timing.by_blocks).get(config.cut, 1.0)
-        tile = tile._replace(k=times * tile.k, busy=times * tile.busy)
-    shared = config.sums_in_memory and config.multicasts
-    bytes_per_us = timing.bytes_per_us * (PARTS_SHARE if shared else 1.0)
-    us = float(work.microseconds(tile, timing.beyond_us, bytes_per_us, timing.l2_bytes_per_us))
-    us += (work.waves - 1) * _exposed_us(config, spec)
-    return us + (_sums_us(config, m, n) if config.sums_in_memory else 0.0)
+    if careful:
+        scaled = _scaled_times(config, spec)
+        tile = tile.longer(tile.error if not scaled else UNSCALED_ERROR * (config.cut not in scaled))
+    work = work_of(config, spec, m, n, k, sm_count, groups)
+    return float(work.microseconds(tile, timing.beyond_us, timing.bytes_per_us, timing.l2_bytes_per_us))
+
+
+def _scaled_times(config: TileConfig, spec: EpilogueSpec) -> Mapping[Cut, float]:
+    """Returns how many times as long the k tiles of each timed tile take if sums are scaled by blocks; none
+    if they are not."""
+    if SumScales.of(spec) is None:
+        return {}
+    timing = config.target.timing
+    return timing.by_lines if spec.product.b_scaling is Scaling.LINE else timing.by_blocks
+
+
+def _k_times(config: TileConfig, spec: EpilogueSpec, m: int, groups: int | None) -> float:
+    """Returns how many times as long a k tile takes as the constants of its tile say."""
+    if config.transposed and any(store.reduce.axis is Axis.ROW for store in spec.reductions if store.reduce):
+        return TRANSPOSED_ROWS
+    if scaled := _scaled_times(config, spec):
+        return scaled[nearest(scaled, config.cut)]
+    if config.pingpong and config.cta_rows > 64 and long_ops(spec):
+        return DRAWING
+    if spec.product.kind is ProductKind.GROUPED and groups and -(-m // groups) in SMALL_GROUPS:
+        return config.target.timing.in_small_groups.get(config.cut, 1.0)
+    return 1.0
 
 
 def _exposed_us(config: TileConfig, spec: EpilogueSpec) -> float:
@@ -152,6 +205,8 @@ def work_of(
     The sizes of groups are not known before a launch, so the model assumes a random split with the known
     mean. The rows beyond the end of a group belong to the next group and cost no more than other rows.
     """
+    times = _k_times(config, spec, m, groups)
+    second_us = _sums_us(config, m, n) if config.sums_in_memory else 0.0
     spec = multiplied(spec, config)
     operand_rows, of_k = m + n * config.products, k
     if spec.product.kind is ProductKind.K_GROUPED:
@@ -174,12 +229,17 @@ def work_of(
     if matrices > 1:
         operand_rows = m + n * config.products * matrices
     moved = operand_rows * of_k * spec.product.a_dtype.bits // 8 + m * n * plane_bits(spec) / 8
+    if config.sums_in_memory and config.multicasts:
+        moved /= PARTS_SHARE
     crossing = float(k_bytes % _L2_LINE != 0 and spec.product.b_major is Major.K)
     ctas = parts * cluster_rows * -(-n // columns) * config.cluster_size
     delivered = ctas * depth * 1024 / TILE_K_BYTES * config.ab_stage_bytes
     if spec.product.a_dtype.bits < 16 or spec.product.kind.has_offsets:
         delivered = 0.0
-    return Work(full + 1, full + (last + 1) / in_flight, depth, crossing, beyond, moved, delivered)
+    depth *= times
+    busy = full + (last + 1) / in_flight
+    beside = full * _exposed_us(config, spec) + second_us
+    return Work(full + 1, busy, depth, crossing, beyond, moved, delivered, beside)
 
 
 def _cluster_rows(rows: int, m: int, groups: int) -> int:
@@ -194,19 +254,26 @@ def _cluster_rows(rows: int, m: int, groups: int) -> int:
 
 @cache
 def time_of(arch: Arch, cut: Cut) -> TileTime:
-    """Returns the time of a tile. For a tile that was not measured, this is the time of the most similar
-    measured tile, scaled by the ratio of their areas."""
-    measured = arch.target.timing.tiles
-    if cut in measured:
-        return measured[cut]
+    """Returns the time of a tile. For a tile that was not timed, this is the time of the nearest tile that
+    was, scaled by the ratio of their areas, with the error of that tile and `UNTIMED_ERROR`. The errors of a
+    target of which no tile was timed are 0."""
+    timed = arch.target.timing.tiles
+    if cut in timed:
+        return timed[cut]
+    near = nearest(timed, cut)
+    time = timed[near].of_area(cut.cta_rows * cut.mma_n / (near.cta_rows * near.mma_n))
+    known = time.error == 0 or near._replace(subtile_n=cut.subtile_n) == cut
+    return time if known else time._replace(error=time.error + UNTIMED_ERROR)
+
+
+def nearest(timed: Collection[Cut], cut: Cut) -> Cut:
+    """Returns the timed tile that is most like `cut`: of those with as many parts of K, ping-pong and a
+    transposed product alike, the one with the nearest numbers of rows and columns, by their logarithms."""
 
     def unlike(other: Cut) -> tuple[float, ...]:
-        ratio = abs(math.log2(cut.cta_rows * cut.mma_n / (other.cta_rows * other.mma_n)))
-        kind = (other.split_k != cut.split_k, other.pingpong != cut.pingpong)
+        kind = [getattr(other, name) != getattr(cut, name) for name in ("split_k", "pingpong", "transposed")]
+        size = math.log2(cut.cta_rows / other.cta_rows), math.log2(cut.mma_n / other.mma_n)
         clusters = abs(other.cluster_m - cut.cluster_m) + abs(other.cluster_n - cut.cluster_n)
-        return (round(ratio, 3), *kind, clusters, abs(other.subtile_n - cut.subtile_n))
+        return (*kind, round(sum(map(abs, size)), 3), clusters, abs(other.subtile_n - cut.subtile_n))
 
-    alike = min(measured, key=unlike)
-    area = cut.cta_rows * cut.mma_n / (alike.cta_rows * alike.mma_n)
-    time = measured[alike]
-    return TileTime(time.start, *(part * area for part in time[1:]))
+    return min(timed, key=unlike)

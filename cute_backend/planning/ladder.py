@@ -85,7 +85,7 @@ def _next_smaller(spec: EpilogueSpec, config: TileConfig) -> TileConfig | None:
     smaller += [shape._replace(pingpong=False)] if config.pingpong else []
     smaller += [shape._replace(tile_m=rows)] if rows % (config.block_m * config.ctas) == 0 else []
     smaller.append(fewer)
-    narrowest = min(each.tile_n for each in config.target.tiles.shipped)
+    narrowest = min(each.tile_n for each in config.target.tiles.all)
     smaller = [each for each in smaller if each.tile_n >= narrowest]
     found = (tile for each in smaller for tile in _suited(spec, config, each))
     able = (each for each in found if _accumulators(each) < _accumulators(config))

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from cute_backend.planning.cost import cost, work_of
+from cute_backend.planning.cost import cost
 from cute_backend.planning.halving import can_halve, halving
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import NARROW_SUBTILE_N, leaves_registers, long_ops
-from cute_backend.planning.rules import MAX_BLOCK, subtiled, suited, with_half_subtiles
+from cute_backend.planning.rules import MAX_BLOCK, WHOLE_VISITS, subtiled, suited, with_half_subtiles
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.shallow import shallowed
 from cute_backend.planning.shared_memory import SumScales, can_be_shallow, has_planes, holds_planes
-from cute_backend.planning.targets import Arch, Shape
+from cute_backend.planning.targets import Arch, Kind, Shape, Target
+from cute_backend.planning.targets.target import MAX_TILES
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import (
@@ -24,7 +25,6 @@ from cute_backend.spec import (
     HEAD_COLUMNS,
     ROTATE_FIRST,
     ROTATE_HALF,
-    Axis,
     BColumns,
     Const,
     EpilogueSpec,
@@ -43,7 +43,6 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """
     if len(spec.segments) > 1:
         return _of_segments(arch, spec, table)
-    alone = arch.target.tiles.alone
     found = _serving(arch, spec)
     if not found and spec.rotated_columns and spec.b_columns is not BColumns.APART:
         raise ValueError(
@@ -61,8 +60,8 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
             f"no tile of {arch.value} holds blocks of {spec.block_columns} columns whole; "
             f"supported block sizes: {sizes or 'none'}"
         )
-    if alone is not None and found[-1].cluster_size > 1:
-        found += suited(arch, (alone,), spec)
+    if found[-1].cluster_size > 1:
+        found += _smallest_alone(arch, spec)
     *larger, smallest = found
     return *(each for each in larger if _is_listed(each, spec)), smallest
 
@@ -85,19 +84,13 @@ def _of_segments(
 
     def of_blocks(segment: EpilogueSpec) -> Iterable[TileConfig]:
         """Lists the tiles for blocks of other segments, too, with one warpgroup or two for the epilogue."""
-        tiles = arch.target.tiles
-        listed = (*tiles.shipped, *tiles.sized, *tiles.blocks, *tiles.whole_blocks)
-        further = suited(arch, listed, segment)
+        whole = (shape for shape in arch.target.tiles.all if shape.split_k == 1)
+        further = suited(arch, whole, segment)
         further += tuple(replace(config, column_groups=1) for config in further)
         fitting = (config for config in further if _fits(config, segment))
         return *of_one(segment), *fitting
 
-    def of_packed(segment: EpilogueSpec) -> Iterable[TileConfig]:
-        return (each for each in suited(arch, arch.target.tiles.packed, segment) if _fits(each, segment))
-
     found = serving_all(spec, of_one) or serving_all(spec, of_blocks)
-    if spec.product.b_block:
-        found = tuple(dict.fromkeys((*found, *serving_all(spec, of_packed))))
     if not found:
         raise ValueError(f"no tile of {arch.value} serves these {len(spec.segments)} products in one launch")
     return found
@@ -147,65 +140,72 @@ def _resized(spec: EpilogueSpec, columns: int) -> EpilogueSpec:
 
 
 def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """Returns the shipped tiles that can serve a spec. If none of them holds the blocks that it reduces, or
-    rotates its blocks, returns further tiles of the target that do: those that are one visit, unless blocks
-    are rotated, or planes are read ahead of passes, or not at all."""
-    found = suited(arch, _shipped(arch, spec), spec)
+    """Returns the shipped tiles that can serve a spec: those of its kind or, if none of these holds its
+    blocks, those for blocks. A spec that reads planes but tables gets only those that are one visit
+    (`WHOLE_VISITS`), unless blocks are rotated or planes are read ahead of passes."""
+    shipped = arch.target.tiles.shipped
+    found = suited(arch, shipped.get(_kind_of(arch, spec), shipped[Kind.PLANES]), spec)
     if found:
         return found
-    tiles = arch.target.tiles
-
-    def able(shapes: tuple[Shape, ...]) -> tuple[TileConfig, ...]:
-        return tuple(each for each in suited(arch, shapes, spec) if leaves_registers(each, spec))
-
-    further: tuple[TileConfig, ...] = ()
-    if all(load.is_table for load in spec.loads_of(LoadKind.EXACT)) or spec.rotates or spec.kept:
-        further = able(tiles.sized) or able(tiles.blocks)
-    return further or able(tiles.whole_blocks)
+    blocks = shipped.get(Kind.BLOCKS, ())
+    tables = all(load.is_table for load in spec.loads_of(LoadKind.EXACT))
+    if not (tables or spec.rotates or spec.kept):
+        blocks = tuple(shape for shape in blocks if shape.tile_n in WHOLE_VISITS)
+    return tuple(each for each in suited(arch, blocks, spec) if leaves_registers(each, spec))[:MAX_TILES]
 
 
-def _shipped(arch: Arch, spec: EpilogueSpec) -> tuple[Shape, ...]:
-    """The tiles that a target ships for the kind of a spec."""
-    target = arch.target
+def _smallest_alone(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
+    """The smallest further tile that serves a spec and is in no cluster, of which no CTA lacks rows."""
+    alone = [shape for shape in arch.target.tiles.further if shape[2:5] == (1, 1, 1) and shape.split_k == 1]
+    able = suited(arch, sorted(alone, key=lambda shape: shape.tile_m * shape.tile_n), spec)
+    return tuple(config for config in able if leaves_registers(config, spec))[:1]
+
+
+def _kind_of(arch: Arch, spec: EpilogueSpec) -> Kind:
+    """The kind of a spec, by which it has tiles if its sizes are unknown."""
     if spec.product.a_scaling.by_mma:
-        return target.tiles.scaled
-    if target.promotes and not spec.product.fast_accum:
-        return target.tiles.promoted
-    return target.tiles.shipped if has_planes(spec) else target.tiles.reduced or target.tiles.shipped
+        return Kind.SCALED
+    if arch.target.promotes and not spec.product.fast_accum:
+        return Kind.PROMOTED
+    return Kind.PLANES if has_planes(spec) else Kind.REDUCED
 
 
+@lru_cache(maxsize=512)
 def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """The tiles that the heuristic chooses from when sizes are known: those of the table, the further tiles
     of the target, and the smallest tile of the table with split-K, if the target supports it. The smallest
     tile that holds blocks may be one of ping-pong, which has no split-K: it is then split without.
 
-    For a batched product it is the table alone, because the number of products is not known.
+    For a batched product it is the table alone, because the number of products is not known. Of a spec
+    without planes, and of sums that are promoted without scales, only the smallest is split in addition, as
+    the cost model was fitted to neither.
     """
     if len(spec.segments) > 1:
         return _of_segments(arch, spec, offered)
     tiles, shipped = arch.target.tiles, table(arch, spec)
     if spec.product.kind is ProductKind.BATCHED:
         return shipped
-    pairs = tiles.pairs if len(spec.accumulators) > 1 else ()
-    clusters = tiles.large_clusters if spec.product.kind is ProductKind.DENSE else ()
-    sized = (*tiles.sized, *tiles.middle, *clusters, *pairs) if _shipped(arch, spec) is tiles.shipped else ()
-    if SumScales.of(spec) is not None:
-        sized = tiles.sized_by_blocks
-    further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
-    # Where accumulators are in tensor memory, each pass would read the sums of other CTAs again.
-    again = spec.pass_columns > NARROW_SUBTILE_N and not arch.target.accumulators.in_registers
-    splits = tiles.splits if _can_split(arch, spec) and not again else ()
-    alone = [config for config in shipped[-1:] if not config.multicasts]
-    if spec.pass_columns:
-        alone = [replace(config, pingpong=False) for config in alone]
-    parted = _parted(arch, spec, tiles.parted, tiles.parts)
-    shared = _parted(arch, spec, tiles.parted_clusters, tiles.tried_splits)
-    return tuple(dict.fromkeys((*shipped, *further, *_split(alone, splits), *parted, *shared)))
+    kind = _kind_of(arch, spec)
+    unfitted = kind is Kind.REDUCED or (kind is Kind.PROMOTED and SumScales.of(spec) is None)
+    listed = () if unfitted else tiles.further
+    further = (config for config in suited(arch, listed, spec) if _fits(config, spec))
+    smallest = replace(shipped[-1], pingpong=shipped[-1].pingpong and not spec.pass_columns)
+    # Where there are clusters, their CTAs add up the sums.
+    parts = (each for each in _in_parts(smallest) if not (each.sums_in_memory and arch.target.clusters))
+    found = dict.fromkeys((*shipped, *further, *parts))
+    return tuple(config for config in found if config.split_k == 1 or _can_split(config, spec))
+
+
+def _in_parts(config: TileConfig) -> Iterator[TileConfig]:
+    """Yields a tile with each split-K that it can have."""
+    if config.splittable:
+        yield from (replace(config, split_k=parts) for parts in config.target.tiles.splits)
 
 
 def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether a tile outside the table leaves the epilogue enough registers and shared memory."""
-    spec = multiplied(spec, config)
+    """Whether a tile outside the table leaves the epilogue enough registers and shared memory, or that of the
+    kernel that runs the epilogue."""
+    spec, config = multiplied(spec, config), config.summing
     return holds_planes(config, spec) and _leaves_registers(config, spec)
 
 
@@ -219,17 +219,31 @@ def _leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     return narrower is not None and leaves_registers(narrower, spec)
 
 
-def _can_split(arch: Arch, spec: EpilogueSpec) -> bool:
-    """Whether K may be split. It may not for groups, whose tiles or k tiles are only counted on the device,
-    nor for scales that the MMA applies, nor if a value is kept in tensor memory, to which each read adds the
-    sums of other CTAs."""
+def _can_split(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether a tile may have split-K. It may not for groups, whose tiles or k tiles are only counted on
+    the device, nor for scales that the MMA applies, nor if a value is kept in tensor memory, to which each
+    read adds the sums of other CTAs.
+
+    Sums may go through memory only if `_can_leave_sums`. Where there are clusters, the second kernel does not
+    use TMA, which a repeating operand with blocks needs, and its tile has to be the same however planes are
+    aligned.
+    """
     if spec.product.kind.has_offsets or spec.product.a_scaling.by_mma:
         return False
-    if spec.kept and not arch.target.accumulators.in_registers:
+    in_registers = config.target.accumulators.in_registers
+    # Where accumulators are in tensor memory, each pass would read the sums of other CTAs again.
+    if (spec.kept or spec.pass_columns > NARROW_SUBTILE_N) and not in_registers:
         return False
-    if arch.target.clusters:
+    if not config.sums_in_memory:
         return True
-    return len(spec.accumulators) == 1 and _can_leave_sums(spec) and not spec.reductions
+    if not _can_leave_sums(spec):
+        return False
+    if not config.target.clusters:
+        return len(spec.accumulators) == 1 and not spec.reductions
+    tables = any(load.is_table and load.blocks is not None for load in spec.loads_of(LoadKind.EXACT))
+    by_tma, plain = (subtiled(spec, config, alignment).summing for alignment in Alignment)
+    same = by_tma == config.summing and (plain.tile_m, plain.tile_n) == (by_tma.tile_m, by_tma.tile_n)
+    return same and not tables and _kind_of(config.arch, spec) is Kind.PLANES
 
 
 def _can_leave_sums(spec: EpilogueSpec) -> bool:
@@ -242,27 +256,6 @@ def _can_leave_sums(spec: EpilogueSpec) -> bool:
         and spec.block_columns == 1
         and not long_ops(spec)
     )
-
-
-def _parted(
-    arch: Arch, spec: EpilogueSpec, shapes: Iterable[Shape], parts: Iterable[int]
-) -> Iterator[TileConfig]:
-    """Yields the tiles of some shapes whose CTAs leave the sums of parts of K in memory although the target
-    has clusters. Their second kernel does not use TMA, which a repeating operand with blocks needs."""
-    tiles = arch.target.tiles
-    tables = any(load.is_table and load.blocks is not None for load in spec.loads_of(LoadKind.EXACT))
-    if tiles.parts and not tables and _shipped(arch, spec) is tiles.shipped and _can_leave_sums(spec):
-        for config in _split(suited(arch, shapes, spec), parts):
-            by_tma, plain = (subtiled(spec, config, alignment).summing for alignment in Alignment)
-            if by_tma == config.summing and (plain.tile_m, plain.tile_n) == (by_tma.tile_m, by_tma.tile_n):
-                yield config
-
-
-def _split(configs: Iterable[TileConfig], parts: Iterable[int]) -> Iterator[TileConfig]:
-    """Yields split-K variants of the configurations that can have it."""
-    for config in configs:
-        if config.splittable:
-            yield from (replace(config, split_k=each) for each in parts)
 
 
 def choose(
@@ -284,8 +277,6 @@ def choose(
     hides that (`hoisting`). Planes get more of the shared memory if K is short (`shallowed`), unless `of`
     lists the tiles.
     """
-    if of is None and (small := _for_small_groups(arch, spec, m, groups)) is not None:
-        return small
     able = offered(arch, spec) if of is None else of(arch, spec)
     best = fastest(able, spec, m, n, k, sm_count, groups)
     if len(spec.segments) > 1:
@@ -304,74 +295,16 @@ def fastest(
     groups: int | None = None,
 ) -> TileConfig:
     """Returns the configuration among `able`, which must not be empty, that is predicted to be the fastest
-    for a problem; of equals, the first."""
-
-    def time(config: TileConfig) -> tuple[bool, float]:
-        tiles = config.target.tiles
-        untimed = m > tiles.middle_rows and config in _listed(config.arch, spec, tiles.middle)
-        margin = _UNTIMED_MARGIN if untimed else 1.0
-        waved = False
-        if config in _listed(config.arch, spec, tiles.large_clusters):
-            margin = _LARGE_CLUSTER_MARGIN
-            waved = work_of(config, spec, m, n, k, sm_count, groups).waves > 1
-        if config.products > 1 and config.tile_n % NARROW_SUBTILE_N:
-            margin = _NARROW_PAIR_MARGIN
-        slow = waved or (config.transposed and (untimed or _reduces_rows(spec)))
-        return slow, margin * cost(config, spec, m, n, k, sm_count, groups)
-
-    return min(able, key=time)
+    for a problem; of equals, the first. A tile whose time is not well known has to gain more than the model
+    may be wrong about it."""
+    return min(able, key=lambda config: cost(config, spec, m, n, k, sm_count, groups, careful=True))
 
 
-def _reduces_rows(spec: EpilogueSpec) -> bool:
-    """Whether a spec reduces rows. With each row's largest element, transposed tiles took 1.13 to 1.38 times
-    as long as the cost model predicts, and others 0.90 to 1.14 times, as medians of 40 drawn problems in bf16
-    (seed 53, H200, benchmarks/findings/tiles.md)."""
-    return any(store.reduce is not None and store.reduce.axis is Axis.ROW for store in spec.reductions)
+_CLUSTERS = ((2, 1), (1, 1), (1, 2))
+"""The clusters that tuning tries, where there are clusters: `cluster_m` and `cluster_n`."""
 
-
-_SMALL_GROUPS = range(65, 193)
-"""The mean numbers of rows in a group for which a target's tile for small groups was fastest."""
-
-
-def _for_small_groups(arch: Arch, spec: EpilogueSpec, m: int, groups: int | None) -> TileConfig | None:
-    """Returns the tile for products with rows in small groups, or None if this is no such problem or the tile
-    can't serve it."""
-    shape = arch.target.tiles.small_groups
-    if shape is None or spec.product.kind is not ProductKind.GROUPED or not groups:
-        return None
-    if -(-m // groups) not in _SMALL_GROUPS:
-        return None
-    return next((each for each in suited(arch, (shape,), spec) if _fits(each, spec)), None)
-
-
-_UNTIMED_MARGIN = 1.08
-"""The predicted speed-up that a tile needs if it was only timed for fewer rows. With a margin of 1.05, and
-before the model counted what CTAs receive from L2, the chosen tile took 1.032 (fp8) and 1.019 (bf16) times
-as long as the fastest for 86 problems of more rows; without these tiles, 1.036 and 1.025 times. Without a
-margin, the model would also choose them for large squares, where it predicts gains of up to 4 percent: 4103
-x 26176 x 14976 took 2.4 percent longer in fp8 on an H200 (benchmarks/findings/tiles.md). Transposed tiles
-are left out: of the four that the model would choose there, one was more than 2 percent faster."""
-
-
-_NARROW_PAIR_MARGIN = 1.05
-"""The predicted speed-up that a pair needs in tiles of 112 columns of each product. Where they are few, these
-tiles took down to 0.73 times as long as others, but large pairs took 1.01 (bf16) and 1.06 (fp8) times as
-long, as geometric means, where gains of up to 4.9 percent were predicted (H100,
-benchmarks/findings/tiles.md)."""
-
-
-_LARGE_CLUSTER_MARGIN = 1.08
-"""The predicted speed-up that a tile of a large cluster needs. It also needs to have no second wave, in
-which fewer multiprocessors than with small clusters would work. For 92 drawn problems, the chosen tile took
-0.956 times as long as without these tiles, 0.963 times without a margin and 0.962 times with 1.1 (H100,
-benchmarks/findings/tiles.md)."""
-
-
-@lru_cache(maxsize=256)
-def _listed(arch: Arch, spec: EpilogueSpec, shapes: tuple[Shape, ...]) -> frozenset[TileConfig]:
-    """The tiles of a list as they serve a spec."""
-    return frozenset(config for segment in spec.segments for config in suited(arch, shapes, segment))
-
+_OCCUPANCIES = (1, 2)
+"""The numbers of CTAs on a multiprocessor that tuning tries, where there are no clusters."""
 
 _RASTERS = (8, 4, 16)
 
@@ -455,6 +388,7 @@ def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
     return found
 
 
+@lru_cache(maxsize=64)
 def clustered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """Every tile and cluster that may serve a spec, in the default raster."""
     return tuple(config for config in tunable(arch, spec) if config.raster_m == config.usual_raster)
@@ -464,19 +398,11 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """Returns every configuration that may serve a spec: those offered, and all others that fit it."""
     if len(spec.segments) > 1:
         return _of_segments(arch, spec, tunable)
-    tiles = arch.target.tiles
-    tried = suited(arch, tiles.tried, spec)
-    found = [
-        replace(config, cluster_m=max(cluster_m, config.ctas), cluster_n=cluster_n, raster_m=raster_m)
-        for raster_m in _RASTERS
-        for cluster_m, cluster_n in tiles.clusters
-        for config in tried
-        if config.ctas == 1 or cluster_n == 1
-    ]
-    if _can_split(arch, spec):
-        found += _split(tried, tiles.tried_splits)
+    whole = suited(arch, dict.fromkeys(_varied(arch.target)), spec)
+    found = [replace(config, raster_m=raster_m) for raster_m in _RASTERS for config in whole]
+    parted = (each for config in whole for each in _in_parts(config))
+    found += (config for config in parted if _can_split(config, spec))
     fitting = [*offered(arch, spec), *(config for config in found if _fits(config, spec))]
-    fitting += _parted(arch, spec, tiles.tried_parted, (*tiles.tried_splits, *tiles.parts))
     fitting += [replace(config, column_groups=2) for config in fitting if can_halve(config, spec)]
     alone = (replace(config, column_groups=1) for config in fitting if config.column_groups > 1)
     fitting += [config for config in alone if leaves_registers(config, spec)]
@@ -484,3 +410,16 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     shallow = (config for config in fitting if can_be_shallow(config, multiplied(spec, config)))
     fitting += [replace(config, shallow=True) for config in shallow]
     return tuple(dict.fromkeys(fitting))
+
+
+def _varied(target: Target) -> Iterator[Shape]:
+    """Yields the tiles of a target in every cluster or, where there are no clusters, in every occupancy."""
+    for shape in target.tiles.all:
+        if target.clusters:
+            for cluster_m, cluster_n in _CLUSTERS:
+                if shape.ctas == 1 or cluster_n == 1:
+                    yield shape._replace(cluster_m=max(cluster_m, shape.ctas), cluster_n=cluster_n, split_k=1)
+        else:
+            several = shape.tile_m <= target.accumulators.block_m * target.accumulators.group_blocks
+            for occupancy in _OCCUPANCIES if several else (1,):
+                yield shape._replace(occupancy=occupancy, split_k=1)

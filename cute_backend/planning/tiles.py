@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from cute_backend.planning.targets import Arch, Cut, Target
-from cute_backend.planning.targets.target import WARPGROUP
+from cute_backend.planning.targets.target import CLUSTER_PARTS, WARPGROUP
 from cute_backend.spec import BColumns, DType, ProductKind
 
 SMEM_RESERVE = 1024 + 512
@@ -34,9 +34,6 @@ stores."""
 CTA_SMEM_BYTES = 1024
 """Bytes of shared memory that the system reserves for each CTA (CUDA C++ Programming Guide,
 Table 27)."""
-
-CLUSTER_PARTS = (1, 2, 3, 4)
-"""The values of split-K for which the CTAs of a tile are a cluster, where there are clusters."""
 
 SPLITS = (*CLUSTER_PARTS, 6, 8, 12, 16)
 """The values of split-K."""
@@ -192,7 +189,7 @@ class TileConfig:
             )
         if self.split_k > 1 and not self.splittable:
             able = [arch.value for arch in Arch if arch.target.tiles.splits]
-            sharing = [arch.value for arch in Arch if arch.target.tiles.parts]
+            sharing = [arch.value for arch in Arch if arch.target.splits_clusters]
             raise ValueError(
                 f"tile {self.name} of {self.arch.value} has K in {self.split_k} parts, which one of "
                 f"{' or '.join(able)} can have without ping-pong and, except on {' or '.join(sharing)}, "
@@ -207,8 +204,8 @@ class TileConfig:
     @property
     def splittable(self) -> bool:
         """Whether CTAs may share it by split-K."""
-        tiles = self.target.tiles
-        return bool(tiles.splits) and not self.pingpong and (not self.multicasts or bool(tiles.parts))
+        alone = not self.multicasts or self.target.splits_clusters
+        return bool(self.target.tiles.splits) and not self.pingpong and alone
 
     @property
     def multicasts(self) -> bool:

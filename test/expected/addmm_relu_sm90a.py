@@ -2,9 +2,9 @@
 
     bias  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
 
-cute_mm_bias_relu_128x256_cee3a630:
-sm_90a, tile 128x256_1x2, planes aligned to 16 bytes:
-128 by 256, clusters of 1 by 2, subtiles of 32 columns, raster 16.
+cute_mm_bias_relu_128x256_426dd92b:
+sm_90a, tile 128x256_2x1, planes aligned to 16 bytes:
+128 by 256, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -52,7 +52,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_n=2, raster_m=16), Stages(ab=4, store=4))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_m=2), Stages(ab=4, store=4))
 
 
 @cute.jit

@@ -4,9 +4,9 @@
     scale_b  groupvec  f32   group_staged    the tile's columns of its group in shared memory, ahead of the accumulator wait
     colvec0  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
 
-cute_scaled_grouped_mm_scale_64x128_0d32de51:
-sm_90a, tile 64x128_1x1_pingpong, planes aligned to 16 bytes:
-64 by 128, ping-pong, subtiles of 32 columns, raster 8.
+cute_scaled_grouped_mm_scale_64x256_f0ca95ae:
+sm_90a, tile 64x256_1x1_pingpong, planes aligned to 16 bytes:
+64 by 256, ping-pong, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 Rows lie in groups. If the columns of a program's product do, this kernel computes the transposed one:
@@ -70,7 +70,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, pingpong=True), Stages(ab=8, row=2, store=4), kind=ProductKind.GROUPED)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 256, pingpong=True), Stages(ab=5, row=2, store=2), kind=ProductKind.GROUPED)
 
 
 @cute.jit

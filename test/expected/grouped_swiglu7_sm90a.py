@@ -4,9 +4,9 @@
     groupvec0  groupvec  bf16  group_staged    the tile's columns of its group in shared memory, ahead of the accumulator wait
     groupvec1  groupvec  bf16  group_staged    the tile's columns of its group in shared memory, ahead of the accumulator wait
 
-cute_grouped_mm_bias_clamp_swiglu_128x64_03631775:
-sm_90a, tile 128x64x2_1x2_pingpong, planes aligned to 16 bytes:
-2 accumulators of 128 by 64, ping-pong, clusters of 1 by 2, subtiles of 32 columns, raster 16.
+cute_grouped_mm_bias_clamp_swiglu_64x128_2925c13b:
+sm_90a, tile 64x128x2_1x1_pingpong, planes aligned to 16 bytes:
+2 accumulators of 64 by 128, ping-pong, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 Rows lie in groups. If the columns of a program's product do, this kernel computes the transposed one:
@@ -77,7 +77,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_n=2, pingpong=True, raster_m=16, products=2, b_columns=BColumns.INTERLEAVED), Stages(ab=6, row=2, store=4), kind=ProductKind.GROUPED)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, pingpong=True, products=2, b_columns=BColumns.INTERLEAVED), Stages(ab=5, row=2, store=3), kind=ProductKind.GROUPED)
 
 
 @cute.jit

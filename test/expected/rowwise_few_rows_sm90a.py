@@ -3,9 +3,9 @@
     scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     scale_b  rowvec  f32   register_hoist  the columns of a thread, before the accumulator wait
 
-cute_scaled_mm_64x64_09aff504:
-sm_90a, tile 64x64_1x1_split4, planes aligned to 16 bytes:
-64 by 64, split-K of 4, one CTA per part, subtiles of 32 columns, raster 8.
+cute_scaled_mm_64x64_ab51c248:
+sm_90a, tile 64x64_1x1_split3, planes aligned to 16 bytes:
+64 by 64, split-K of 3, one CTA per part, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -55,7 +55,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 64, split_k=4), Stages(ab=12, store=4))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 64, split_k=3), Stages(ab=12, store=4))
 
 
 @cute.jit

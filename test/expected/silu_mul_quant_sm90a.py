@@ -6,9 +6,9 @@
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
     scalar0  scalar  f32   scalar          read once, before the accumulator wait
 
-cute_scaled_mm_silu_mul_quant_128x128_fe2ee988:
-sm_90a, tile 128x128_1x2_pingpong_by64, planes aligned to 16 bytes:
-128 by 128, ping-pong, clusters of 1 by 2, subtiles of 64 columns, raster 16.
+cute_scaled_mm_silu_mul_quant_128x128_d76135a7:
+sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes:
+128 by 128, ping-pong, clusters of 1 by 2, subtiles of 32 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -79,7 +79,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, Float8E4M3FN), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True, raster_m=16), Stages(ab=5, exact=3, row=2, store=2))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16), Stages(ab=5, exact=4, row=2, store=4))
 
 
 @cute.jit

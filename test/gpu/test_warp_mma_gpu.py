@@ -12,6 +12,7 @@ import torch
 
 from cute_backend.bench.elsewhere import built_for
 from cute_backend.planning import Alignment, Arch, offered, plan, unserved
+from cute_backend.planning.targets import Kind
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -29,7 +30,7 @@ SUMS = {ReduceKind.SUM, ReduceKind.MEAN, ReduceKind.LOGSUMEXP}
 
 FEEDS = (Arch.SM80, Arch.SM120A)
 
-TILES = [(arch, tile) for arch in FEEDS for tile in range(len(arch.target.tiles.shipped))]
+TILES = [(arch, tile) for arch in FEEDS for tile in range(len(arch.target.tiles.shipped[Kind.PLANES]))]
 
 LAYOUTS = [(dtype, a, b) for dtype in (DType.BF16, DType.F16) for a in Major for b in Major]
 

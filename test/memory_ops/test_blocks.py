@@ -222,7 +222,8 @@ def test_a_gated_pair_is_quantised_by_blocks_of_128() -> None:
     spec = EpilogueSpec(pair, (), chain, quantised(128).stores)
     a, b, _ = operands(quantised(128), 9, 512, 144)
     halves = [b[0][:, :256], b[0][:, 256:]]
-    (config,) = table(Arch.SM90A, spec)
+    configs = table(Arch.SM90A, spec)
+    config = configs[0]
     results, _ = run_region(spec, a, halves, [], Machine(Arch.SM90A, 1, config, 1))
     gate, up = (a[0].double() @ half.double() for half in halves)
     blocks = (gate * up).view(9, 2, 128)

@@ -14,6 +14,7 @@ from cute_backend.formula import formula
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.schedule import kernel_names
 from cute_backend.planning import Alignment, Arch, TileConfig, choose, offered, plan
+from cute_backend.planning.cost import cost
 from cute_backend.planning.naming import words
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
@@ -195,12 +196,16 @@ def test_ping_pong_hides_rotations_of_all_waves_but_the_last(monkeypatch: pytest
     """With 512 rows, 256 x 128 has one wave, whose epilogue no tile hides."""
     spec = rotated(128, 4096, 1024, 1024)
 
-    def chosen(m: int) -> bool:
-        return choose(Arch.SM90A, spec, m, 6144, 4096, Arch.SM90A.target.sm_count).pingpong
+    able = {config.name: config for config in offered(Arch.SM90A, spec)}
 
-    assert chosen(2048) and chosen(8192) and not chosen(512)
+    def times(m: int) -> list[float]:
+        names = ("256x128_1x2", "128x128_1x2_pingpong")
+        return [cost(able[name], spec, m, 6144, 4096, Arch.SM90A.target.sm_count) for name in names]
+
+    few, many = times(512), times(2048)
+    assert choose(Arch.SM90A, spec, 8192, 6144, 4096, Arch.SM90A.target.sm_count).pingpong
     monkeypatch.setattr("cute_backend.planning.cost.ROTATED_US", 0.0)
-    assert not chosen(2048)
+    assert times(512) == few and times(2048)[1] == many[1] and times(2048)[0] < many[0]
 
 
 def test_the_replay_computes_each_segment_by_itself() -> None:

@@ -9,8 +9,20 @@ from typing import Any
 
 import pytest
 
-from cute_backend.planning import Alignment, Arch, Plan, Target, TileConfig, offered, plan, unserved
-from cute_backend.planning.targets import Accumulators, Shape, sm80, sm89, sm90a, sm100a
+from cute_backend.planning import (
+    Alignment,
+    Arch,
+    Plan,
+    Target,
+    TileConfig,
+    offered,
+    plan,
+    table,
+    tunable,
+    unserved,
+)
+from cute_backend.planning.cost import UNTIMED_ERROR, cost, time_of
+from cute_backend.planning.targets import Accumulators, Kind, Shape, Tiles, sm80, sm89, sm90a, sm100a
 from cute_backend.spec import DType, ProductKind
 from cute_backend.templates.epilogue import Template
 from support.small_specs import exact, rowvec, spec_of
@@ -36,7 +48,7 @@ SIXTEEN_BITS = frozenset((DType.BF16, DType.F16))
         (
             BLACKWELL,
             {"planes_by_tma": False},
-            r"clusters \(\(2, 1\), .* need TMA",
+            "tile 256 x 256 is in clusters of 2 x 1, which need TMA",
         ),
     ],
 )
@@ -49,7 +61,7 @@ def test_facts_that_contradict_are_refused(target: Target, changes: dict[str, An
     ("target", "shapes", "told"),
     [
         (HOPPER, (), "it ships no tile"),
-        (HOPPER, (Shape(64, 64), Shape(128, 128)), "shipped has tiles of .4096, 16384. elements; .* largest"),
+        (HOPPER, (Shape(64, 64), Shape(128, 128)), "planes has tiles of .4096, 16384. elements; .* largest"),
         (HOPPER, (Shape(128, 128),) * 6, "it takes up to 5"),
         (HOPPER, (Shape(96, 64),), "tile 96 x 64 gives each of 1 CTAs 96 rows; it takes blocks of 64"),
         (BLACKWELL, (Shape(128, 128, 2, ctas=2),), "gives each of 2 CTAs 64 rows; it takes blocks of 128"),
@@ -67,7 +79,7 @@ def test_tiles_that_a_target_can_not_have_are_refused(
     target: Target, shapes: tuple[Shape, ...], told: str
 ) -> None:
     with pytest.raises(ValueError, match=told):
-        replace(target, tiles=replace(target.tiles, shipped=shapes))
+        replace(target, tiles=Tiles({**target.tiles.shipped, Kind.PLANES: shapes}))
 
 
 def test_ping_pong_takes_accumulators_in_registers() -> None:
@@ -95,35 +107,16 @@ def test_targets_are_found_by_name_and_by_capability(arch: Arch) -> None:
 
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiles = arch.target.tiles
     alone = tuple(
         shape._replace(tile_m=shape.tile_m // shape.ctas, cluster_m=1, cluster_n=1, ctas=1, pingpong=False)
-        for shape in tiles.shipped
+        for shape in arch.target.tiles.shipped[Kind.PLANES]
     )
-    tables = replace(
-        tiles,
-        shipped=alone,
-        reduced=(),
-        promoted=(),
-        scaled=(),
-        sized=(),
-        sized_by_blocks=(),
-        middle=(),
-        large_clusters=(),
-        blocks=(),
-        whole_blocks=(),
-        packed=(),
-        alone=None,
-        tried=alone,
-        clusters=((1, 1),),
-        splits=(),
-    )
-    bare = replace(arch.target, planes_by_tma=False, promotes=False, tiles=tables)
+    bare = replace(arch.target, planes_by_tma=False, promotes=False, tiles=Tiles({Kind.PLANES: alone}))
     spec = spec_of(exact("exact0"), rowvec("rowvec0"))
     aligned = plan(spec, offered(arch, spec)[-1], Alignment.TMA)
     assert aligned.placements["exact0"].name == "tma" and aligned.shared_stores == ("out0",)
     monkeypatch.setattr(arch, "target", bare)
-    for config in offered(arch, spec):
+    for config in table(arch, spec):  # `offered` keeps what it returned before
         placed = Plan.of(spec, config, Alignment.TMA)
         assert placed.placements["exact0"].name == "cp_async" and placed.shared_stores == ("out0",)
         assert placed.placements["rowvec0"].name in ("register_hoist", "smem_staged")
@@ -132,7 +125,7 @@ def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.Mon
 
 
 def test_without_tma_no_tile_is_ping_pong() -> None:
-    tiles = replace(AMPERE.tiles, shipped=(Shape(64, 64, pingpong=True),))
+    tiles = Tiles({Kind.PLANES: (Shape(64, 64, pingpong=True),)})
     with pytest.raises(
         ValueError, match="tile 64 x 64 is ping-pong, and ping-pong needs a target that moves planes by TMA"
     ):
@@ -173,3 +166,17 @@ def test_a_spec_is_served_where_its_dtypes_are() -> None:
 def test_a_device_has_one_target() -> None:
     """`Arch.of_capability` finds the first; a row with a name that is there already is an alias."""
     assert len({arch.target.capability for arch in Arch}) == len(Arch.__members__)
+
+
+def test_a_tile_of_a_new_width_takes_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is offered with its neighbour's time, and tuned in every cluster."""
+    spec = spec_of(exact("of_a_new_width"), rowvec("rowvec0"))  # `offered` keeps what it returns for a spec
+    tiles = replace(HOPPER.tiles, further=(*HOPPER.tiles.further, Shape(128, 48, 2, subtile_n=16)))
+    monkeypatch.setattr(Arch.SM90A, "target", replace(HOPPER, tiles=tiles))
+    able = {config.name: config for config in offered(Arch.SM90A, spec)}
+    new = able["128x48_2x1_by16"]
+    assert cost(new, spec, 128, 48, 4096, 132) < cost(new, spec, 128, 48, 4096, 132, careful=True)
+    assert time_of(Arch.SM90A, new.cut).error > UNTIMED_ERROR
+    tried = {config.name for config in tunable(Arch.SM90A, spec)}
+    assert {"128x48_1x1_by16", "128x48_2x1_by16", "128x48_1x2_by16", "128x48_1x1_by16_split4"} <= tried
+    plan(spec, new, Alignment.TMA)

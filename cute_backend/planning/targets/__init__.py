@@ -7,9 +7,18 @@ from enum import Enum
 from operator import attrgetter
 
 from cute_backend.planning.targets import sm80, sm86, sm89, sm90a, sm100a, sm103a, sm120a, sm121a
-from cute_backend.planning.targets.target import Accumulators, Cut, Shape, Target, Tiles, TileTime, Timing
+from cute_backend.planning.targets.target import (
+    Accumulators,
+    Cut,
+    Kind,
+    Shape,
+    Target,
+    Tiles,
+    TileTime,
+    Timing,
+)
 
-__all__ = ["Accumulators", "Arch", "Cut", "Shape", "Target", "TileTime", "Tiles", "Timing"]
+__all__ = ["Accumulators", "Arch", "Cut", "Kind", "Shape", "Target", "TileTime", "Tiles", "Timing"]
 
 
 class Arch(str, Enum):

@@ -6,6 +6,7 @@ from cute_backend.planning.targets.target import (
     MAX_REGISTERS,
     Accumulators,
     Cut,
+    Kind,
     Shape,
     Target,
     Tiles,
@@ -15,37 +16,29 @@ from cute_backend.planning.targets.target import (
 from cute_backend.spec import DType, Scaling
 
 _TILES = Tiles(
-    shipped=(
-        Shape(256, 256, 2, ctas=2),
-        Shape(256, 128, 2, ctas=2),
-        Shape(128, 128),
-        Shape(128, 64),
-    ),
-    scaled=(
-        Shape(256, 192, 2, ctas=2),
-        Shape(256, 128, 2, ctas=2),
-        Shape(128, 256),
-        Shape(128, 128),
-        Shape(128, 64),
-    ),
-    tried=(
-        Shape(256, 256, 2, ctas=2),
-        Shape(256, 128, 2, ctas=2),
-        Shape(256, 64, 2, ctas=2),
-        Shape(128, 256),
-        Shape(128, 128),
-        Shape(128, 64),
-    ),
-    blocks=(
-        Shape(256, 192, 2, ctas=2),
-        Shape(128, 192),
-        Shape(256, 160, 2, ctas=2),
-        Shape(128, 160),
-    ),
-    whole_blocks=(Shape(128, 256),),
-    clusters=((2, 1), (1, 1), (1, 2)),
+    shipped={
+        Kind.PLANES: (
+            Shape(256, 256, 2, ctas=2),
+            Shape(256, 128, 2, ctas=2),
+            Shape(128, 128),
+            Shape(128, 64),
+        ),
+        Kind.SCALED: (
+            Shape(256, 192, 2, ctas=2),
+            Shape(256, 128, 2, ctas=2),
+            Shape(128, 256),
+            Shape(128, 128),
+            Shape(128, 64),
+        ),
+        Kind.BLOCKS: (
+            Shape(256, 192, 2, ctas=2),
+            Shape(256, 160, 2, ctas=2),
+            Shape(128, 256),
+            Shape(128, 192),
+            Shape(128, 160),
+        ),
+    },
     splits=(2, 4),
-    tried_splits=(2, 4),
 )
 
 # Nothing was measured on a B200: each tile has the constants of an H200's tile of the same area.

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from cute_backend.planning.targets.data_sheet import DataSheet
-from cute_backend.planning.targets.target import MAX_REGISTERS, Accumulators, Shape, Target, Tiles
+from cute_backend.planning.targets.target import MAX_REGISTERS, Accumulators, Kind, Shape, Target, Tiles
 from cute_backend.spec import DType
 
 _TILES = Tiles(
-    shipped=(
-        Shape(256, 128),
-        Shape(128, 128, occupancy=2),
-        Shape(128, 64),
-        Shape(64, 128),
-        Shape(64, 64),
-    ),
-    tried=(
-        Shape(256, 128),
-        Shape(128, 128, occupancy=2),
-        Shape(128, 128),
-        Shape(128, 64),
-        Shape(64, 128),
-        Shape(64, 64),
-        Shape(128, 64, occupancy=2),
-        Shape(64, 128, occupancy=2),
-        Shape(64, 64, occupancy=2),
-    ),
-    clusters=((1, 1),),
+    shipped={
+        Kind.PLANES: (
+            Shape(256, 128),
+            Shape(128, 128, occupancy=2),
+            Shape(128, 64),
+            Shape(64, 128),
+            Shape(64, 64),
+        ),
+    },
     splits=(2, 4, 8),
-    tried_splits=(2, 4, 8),
 )
 
 _A100 = DataSheet(clock_mhz=1410, products=1024, bytes_per_us=2.039e6, l2_bytes=5120 / 108)

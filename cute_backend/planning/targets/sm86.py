@@ -7,24 +7,18 @@ from dataclasses import replace
 
 from cute_backend.planning.targets import sm80
 from cute_backend.planning.targets.data_sheet import DataSheet
-from cute_backend.planning.targets.target import Shape, Tiles
+from cute_backend.planning.targets.target import Kind, Shape, Tiles
 
 TILES = Tiles(
-    shipped=(
-        Shape(128, 128),
-        Shape(128, 64),
-        Shape(64, 128),
-        Shape(64, 64),
-    ),
-    tried=(
-        Shape(128, 128),
-        Shape(128, 64),
-        Shape(64, 128),
-        Shape(64, 64),
-    ),
-    clusters=((1, 1),),
+    shipped={
+        Kind.PLANES: (
+            Shape(128, 128),
+            Shape(128, 64),
+            Shape(64, 128),
+            Shape(64, 64),
+        ),
+    },
     splits=(2, 4, 8),
-    tried_splits=(2, 4, 8),
 )
 """256 x 128 would have room for two stages, and none for planes."""
 

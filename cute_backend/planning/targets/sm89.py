@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cute_backend.planning.targets import sm86
 from cute_backend.planning.targets.data_sheet import DataSheet
-from cute_backend.planning.targets.target import Shape
+from cute_backend.planning.targets.target import Kind, Shape
 from cute_backend.spec import DType
 
 _L40S = DataSheet(clock_mhz=2520, products=512, bytes_per_us=0.864e6)
@@ -15,12 +15,10 @@ _L40S = DataSheet(clock_mhz=2520, products=512, bytes_per_us=0.864e6)
 # A thread keeps a set of promoted sums in registers, in addition to the accumulators.
 _TILES = replace(
     sm86.TILES,
-    shipped=(
-        Shape(128, 64),
-        Shape(64, 128),
-        Shape(64, 64),
-    ),
-    promoted=(Shape(64, 128), Shape(64, 64)),
+    shipped={
+        Kind.PLANES: (Shape(128, 64), Shape(64, 128), Shape(64, 64)),
+        Kind.PROMOTED: (Shape(64, 128), Shape(64, 64)),
+    },
 )
 
 TARGET = replace(

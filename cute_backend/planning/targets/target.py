@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import chain
 from typing import NamedTuple
 
@@ -22,6 +23,9 @@ LARGEST_SMEM_BYTES = 227 * 1024
 
 MAX_REGISTERS = 255
 """Registers of one thread, the most on any architecture (the same table)."""
+
+CLUSTER_PARTS = (1, 2, 3, 4)
+"""The values of split-K for which the CTAs of a tile are a cluster, where there are clusters."""
 
 MAX_TILES = 5
 """Tiles that a target may ship for one kind of spec: a launch has kernels compiled for each."""
@@ -39,6 +43,7 @@ class Shape(NamedTuple):
     pingpong: bool = False
     transposed: bool = False
     occupancy: int = 1
+    split_k: int = 1
 
 
 @dataclass(frozen=True)
@@ -58,81 +63,39 @@ class Accumulators:
     """Blocks of a tile up to which one warpgroup has them all; of more, two have every other one."""
 
 
+class Kind(Enum):
+    """The kinds of specs that have tiles of their own if their sizes are unknown."""
+
+    PLANES = "planes"
+    """It reads or writes a plane, and is none of the others."""
+    REDUCED = "reduced"
+    """It neither reads nor writes one."""
+    PROMOTED = "promoted"
+    """Its fp8 sums are promoted to fp32 as they grow."""
+    SCALED = "scaled"
+    """The MMA scales its blocks. Tensor memory has to have room for the scales."""
+    BLOCKS = "blocks"
+    """It is of another kind, but has blocks of columns of which none of the tiles of that kind consists."""
+
+
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of a target, each table with the largest first.
+    """The tiles of a target."""
 
-    `shipped` serves specs with planes, and what the other tables don't; `reduced` those that neither read nor
-    write a plane, `promoted` those whose fp8 sums are promoted to fp32 as they grow. `alone` is for few rows,
-    where the smallest of a table can't be cut for a spec. `tried` has those that only tuning tries, with
-    each of `clusters`, (cluster_m, cluster_n), on top.
-    """
-
-    shipped: tuple[Shape, ...]
-    tried: tuple[Shape, ...]
-    clusters: tuple[tuple[int, int], ...]
-    scaled: tuple[Shape, ...] = ()
-    """Tiles of products whose blocks the MMA scales, which leave tensor memory room for the scales."""
-    reduced: tuple[Shape, ...] = ()
-    promoted: tuple[Shape, ...] = ()
-    alone: Shape | None = None
-    sized: tuple[Shape, ...] = ()
-    """Further tiles that the heuristic chooses from if sizes are known, for specs that `shipped` serves. A
-    launch of unknown sizes has no kernels of them."""
-    pairs: tuple[Shape, ...] = ()
-    """Further tiles like those of `sized`, for specs of two products."""
-    sized_by_blocks: tuple[Shape, ...] = ()
-    """The tiles of `sized` for specs whose sums are scaled by blocks as they are promoted."""
-    middle: tuple[Shape, ...] = ()
-    """Further tiles like those of `sized`. They were timed for up to `middle_rows` rows; for more rows, they
-    have to be predicted to be faster by more than the model's error."""
-    middle_rows: int = 0
-    large_clusters: tuple[Shape, ...] = ()
-    """Further tiles like those of `sized`, in clusters of four CTAs, for problems of one wave. They have to
-    be predicted to be faster by more than the model's error."""
-    blocks: tuple[Shape, ...] = ()
-    """Further tiles for blocks of columns of which no tile above consists, such as heads of 80 columns."""
-    whole_blocks: tuple[Shape, ...] = ()
-    """Further tiles that are one visit, for blocks of columns that no other visit holds whole."""
-    packed: tuple[Shape, ...] = ()
-    """Further tiles for products that share a launch and a B, whose columns are packed by heads."""
-    small_groups: Shape | None = None
-    """The tile for products of rows in groups that have about 128 rows in the mean."""
+    shipped: Mapping[Kind, tuple[Shape, ...]]
+    """The tiles that serve specs of unknown sizes, at most `MAX_TILES` of a kind, the largest first. A launch
+    has kernels of each. SCALED and REDUCED have those of PLANES if they are not listed."""
+    further: tuple[Shape, ...] = ()
+    """Further tiles that serve a spec if its sizes are known."""
     splits: tuple[int, ...] = ()
-    """The values of split-K that the smallest tile of a table may have: none if the template can't split
-    K."""
-    parted: tuple[Shape, ...] = ()
-    """The tiles that may also have K in `parts`, more than a cluster has CTAs: for few tiles and a long K."""
-    parts: tuple[int, ...] = ()
-    """The values of split-K of the tiles in `parted`. CTAs leave their sums in memory then."""
-    tried_splits: tuple[int, ...] = ()
-    """The values of split-K that only tuning tries, for every tile that can be split."""
-    parted_clusters: tuple[Shape, ...] = ()
-    """The tiles that may have K in `tried_splits` parts, their sums in memory. Their CTAs share operands, so
-    they can't also add up each other's sums."""
-    tried_parted: tuple[Shape, ...] = ()
-    """The tiles like those of `parted_clusters` that only tuning tries, also with K in `parts`."""
-
-    @property
-    def tables(self) -> dict[str, tuple[Shape, ...]]:
-        """The tables by name, each of which a launch may choose from."""
-        return {name: getattr(self, name) for name in ("shipped", "reduced", "promoted", "scaled")}
+    """The numbers of parts that K may have: none if the template can't split K. The smallest tile that serves
+    a spec of known sizes has K in all of them or, where there are clusters, in those of `CLUSTER_PARTS`.
+    Tuning tries all for every tile."""
 
     @property
     def all(self) -> tuple[Shape, ...]:
-        """Every tile above, except `small_groups`, `parted`, `parted_clusters` and `tried_parted`."""
-        alone = () if self.alone is None else (self.alone,)
-        further = (
-            self.sized,
-            self.sized_by_blocks,
-            self.middle,
-            self.large_clusters,
-            self.blocks,
-            self.whole_blocks,
-            self.packed,
-            self.tried,
-        )
-        return (*chain(*self.tables.values(), *further), *alone)
+        """Every tile, each once."""
+        return tuple(dict.fromkeys((*chain(*self.shipped.values()), *self.further)))
 
 
 class Cut(NamedTuple):
@@ -147,10 +110,12 @@ class Cut(NamedTuple):
     subtile_n: int = 32
     split_k: int = 1
     occupancy: int = 1
+    transposed: bool = False
 
 
 class TileTime(NamedTuple):
-    """How long one tile takes, in microseconds: the constants of `planning/cost.py`."""
+    """How long one tile takes, in microseconds, and how well that is known: the constants of
+    `planning/cost.py`."""
 
     start: float
     """A kernel's start and its last epilogue, which nothing hides."""
@@ -163,6 +128,22 @@ class TileTime(NamedTuple):
     crossing: float
     """An addition to `busy` if rows of A and B do not begin at lines of L2, because K is not a multiple of
     128 bytes."""
+    error: float = 0.0
+    """The relative error of predicted times, beside what all tiles of a problem share."""
+    in_waves: float = 1.0
+    """How many times as long a wave takes if there are several, for tiles that were timed in one. In 128 x
+    128 in clusters of 2 x 2, 4096 cubed took 225 us, of which the other constants make 189, and 201 in
+    clusters of 1 x 2 (bf16, H100, benchmarks/findings/tiles.md)."""
+
+    def of_area(self, ratio: float) -> TileTime:
+        """The time of a tile with `ratio` times as many elements."""
+        return self._replace(
+            own=ratio * self.own, k=ratio * self.k, busy=ratio * self.busy, crossing=ratio * self.crossing
+        )
+
+    def longer(self, error: float) -> TileTime:
+        """The time if these constants are too short by a relative error."""
+        return self.of_area(1 + error)._replace(start=(1 + error) * self.start)
 
 
 @dataclass(frozen=True)
@@ -182,10 +163,12 @@ class Timing:
     l2_bytes_per_us: float = math.inf
     """The bandwidth at which all multiprocessors together receive A and B from L2."""
     by_blocks: Mapping[Cut, float] = field(default_factory=dict)
-    """How many times as long a k tile takes if its sums are scaled by blocks, and columns share scales; 1 for
-    tiles that are not listed."""
+    """How many times as long a k tile takes if its sums are scaled by blocks, and columns share scales, for
+    tiles that were timed with them. Others have that of their nearest neighbour."""
     by_lines: Mapping[Cut, float] = field(default_factory=dict)
     """The same if each column has a scale of its own."""
+    in_small_groups: Mapping[Cut, float] = field(default_factory=dict)
+    """The same if rows are in groups that have about 128 rows in the mean."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,7 +233,13 @@ class Target:
     def clusters(self) -> bool:
         """Whether its kernels run in clusters. Elsewhere CTAs that share a tile by split-K pass their sums
         through memory (`templates/split_sums.py`)."""
-        return self.tiles.clusters != ((1, 1),)
+        return self.planes_by_tma
+
+    @property
+    def splits_clusters(self) -> bool:
+        """Whether clusters that share operands may each have a part of K. They leave their sums in memory, as
+        CTAs do if there are more parts than a cluster has CTAs."""
+        return self.clusters and not set(self.tiles.splits) <= set(CLUSTER_PARTS)
 
     @property
     def groups(self) -> bool:
@@ -302,21 +291,21 @@ class Target:
         return None
 
     def _tables(self) -> str | None:
-        tiles = self.tiles
-        if not tiles.shipped or not tiles.tried or not self.timing.tiles:
-            return "it ships no tile, tunes none or times none; it takes one of each at least"
-        if bool(tiles.promoted) != self.promotes or (self.promotes and not self.fp8):
+        shipped = self.tiles.shipped
+        if not shipped.get(Kind.PLANES) or not self.timing.tiles:
+            return "it ships no tile or times none; it takes one of each at least"
+        promoted = len(shipped.get(Kind.PROMOTED, ()))
+        if bool(promoted) != self.promotes or (self.promotes and not self.fp8):
             return (
-                f"promotes is {self.promotes}, fp8 is {self.fp8} and {len(tiles.promoted)} tiles are for "
+                f"promotes is {self.promotes}, fp8 is {self.fp8} and {promoted} tiles are for "
                 "promoted sums; there are some where fp8 sums are promoted, and none elsewhere"
             )
-        for name, table in tiles.tables.items():
+        for kind, table in shipped.items():
             areas = [shape.tile_m * shape.tile_n for shape in table]
-            if len(table) > MAX_TILES or areas != sorted(areas, reverse=True):
+            if (len(table) > MAX_TILES and kind is not Kind.BLOCKS) or areas != sorted(areas, reverse=True):
+                name = kind.value
                 return f"{name} has tiles of {areas} elements; it takes up to {MAX_TILES}, the largest first"
-        if not self.planes_by_tma and self.clusters:
-            return f"clusters {tiles.clusters} need TMA, which it does not have"
-        return next(filter(None, map(self._shape, tiles.all)), None)
+        return next(filter(None, map(self._shape, self.tiles.all)), None)
 
     def _shape(self, shape: Shape) -> str | None:
         tile = f"{shape.tile_m} x {shape.tile_n}"
