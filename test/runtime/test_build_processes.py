@@ -93,6 +93,13 @@ def test_the_compiler_of_build_does_not_end_the_program(plant: Plant) -> None:
         build(KERNEL)
 
 
+def test_a_compiler_that_hangs_is_ended(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant("none")
+    monkeypatch.setattr(building, "MAX_SECONDS", 0.001)
+    with pytest.raises(BuildError, match=f"^{KERNEL.name} was not compiled within 0.001 seconds$"):
+        build(KERNEL)
+
+
 def test_build_returns_what_its_process_compiled(plant: Plant, built: Built) -> None:
     plant("none")
     assert build(KERNEL) == built

@@ -116,7 +116,7 @@ _TILES = Tiles(
         # parts, and 62.7 without.
         *(Shape(128, columns, 2, split_k=parts) for parts in (2, 3, 4) for columns in (256, 192)),
     ),
-    splits=(2, 3, 4, 6, 8, 12, 16),
+    splits=(2, 4, 6, 8, 12, 16),
 )
 
 TARGET = Target(

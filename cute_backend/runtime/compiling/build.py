@@ -45,6 +45,9 @@ UNBUILT, UNWRITABLE = 3, 4
 """The exit statuses of a worker. UNBUILT: the kernel can't be built. UNWRITABLE: the cache folder can't be
 written, and the output is the number and the text of the system's error."""
 
+MAX_SECONDS = 900.0
+"""The most seconds that a kernel may take to compile on a busy machine. The slowest one took two minutes."""
+
 _loaded: dict[Kernel, KernelFunction] = {}
 _loading = free_in_children(threading.Lock())
 
@@ -262,7 +265,10 @@ def _run_worker(cache: KernelCache, kernel: Kernel, *arguments: str) -> None:
                 text=True,
                 env=environment_of(CUTE_DSL_ARCH=kernel.arch.value),
                 cwd=cache.root,
+                timeout=MAX_SECONDS,
             )
+        except subprocess.TimeoutExpired as error:
+            raise BuildError(f"{kernel.name} was not compiled within {error.timeout:g} seconds") from error
         except OSError as error:
             if is_removed():
                 raise
