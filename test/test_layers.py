@@ -98,7 +98,13 @@ def test_tests_import_their_helpers_alone() -> None:
             assert not any(name.rpartition(".")[2].startswith("test_") for name in names), path
     files = [path for path in (ROOT / "test").rglob("*.py") if not {"support", "expected"} & {*path.parts}]
     helpers = {path.name for path in files if not path.name.startswith("test_")}
-    assert helpers == {"conftest.py", "compare_kernels.py", "record_graphs.py", "record_hardware.py"}
+    assert helpers == {
+        "conftest.py",
+        "compare_kernels.py",
+        "record_graphs.py",
+        "record_hardware.py",
+        "record_verdicts.py",
+    }
 
 
 ROOMS = ("fx_walk", "runtime")

@@ -5,9 +5,9 @@
     colvec0  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     exact0   exact   bf16  vector          by element when needed
 
-cute_grouped_mm_silu_scale_residual_max_128x128_c5f3cbf7:
-sm_90a, tile 128x128_1x2_pingpong_by16, planes aligned to 16 bytes:
-128 by 128, ping-pong, clusters of 1 by 2, subtiles of 16 columns, raster 16.
+cute_grouped_mm_silu_scale_residual_max_64x256_34dbcec8:
+sm_90a, tile 64x256_1x1_pingpong_by16, planes aligned to 16 bytes:
+64 by 256, ping-pong, subtiles of 16 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 Rows lie in groups. If the columns of a program's product do, this kernel computes the transposed one:
@@ -82,7 +82,7 @@ class Epilogue:
         finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=16, pingpong=True, raster_m=16), Stages(ab=7), kind=ProductKind.GROUPED)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 256, subtile_n=16, pingpong=True), Stages(ab=5), kind=ProductKind.GROUPED)
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

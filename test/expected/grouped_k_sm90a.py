@@ -2,9 +2,9 @@
 
     exact0  exact   f32   tma             a subtile at a time by TMA, ahead of the accumulator wait
 
-cute_grouped_k_mm_residual_128x160_bea42256:
-sm_90a, tile 128x160_1x2_pingpong, planes aligned to 16 bytes:
-128 by 160, ping-pong, clusters of 1 by 2, subtiles of 32 columns, raster 16.
+cute_grouped_k_mm_residual_128x192_86108b78:
+sm_90a, tile 128x192_2x1_pingpong, planes aligned to 16 bytes:
+128 by 192, ping-pong, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -50,7 +50,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, Float32), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 160, cluster_n=2, pingpong=True, raster_m=16), Stages(ab=4, exact=3, store=2), kind=ProductKind.K_GROUPED)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 192, cluster_m=2, pingpong=True), Stages(ab=4, exact=2, store=2), kind=ProductKind.K_GROUPED)
 
 
 @cute.jit

@@ -5,9 +5,9 @@
     colvec0  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
 
-cute_grouped_mm_scale_residual_amax_128x128_a6393542:
-sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes:
-128 by 128, ping-pong, clusters of 1 by 2, subtiles of 32 columns, raster 16.
+cute_grouped_mm_scale_residual_amax_64x256_1b78e942:
+sm_90a, tile 64x256_1x1_pingpong, planes aligned to 16 bytes:
+64 by 256, ping-pong, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 Rows lie in groups. If the columns of a program's product do, this kernel computes the transposed one:
@@ -79,7 +79,7 @@ class Epilogue:
         finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16), Stages(ab=5, exact=4, store=4), kind=ProductKind.GROUPED)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 256, pingpong=True), Stages(ab=4, exact=4, store=4), kind=ProductKind.GROUPED)
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

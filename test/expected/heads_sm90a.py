@@ -5,9 +5,9 @@
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 128 columns and within one
     rowvec1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, strides (1, 0) from block to block of 128 columns and within one
 
-cute_mm_bias_scale_residual_128x256_838d9bf1:
-sm_90a, tile 128x256_1x2, planes aligned to 16 bytes:
-128 by 256, clusters of 1 by 2, subtiles of 32 columns, raster 16.
+cute_mm_bias_scale_residual_128x256_a10fb714:
+sm_90a, tile 128x256_2x1, planes aligned to 16 bytes:
+128 by 256, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 Strides are 0, 1 or s, any other stride.
@@ -82,7 +82,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_n=2, raster_m=16), Stages(ab=4, exact=2, row=2, store=2))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_m=2), Stages(ab=4, exact=2, row=2, store=2))
 
 
 @cute.jit

@@ -4,9 +4,9 @@
     exact0  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
     exact1  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, strides (0, s) along M, strides (0, 1) from block to block of 64 columns and within one
 
-cute_mm_by_2_mul_block_rotate_half_add_128x192_9b9b2033:
-sm_90a, tile 128x192_1x2_pingpong, planes aligned to 16 bytes:
-128 by 192, ping-pong, clusters of 1 by 2, subtiles of 32 columns in boxes of 64, raster 16.
+cute_mm_by_2_mul_block_rotate_half_add_128x128_3ff525ca:
+sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes:
+128 by 128, ping-pong, clusters of 1 by 2, subtiles of 32 columns in boxes of 64, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 Strides are 0, 1 or s, any other stride.
@@ -87,7 +87,7 @@ class Epilogue1:
         sub.copy_to(math.narrow(out1, BFloat16), smem.out1)
 
 
-gemm = Sm90Gemm(Segments([Epilogue0(), Epilogue1()], [4096, 1024]), TileConfig(Arch.SM90A, 128, 192, cluster_n=2, pingpong=True, raster_m=16, box_subtiles=2), Stages(ab=4, exact=1, store=2))
+gemm = Sm90Gemm(Segments([Epilogue0(), Epilogue1()], [4096, 1024]), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16, box_subtiles=2), Stages(ab=5, exact=1, store=2))
 
 
 @cute.jit

@@ -6,9 +6,9 @@
     scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     scale_b  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-cute_scaled_mm_silu_amax_128x128_b2fd1151:
-sm_90a, tile 128x128_1x2_pingpong_by64, planes aligned to 16 bytes:
-128 by 128, ping-pong, clusters of 1 by 2, subtiles of 64 columns, raster 16.
+cute_scaled_mm_silu_amax_128x128_bb415b94:
+sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes:
+128 by 128, ping-pong, clusters of 1 by 2, subtiles of 32 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -87,7 +87,7 @@ class Epilogue:
         finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True, raster_m=16), Stages(ab=5, row=2, store=4))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, raster_m=16), Stages(ab=6, row=2, store=4))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, BFloat16),

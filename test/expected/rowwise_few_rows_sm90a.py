@@ -3,9 +3,9 @@
     scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     scale_b  rowvec  f32   register_hoist  the columns of a thread, before the accumulator wait
 
-cute_scaled_mm_64x64_ab51c248:
-sm_90a, tile 64x64_1x1_split3, planes aligned to 16 bytes:
-64 by 64, split-K of 3, one CTA per part, subtiles of 32 columns, raster 8.
+cute_scaled_mm_64x128_157fc79a:
+sm_90a, tile 64x128_1x1_split16, planes aligned to 16 bytes:
+64 by 128, split-K of 16, one CTA per part, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -21,6 +21,7 @@ from cute_backend.memory_ops import device_math as math
 from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm90 import Sm90Gemm
+from cute_backend.templates.split_sums import SplitGemm
 
 
 class Epilogue:
@@ -55,7 +56,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 64, split_k=3), Stages(ab=12, store=4))
+gemm = SplitGemm(Sm90Gemm, Epilogue(), TileConfig(Arch.SM90A, 64, 128, split_k=16), Stages(ab=9, store=4))
 
 
 @cute.jit
@@ -65,7 +66,8 @@ def launch(
     scale_a: cute.Tensor,
     scale_b: cute.Tensor,
     out0: cute.Tensor,
+    workspace: cute.Tensor,
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    gemm(a, [b], [scale_a, scale_b], [out0], max_active_clusters, stream)
+    gemm(a, [b], [scale_a, scale_b], [out0], workspace, max_active_clusters, stream)

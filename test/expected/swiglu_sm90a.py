@@ -7,9 +7,9 @@
     scale_b0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     scale_b1  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-cute_scaled_mm_swiglu_amax_128x64_30314416:
-sm_90a, tile 128x64x2_1x2_pingpong_by64, planes aligned to 16 bytes:
-2 accumulators of 128 by 64, ping-pong, clusters of 1 by 2, subtiles of 64 columns, raster 16.
+cute_scaled_mm_swiglu_amax_128x64_f80772a6:
+sm_90a, tile 128x64x2_1x2_pingpong, planes aligned to 16 bytes:
+2 accumulators of 128 by 64, ping-pong, clusters of 1 by 2, subtiles of 32 columns, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -96,7 +96,7 @@ class Epilogue:
         finish.rows(tile, glob.counters, [glob.out1_max], [glob.out1])
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_n=2, subtile_n=64, pingpong=True, raster_m=16, products=2), Stages(ab=5, row=2, store=4))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_n=2, pingpong=True, raster_m=16, products=2), Stages(ab=6, row=2, store=4))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, BFloat16),

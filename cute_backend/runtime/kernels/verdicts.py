@@ -1,4 +1,4 @@
-"""What the compiler said of the kernels of shared epilogues, which needs no compilation to be known.
+"""The verdicts of the compiler on the kernels of shared epilogues, which need no compilation to be known.
 
 `verdicts.json` is written by `make verdicts` and holds for one version of the compiler. By it, `explain` and
 the samples in the docs name the tile that runs.
