@@ -326,7 +326,7 @@ def test_every_tile_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(launch, "config_for", lambda *args, config=kernel.plan.tile: config)
         results.append(draw_one())
         (launcher,) = launch._launchers.values()
-        assert [config for config, _ in launcher._kernels] == [kernel.plan.tile]
+        assert [planned.tile for planned in launcher._kernels] == [kernel.plan.tile]
     assert len(results) > 1
     for result in results:
         assert torch.equal(result, results[0])

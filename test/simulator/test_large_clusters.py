@@ -24,7 +24,7 @@ def large() -> list[TileConfig]:
 @pytest.mark.parametrize("m", [1, 64, 200])
 @pytest.mark.parametrize("clusters", [(2, 2), (1, 4)])
 def test_ctas_without_rows_or_columns_take_part_in_multicasts(clusters: tuple[int, int], m: int) -> None:
-    (config,) = [each for each in large() if (each.cluster_m, each.cluster_n) == clusters]
+    config, *_ = [each for each in large() if (each.cluster_m, each.cluster_n) == clusters]
     inputs = EPILOGUE.inputs(Problem(m, N, K))
     simulation = run(EPILOGUE.fn, inputs, Machine(Arch.SM90A, 1, config, clusters=1))
     expected = as_tuple(reference(EPILOGUE.fn, inputs))
