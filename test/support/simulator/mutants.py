@@ -263,7 +263,7 @@ MASKED = Subject(sm100(128, 64), (131, 69, 128), Alignment.PLAIN)
 PING_PONG = Subject(sm90(64, 128, pingpong=True), (136, 144, 896))  # 7 k tiles: stages change hands
 FEW_ROWS = Subject(sm90(64, 64), (40, 72, 256))
 COOPERATIVE = Subject(sm90(128, 128), (136, 136, 896))
-STAGED = Subject(sm90(128, 256), (136, 264, 512))  # the row is too long for registers
+STAGED = Subject(sm90(128, 256, rowvecs=Rowvecs.SMEM_STAGED), (136, 264, 512))
 PROMOTED = Subject(sm90(64, 64), (72, 72, 896), spec=SLOW)
 HOPPER_MULTICAST = Subject(sm90(128, 64, 2, 1), (136, 136, 512))
 REDUCING = Subject(sm90(128, 64), (136, 136, 128), spec=LARGEST)
