@@ -345,10 +345,13 @@ def two_warpgroups_for_wide_tiles(config: TileConfig, spec: EpilogueSpec) -> Til
 
 
 def registers_for_scaled_sums(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Requires registers for the scaled sums of k tiles if accumulators are in tensor memory. In registers,
-    there are as many sets and pieces of sums as these take."""
-    in_registers = config.target.accumulators.in_registers
-    return config if in_registers or SumScales.of(spec) is None or holds_sums(config, spec) else None
+    """Requires registers for the scaled sums of k tiles if accumulators are in tensor memory: those of at most
+    `MAX_THREAD_COLUMNS` columns of all products. In registers, there are as many sets and pieces of sums as
+    these take."""
+    if config.target.accumulators.in_registers or SumScales.of(spec) is None:
+        return config
+    narrow = config.products * config.group_n <= MAX_THREAD_COLUMNS
+    return config if narrow and holds_sums(config, spec) else None
 
 
 def room_in_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
