@@ -5,7 +5,7 @@ Whether a kernel spills is the compiler's answer, and the steps down from a tile
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.planning.targets.target import WARPGROUP
@@ -37,7 +37,11 @@ class Registers:
     fragments: int
     """Registers of the elements of a visit. An element has two for each plane that is written but the first,
     and for each plane that is read by element, from an address of its own; one for each other result, unless
-    it is the first; and one for each transcendental function but the first, which passes count as."""
+    it is the first."""
+    steps: int
+    """Those of steps of transcendental functions, as one of which passes count. Visits of accumulators in
+    registers wait for nothing, so the compiler interleaves several. An element has one for each function but
+    the first."""
     copying: int
     """Addresses of operands."""
 
@@ -57,14 +61,14 @@ class Registers:
         others = len(spec.stores) - max(len(spec.planes), 1)
         elements = config.block_m * config.subtile_n // WARPGROUP
         copying = 0 if config.target.planes_by_tma else COPYING
-        # Visits of accumulators in registers wait for nothing, so the steps of several are interleaved.
-        stepped = _count(spec, "is_transcendental") + bool(spec.pass_columns) if in_registers else 0
-        return Registers(accumulators, sums, (2 * planes + others + max(stepped - 1, 0)) * elements, copying)
+        functions = _count(spec, "is_transcendental") + bool(spec.pass_columns)
+        steps = max(functions - 1, 0) * elements if in_registers else 0
+        return Registers(accumulators, sums, (2 * planes + others) * elements, steps, copying)
 
     @property
     def total(self) -> int:
         """Registers at once: no k tiles are multiplied during visits."""
-        return self.accumulators + max(self.sums, self.fragments) + self.copying
+        return self.accumulators + max(self.sums, self.fragments + self.steps) + self.copying
 
 
 def spare_registers(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> int:
@@ -83,6 +87,13 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec, alignment: Alignmen
     """Whether the estimate says that a kernel does not spill. The spec is as for `spare_registers`, but may
     have segments."""
     return all(spare_registers(each, config.summing, alignment) >= 0 for each in spec.segments)
+
+
+def holds_values(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether the estimate leaves a thread registers if the compiler interleaves no visits. If no tile leaves
+    more, such a tile serves a spec. The spec is as for `spare_registers`."""
+    needed = Registers.of(spec, config, Alignment.TMA)
+    return replace(needed, steps=0).total <= _budget(config, spec)
 
 
 def holds_sums(config: TileConfig, spec: EpilogueSpec) -> bool:

@@ -98,12 +98,13 @@ def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConf
 
 
 def whole_subtiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Requires whole subtiles in a tile's columns, so that a visit has equally many columns of each product
-    of a pair. A tile whose columns are whole wider subtiles has no narrow ones."""
+    """Requires whole subtiles in a tile's columns, so that visits cover them, and a visit has equally many
+    columns of each product of a pair. A tile whose columns are whole wider subtiles has no narrow ones."""
     columns = config.tile_n // config.ctas
     if config.subtile_n < NARROW_SUBTILE_N and columns % NARROW_SUBTILE_N == 0:
         config = replace(config, subtile_n=NARROW_SUBTILE_N)
-    return config if config.products == 1 or columns % config.subtile_n == 0 else None
+    shared = config.tile_n if config.products == 1 else columns
+    return None if shared % config.subtile_n else config
 
 
 def whole_rows_of_the_swizzle(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
@@ -345,9 +346,9 @@ def two_warpgroups_for_wide_tiles(config: TileConfig, spec: EpilogueSpec) -> Til
 
 
 def registers_for_scaled_sums(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Requires registers for the scaled sums of k tiles if accumulators are in tensor memory: those of at most
-    `MAX_THREAD_COLUMNS` columns of all products. In registers, there are as many sets and pieces of sums as
-    these take."""
+    """Requires registers for the scaled sums of k tiles if accumulators are in tensor memory: those of at
+    most `MAX_THREAD_COLUMNS` columns of all products. In registers, there are as many sets and pieces of sums
+    as these take."""
     if config.target.accumulators.in_registers or SumScales.of(spec) is None:
         return config
     narrow = config.products * config.group_n <= MAX_THREAD_COLUMNS
@@ -553,7 +554,8 @@ def _narrow(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     spec or of another segment, and those that hold first columns of blocks."""
     if spec.visit_columns > 1 or config.subtile_n in WHOLE_VISITS or not spec.fits_visit(NARROW_SUBTILE_N):
         return config
-    return replace(config, subtile_n=min(config.subtile_n, NARROW_SUBTILE_N))
+    narrow = min(config.subtile_n, NARROW_SUBTILE_N)
+    return replace(config, subtile_n=narrow) if config.tile_n % narrow == 0 else config
 
 
 def _b_along_n(spec: EpilogueSpec) -> bool:

@@ -11,7 +11,7 @@ from cute_backend.planning.cost import cost
 from cute_backend.planning.halving import can_halve, halving
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
-from cute_backend.planning.registers import NARROW_SUBTILE_N, leaves_registers, long_ops
+from cute_backend.planning.registers import NARROW_SUBTILE_N, holds_values, leaves_registers, long_ops
 from cute_backend.planning.rules import MAX_BLOCK, WHOLE_VISITS, subtiled, suited, with_half_subtiles
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.shallow import shallowed
@@ -151,7 +151,7 @@ def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     tables = all(load.is_table for load in spec.loads_of(LoadKind.EXACT))
     if not (tables or spec.rotates or spec.kept):
         blocks = tuple(shape for shape in blocks if shape.tile_n in WHOLE_VISITS)
-    return tuple(each for each in suited(arch, blocks, spec) if leaves_registers(each, spec))[:MAX_TILES]
+    return tuple(each for each in suited(arch, blocks, spec) if holds_values(each, spec))[:MAX_TILES]
 
 
 def _smallest_alone(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:

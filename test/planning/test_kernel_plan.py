@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from cute_backend.planning import Alignment, Arch, Plan, Stages, TileConfig, offered, plan
+from cute_backend.planning.rules import suited
+from cute_backend.planning.targets import Shape
+from cute_backend.spec import DType
 from support.epilogues import EPILOGUES
 from support.runtime.handmade import make_spec
 from support.shipped import epilogue_spec
+from support.small_specs import exact, spec_of
 
 ARCHS = (Arch.SM80, Arch.SM90A, Arch.SM100A)
 SPEC = make_spec()
@@ -73,3 +77,17 @@ def test_what_a_kernel_writes_decides_its_last_arguments() -> None:
 def test_no_ring_without_operands_has_stages() -> None:
     planned = plan(SPEC, TILE, Alignment.PLAIN)
     assert planned.stages == Stages(planned.stages.ab, row=planned.stages.row)
+
+
+def test_a_tile_that_visits_do_not_cover_is_refused() -> None:
+    """24 of 88 columns would be left out."""
+    with pytest.raises(ValueError, match="has 88 columns for visits of 32, which leave 24 out; the columns"):
+        Plan.of(spec_of(dtype=DType.BF16), TileConfig(Arch.SM90A, 64, 88), Alignment.TMA)
+
+
+@pytest.mark.parametrize("columns", [44, 88])
+def test_no_rule_leaves_a_tile_whose_visits_do_not_cover_it(columns: int) -> None:
+    """Subtiles of 88 columns are narrowed beside planes that take shared memory."""
+    spec = spec_of(*(exact(f"exact{i}") for i in range(3)), dtype=DType.BF16)
+    for config in suited(Arch.SM90A, (Shape(128, 176, 2, subtile_n=columns),), spec):
+        assert config.tile_n % config.subtile_n == 0

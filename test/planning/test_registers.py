@@ -28,7 +28,7 @@ LINES = {"a_scaling": Scaling.LINE, "b_scaling": Scaling.LINE}
 def test_what_a_thread_has_of_a_visit_is_counted() -> None:
     """16 elements of each plane in subtiles of 32 columns on Hopper, and 32 on Blackwell."""
     bare = spec_of(exact("exact0"), rowvec("rowvec0"), dtype=DType.BF16)
-    assert Registers.of(bare, HOPPER, Alignment.TMA) == Registers(64, sums=0, fragments=0, copying=0)
+    assert Registers.of(bare, HOPPER, Alignment.TMA) == Registers(64, sums=0, fragments=0, steps=0, copying=0)
     assert Registers.of(bare, HOPPER, Alignment.PLAIN).fragments == 2 * 16, "addresses"
     assert Registers.of(bare, replace(HOPPER, subtile_n=16), Alignment.PLAIN).fragments == 2 * 8
     split = spec_of(by_element("exact0"), dtype=DType.BF16)
@@ -39,7 +39,7 @@ def test_what_a_thread_has_of_a_visit_is_counted() -> None:
     assert Registers.of(reduced, HOPPER, Alignment.TMA).fragments == 16
     alone = replace(bare, stores=(row_maximum(),))
     assert Registers.of(alone, HOPPER, Alignment.TMA).fragments == 0
-    assert Registers.of(saved, BLACKWELL, Alignment.TMA) == Registers(32, sums=0, fragments=64, copying=0)
+    assert Registers.of(saved, BLACKWELL, Alignment.TMA) == Registers(32, 0, fragments=64, steps=0, copying=0)
     assert Registers.of(bare, TileConfig(Arch.SM80, 128, 64), Alignment.TMA).copying == COPYING
 
 

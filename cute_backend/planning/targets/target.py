@@ -32,7 +32,7 @@ MAX_TILES = 5
 
 
 class Shape(NamedTuple):
-    """A tile as a target ships it: the fields of a `TileConfig` that no spec changes."""
+    """A tile as a target lists it: fields of a `TileConfig`, before the rules fit it to a spec."""
 
     tile_m: int
     tile_n: int
@@ -312,10 +312,11 @@ class Target:
         rows, block_m = shape.tile_m // shape.ctas, self.accumulators.block_m
         if shape.tile_m % shape.ctas or rows % block_m:
             return f"tile {tile} gives each of {shape.ctas} CTAs {rows} rows; it takes blocks of {block_m}"
-        if shape.subtile_n < self.least_subtile_n or shape.tile_n % shape.subtile_n:
+        widths = [each for each in range(self.least_subtile_n, 65, 8) if shape.tile_n % each == 0]
+        if shape.subtile_n not in widths:
             return (
-                f"tile {tile} has subtiles of {shape.subtile_n} columns; they divide it, and have "
-                f"{self.least_subtile_n} at least"
+                f"tile {tile} has subtiles of {shape.subtile_n} columns; its columns have subtiles of "
+                f"{', '.join(map(str, widths)) or 'no width'}"
             )
         if shape.cluster_m % shape.ctas:
             return f"tile {tile} has {shape.ctas} CTAs in clusters {shape.cluster_m} high"
