@@ -51,6 +51,14 @@ def test_a_first_rung_that_spills_nothing_needs_no_words(region: Region, write: 
     assert region.kernel() == region.first_rung() and region.rung == ""
 
 
+def test_no_cache_folder_is_made_to_look_for_a_verdict(
+    region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "kernels"
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(folder))
+    assert region.kernel() == region.first_rung() and not folder.exists()
+
+
 def test_verdicts_of_another_compiler_do_not_count(region: Region, write: Write) -> None:
     write(region.first_rung().plan, 24, by="nvidia-cutlass-dsl 0.1")
     assert shipped_verdict(region.first_rung().plan) is None

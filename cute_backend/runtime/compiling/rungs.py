@@ -15,7 +15,7 @@ from itertools import chain, takewhile
 from cute_backend.errors import BuildError
 from cute_backend.planning import Rowvecs, rungs
 from cute_backend.runtime.compiling.build import Outcome, load_known, obtain
-from cute_backend.runtime.disk.cache import caches
+from cute_backend.runtime.disk.cache import existing_caches
 from cute_backend.runtime.disk.pack import packs
 from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -38,7 +38,8 @@ def spill_bytes(kernel: Kernel) -> int | None:
     """The bytes that each thread of a kernel spills, as a pack, a cache or the table of shipped verdicts has
     them; None if none of these has."""
     found = chain(
-        (pack.spill_bytes(kernel) for pack in packs()), (cache.spill_bytes(kernel) for cache in caches())
+        (pack.spill_bytes(kernel) for pack in packs()),
+        (cache.spill_bytes(kernel) for cache in existing_caches()),
     )
     known = next((each for each in found if each is not None), None)
     if known is None and kernel.edited is None and (verdict := shipped_verdict(kernel.plan)) is not None:

@@ -294,6 +294,11 @@ def caches() -> list[KernelCache]:
     return [*([] if user is None else [user]), *_own]
 
 
+def existing_caches() -> list[KernelCache]:
+    """The same, without making a folder for the user's."""
+    return caches() if cache_root().is_dir() else list(_own)
+
+
 def writable_cache() -> KernelCache:
     """The cache that kernels are written to: the user's or, with a warning, one of this process's own.
 
