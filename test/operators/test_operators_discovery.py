@@ -42,7 +42,7 @@ def found(args, target, keep=lambda metadata: True):
     return ops.get_operators(args, lambda each: is_ours(each) and keep(each), target_sm=target)
 
 
-COUNTS = {"90a": 215, "100a": 32, "103a": 32, "80": 36, "86": 16, "89": 16, "120a": 16, "121a": 16}
+COUNTS = {"90a": 482, "100a": 44, "103a": 44, "80": 36, "86": 20, "89": 16, "120a": 20, "121a": 20}
 """Operators of a bf16 product, by the suffix of their target, in the order of the default."""
 
 
