@@ -70,6 +70,10 @@ class Sm80Shared:
     k_tiles: Int32
     item_step: Int32
 
+    def of_segments(self) -> list[Sm80Shared]:
+        """The state for tiles of each segment of columns: there is one here."""
+        return [self]
+
 
 class Feed(ABC):
     """The feed of a kernel whose epilogue and stages are known, for the warps of `work`. `roles` are the

@@ -41,7 +41,16 @@ from cute_backend.templates.rings import (
     producer_state,
 )
 from cute_backend.templates.scheduler import KPlace, Place
-from cute_backend.templates.segments import Buffers, Operands, Segment, Segments, dealt, expecting
+from cute_backend.templates.segments import (
+    Buffers,
+    Operands,
+    Segment,
+    Segments,
+    dealt,
+    epilogues_of,
+    expecting,
+    segments_of,
+)
 from cute_backend.templates.tile import Tile
 
 if TYPE_CHECKING:
@@ -72,9 +81,7 @@ class Gemm(ABC):
         self.scaling = scaling
         self.stages = stages
         _check_stages(epilogue, config, stages, scaling)
-        self.segments: tuple[Segment, ...] = ()
-        if isinstance(epilogue, Segments):
-            self.segments = epilogue.segments(config)
+        self.segments = segments_of(epilogue, config)
         for each in self._epilogues:
             if bool(each.staged) != isinstance(each, Staging):
                 has = "a method" if isinstance(each, Staging) else "no method"
@@ -88,8 +95,8 @@ class Gemm(ABC):
 
     @property
     def _epilogues(self) -> tuple[Epilogue, ...]:
-        """The epilogue of each segment of columns; the one epilogue where there are no segments."""
-        return self.epilogue.epilogues if isinstance(self.epilogue, Segments) else (self.epilogue,)
+        """The epilogue of each segment of columns."""
+        return epilogues_of(self.epilogue)
 
     @property
     def by_segment(self) -> tuple[Self, ...]:
@@ -101,8 +108,14 @@ class Gemm(ABC):
         return tuple(kernels)
 
     def _dealt(self, loads: Sequence[cute.Tensor], stores: Sequence[cute.Tensor]) -> list[Operands]:
-        """The tensors of the epilogue, or those of the epilogue of each segment."""
+        """The tensors of the epilogue of each segment."""
         return dealt(self._epilogues, loads, stores)
+
+    @property
+    def parts_of_b(self) -> list[tuple[Segment, int]]:
+        """For each B, the segment whose tiles it is loaded for, and its place among the pieces of a stage."""
+        pieces = range(1 if len(self.segments) > 1 else self.config.pieces)
+        return [(segment, piece) for segment in self.segments for piece in pieces]
 
     def _width(self, columns: Any) -> Any:
         """The columns that are cut into tiles, where the first B has `columns`."""
@@ -118,19 +131,18 @@ class Gemm(ABC):
         buffers: Sequence[Buffers],
         exacts: Sequence[Any],
     ) -> list[SegmentState]:
-        """The state of tiles of each segment, or of all tiles, of a plane of `n` columns."""
-        widths = [segment.width for segment in self.segments] or [n]
+        """The state of tiles of each segment. A segment without a width has the plane's, `n`."""
         return [
             SegmentState(
-                n=width,
+                n=segment.width or n,
                 glob=by_name(epilogue.loads + epilogue.stores, given + results),
                 exact_pipeline=exact,
                 loads=memory.loads,
                 stores=memory.stores,
                 rows=memory.rows,
             )
-            for epilogue, width, given, results, memory, exact in zip(
-                self._epilogues, widths, loads, stores, buffers, exacts, strict=True
+            for epilogue, segment, given, results, memory, exact in zip(
+                self._epilogues, self.segments, loads, stores, buffers, exacts, strict=True
             )
         ]
 
@@ -358,18 +370,15 @@ class Gemm(ABC):
         self, shared: Shared, item: Int32, item_step: Int32, lane: Int32
     ) -> pipeline.PipelineState:
         """Stages the rowvecs of one tile after another, by one warp. Returns the stage after the last."""
-        schedule, of_segments = shared.schedule, shared.of_segments() if self.segments else []
+        schedule, of_segments = shared.schedule, shared.of_segments()
         row_state = producer_state(self.stages.row)
         while schedule.is_valid(item):
             place = schedule.place(item)
-            if cutlass.const_expr(self.segments):
-                for i in cutlass.range_constexpr(len(self.segments)):
-                    if self.segments[i].has(place):
-                        self.by_segment[i]._stage_tile(
-                            of_segments[i], self.segments[i].within(place), lane, row_state
-                        )
-            else:
-                self._stage_tile(shared, place, lane, row_state)
+            for i in cutlass.range_constexpr(len(self.segments)):
+                if self.segments[i].has(place):
+                    self.by_segment[i]._stage_tile(
+                        of_segments[i], self.segments[i].within(place), lane, row_state
+                    )
             row_state.advance()
             item += item_step
         return row_state

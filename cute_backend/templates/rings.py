@@ -49,8 +49,8 @@ class SegmentState:
 class Shared:
     """State that the warps of a CTA share: the problem, the pipelines between them and their buffers.
 
-    If columns are in segments, the fields of `SegmentState` are those of the first one. `of_segments` returns
-    the state with those of each."""
+    The fields of `SegmentState` are those of the first segment of columns. `of_segments` returns the state
+    with those of each."""
 
     schedule: Schedule
     m: Int32
@@ -106,13 +106,6 @@ def in_ring(state: pipeline.PipelineState, ring: Any) -> pipeline.PipelineState:
 def swizzled(smem: SmemAllocator, dtype: type[cutlass.Numeric], layout: cute.ComposedLayout) -> cute.Tensor:
     """A buffer whose layout is swizzled, as TMA and the tensor cores address it."""
     return smem.allocate_tensor(dtype, layout.outer, SMEM_ALIGN, layout.inner)
-
-
-def allocate_planes(
-    smem: SmemAllocator, operands: Sequence[SmemOperand], layouts: Sequence[cute.ComposedLayout]
-) -> list[cute.Tensor]:
-    """Allocates shared memory for operands that TMA moves: (rows, columns, stages) for each."""
-    return [swizzled(smem, operand.dtype, layout) for operand, layout in zip(operands, layouts, strict=True)]
 
 
 def allocate_rows(

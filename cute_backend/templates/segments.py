@@ -23,7 +23,7 @@ from cute_backend.planning import TileConfig
 from cute_backend.planning.shared_memory import shared_buffers
 from cute_backend.templates.crew import SMEM_ALIGN, Ring
 from cute_backend.templates.epilogue import Epilogue, SmemOperand
-from cute_backend.templates.rings import allocate_planes, allocate_rows, make_exact
+from cute_backend.templates.rings import allocate_rows, make_exact
 from cute_backend.templates.scheduler import Place
 
 
@@ -68,13 +68,36 @@ class Segment:
     end: int
     width: int
 
-    def has(self, place: Place) -> Boolean:
+    def has(self, place: Place) -> bool | Boolean:
         """Whether a work item lies in this segment."""
         return (place.column >= self.first) & (place.column < self.end)
 
     def within(self, place: Place) -> Place:
         """The place of a work item, counted from this segment's first column."""
         return replace(place, column=place.column - self.first)
+
+
+class AllColumns(Segment):
+    """The one segment of a kernel whose columns have one epilogue: a plane's columns, however many."""
+
+    def __init__(self) -> None:
+        super().__init__(first=0, end=0, width=0)
+
+    def has(self, place: Place) -> bool:
+        return True
+
+    def within(self, place: Place) -> Place:
+        return place
+
+
+def epilogues_of(epilogue: Epilogue) -> tuple[Epilogue, ...]:
+    """The epilogue of each segment of columns."""
+    return epilogue.epilogues if isinstance(epilogue, Segments) else (epilogue,)
+
+
+def segments_of(epilogue: Epilogue, config: TileConfig) -> tuple[Segment, ...]:
+    """The segments of columns, of which there is always one."""
+    return epilogue.segments(config) if isinstance(epilogue, Segments) else (AllColumns(),)
 
 
 @dataclass(frozen=True)
@@ -127,12 +150,8 @@ def allocate_buffers(
     columns: int,
     row_stages: int,
 ) -> list[Buffers]:
-    """Allocates shared memory for planes of these layouts and for staged rowvecs: for one epilogue, or for
-    the epilogues of all segments, which share it."""
-    if not isinstance(epilogue, Segments):
-        loads = allocate_planes(smem, epilogue.shared_loads, load_planes[0])
-        stores = allocate_planes(smem, epilogue.shared_stores, store_planes[0])
-        return [Buffers(loads, stores, allocate_rows(smem, epilogue.staged, columns, row_stages))]
+    """Allocates shared memory for planes of these layouts and for staged rowvecs, which the epilogues of all
+    segments share."""
     come = _allocate_slots(smem, epilogue.shared_loads, load_planes)
     go = _allocate_slots(smem, epilogue.shared_stores, store_planes)
     rows = allocate_rows(smem, epilogue.staged, columns, row_stages)
@@ -146,7 +165,7 @@ def allocate_buffers(
             ],
         )
         for each, load_layouts, store_layouts in zip(
-            epilogue.epilogues, load_planes, store_planes, strict=True
+            epilogues_of(epilogue), load_planes, store_planes, strict=True
         )
     ]
 

@@ -450,7 +450,7 @@ class Sm100Gemm(Gemm):
             schedule=schedule,
             m=m,
             **vars(states[0]),
-            segment_states=states if self.segments else [],
+            segment_states=states,
             ab_pipeline=ab_pipeline,
             acc_pipeline=acc_pipeline,
             row_pipeline=row_pipeline,
@@ -472,9 +472,7 @@ class Sm100Gemm(Gemm):
             if warp >= self.visitors.numbers.stop:
                 cute.arch.setmaxregister_decrease(self.crew.registers[-1])
         if warp == self.load.first:
-            # A stage has a piece of every B, or where columns are in segments the tile of one B.
-            pieces = [0] * len(b_tmas) if self.segments else range(config.pieces)
-            s_bs = [self._piece_stages(s_b, piece_smem, piece) for piece in pieces]
+            s_bs = [self._piece_stages(s_b, piece_smem, piece) for _, piece in self.parts_of_b]
             of_scales = (scale_tmas, s_scales, scales)
             self._load(
                 shared, tiled_mma, piece_mma, cluster, cta_coord, a_tma, b_tmas, s_a, s_bs, of_scales, tails
@@ -613,16 +611,9 @@ class Sm100Gemm(Gemm):
                         _, t_gb_of_k = self._partition_b(b_tmas[i], s_bs[i], thr_piece, cta_coord, of_k)
                         tile_b = t_gb_of_k[(None, column, 0, 0)]
                         cute.copy(b_tmas[i].atom, tile_b, t_sb[stage], **to_b)
-                    elif cutlass.const_expr(self.segments):
-                        if self.segments[i].has(place):
-                            cute.copy(
-                                b_tmas[i].atom,
-                                t_gb[(None, column - self.segments[i].first * config.cluster_n, k)],
-                                t_sb[stage],
-                                **to_b,
-                            )
-                    else:
-                        tile_b = batches.of_place(t_gb, place)[(None, column, k)]
+                    elif self.parts_of_b[i][0].has(place):
+                        within = column - self.parts_of_b[i][0].first * config.cluster_n
+                        tile_b = batches.of_place(t_gb, place)[(None, within, k)]
                         cute.copy(b_tmas[i].atom, tile_b, t_sb[stage], **to_b)
                 for i in cutlass.range_constexpr(len(scale_tmas)):
                     t_s, t_g = t_scales[i]
@@ -763,15 +754,12 @@ class Sm100Gemm(Gemm):
         item, item_step = shared.epilogue_item, shared.item_step
         while schedule.is_valid(item):
             place = schedule.place(item)
-            if cutlass.const_expr(self.segments):
-                state = exact_state.clone()
-                for i in cutlass.range_constexpr(len(self.segments)):
-                    if self.segments[i].has(place):
-                        exact_state = self.by_segment[i]._load_planes(
-                            of_segments[i], load_tmas[i], self.segments[i].within(place), state.clone()
-                        )
-            else:
-                exact_state = self._load_planes(shared, load_tmas[0], place, exact_state)
+            state = exact_state.clone()
+            for i in cutlass.range_constexpr(len(self.segments)):
+                if self.segments[i].has(place):
+                    exact_state = self.by_segment[i]._load_planes(
+                        of_segments[i], load_tmas[i], self.segments[i].within(place), state.clone()
+                    )
             item += item_step
         shared.exact_pipeline.producer_tail(exact_state)
 
@@ -856,38 +844,22 @@ class Sm100Gemm(Gemm):
                 self._publish(shared, acc, seat, reader, acc_state.clone(), scale_state.clone())
         while schedule.is_valid(item):
             place = schedule.place(item)
-            if cutlass.const_expr(self.segments):
-                # One of these branches is taken. Each advances states of its own.
-                states = [
-                    state.clone() for state in (acc_state, row_state, scale_state, exact_state, store_state)
-                ]
-                for i in cutlass.range_constexpr(len(self.segments)):
-                    if self.segments[i].has(place):
-                        acc_state, scale_state, exact_state, store_state = self.by_segment[i]._visit_tile(
-                            of_segments[i],
-                            acc,
-                            seat,
-                            self.segments[i].within(place),
-                            reader,
-                            store_tmas[i],
-                            store_pipeline,
-                            *[state.clone() for state in states],
-                        )
-            else:
-                acc_state, scale_state, exact_state, store_state = self._visit_tile(
-                    shared,
-                    acc,
-                    seat,
-                    place,
-                    reader,
-                    store_tmas[0],
-                    store_pipeline,
-                    acc_state,
-                    row_state,
-                    scale_state,
-                    exact_state,
-                    store_state,
-                )
+            # One of these branches is taken. Each advances states of its own.
+            states = [
+                state.clone() for state in (acc_state, row_state, scale_state, exact_state, store_state)
+            ]
+            for i in cutlass.range_constexpr(len(self.segments)):
+                if self.segments[i].has(place):
+                    acc_state, scale_state, exact_state, store_state = self.by_segment[i]._visit_tile(
+                        of_segments[i],
+                        acc,
+                        seat,
+                        self.segments[i].within(place),
+                        reader,
+                        store_tmas[i],
+                        store_pipeline,
+                        *[state.clone() for state in states],
+                    )
             if cutlass.const_expr(stages.row > 0):
                 row_state.advance()
             acc_state.advance()

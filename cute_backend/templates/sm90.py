@@ -447,7 +447,7 @@ class Sm90Gemm(FragmentGemm):
             schedule=schedule,
             m=m,
             **vars(states[0]),
-            segment_states=states if self.segments else [],
+            segment_states=states,
             ab_pipeline=ab_pipeline,
             row_pipeline=row_pipeline,
             k_tiles=k_tiles,
@@ -494,9 +494,10 @@ class Sm90Gemm(FragmentGemm):
         config, schedule, ab_pipeline = self.config, shared.schedule, shared.ab_pipeline
         cta_m, cta_n = shared.cta_m, shared.cta_n
         box_m = config.tile_m // self.a_boxes
-        # A stage has a piece of every B, or where columns are in segments the tile of one B.
-        pieces = [0] * len(b_tmas) if self.segments else range(config.pieces)
-        t_bs = [self._partition_b(b_tmas[i], s_b, piece, cta_m) for i, piece in enumerate(pieces)]
+        t_bs = [
+            self._partition_b(tma, s_b, piece, cta_m)
+            for tma, (_, piece) in zip(b_tmas, self.parts_of_b, strict=True)
+        ]
         cta_coord = (cta_m, cta_n, 0)
         a_mask = b_mask = None
         if cutlass.const_expr(config.cluster_n > 1):
@@ -555,16 +556,9 @@ class Sm90Gemm(FragmentGemm):
                         _, t_gb_of_k = self._partition_b(b_tmas[i], s_b, i, cta_m, place, k_tile)
                         box_of_b = t_gb_of_k[(None, column, 0, 0)]
                         cute.copy(b_tmas[i].atom, box_of_b, stage_b, **to_b)
-                    elif cutlass.const_expr(self.segments):
-                        if self.segments[i].has(place):
-                            cute.copy(
-                                b_tmas[i].atom,
-                                t_gb[(None, column - self.segments[i].first * config.cluster_n, k)],
-                                stage_b,
-                                **to_b,
-                            )
-                    else:
-                        box_of_b = batches.of_place(t_gb, place)[(None, column, k)]
+                    elif self.parts_of_b[i][0].has(place):
+                        within = column - self.parts_of_b[i][0].first * config.cluster_n
+                        box_of_b = batches.of_place(t_gb, place)[(None, within, k)]
                         cute.copy(b_tmas[i].atom, box_of_b, stage_b, **to_b)
                 if cutlass.const_expr(tails is not None):
                     if is_cut(place, k_tile, k_tiles):
@@ -583,18 +577,15 @@ class Sm90Gemm(FragmentGemm):
             for ring in cutlass.range_constexpr(self.rings):
                 if schedule.is_valid(item + ring * item_step):
                     place = schedule.place(item + ring * item_step)
-                    if cutlass.const_expr(self.segments):
-                        for i in cutlass.range_constexpr(len(self.segments)):
-                            if self.segments[i].has(place):
-                                self.by_segment[i]._load_planes(
-                                    of_segments[i],
-                                    load_tmas[i],
-                                    self.segments[i].within(place),
-                                    exact_state,
-                                    ring,
-                                )
-                    else:
-                        self._load_planes(shared, load_tmas[0], place, exact_state, ring)
+                    for i in cutlass.range_constexpr(len(self.segments)):
+                        if self.segments[i].has(place):
+                            self.by_segment[i]._load_planes(
+                                of_segments[i],
+                                load_tmas[i],
+                                self.segments[i].within(place),
+                                exact_state,
+                                ring,
+                            )
             exact_state.advance(self.boxes * len(self.by_segment[0].rounds))
             item += self.rings * item_step
 
@@ -716,38 +707,22 @@ class Sm90Gemm(FragmentGemm):
             row_state.advance(seat.ring)
         while schedule.is_valid(item):
             place = schedule.place(item)
-            if cutlass.const_expr(self.segments):
-                # One of these branches is taken. Each advances states of its own.
-                states = [state.clone() for state in (ab_state, row_state, exact_state)]
-                for i in cutlass.range_constexpr(len(self.segments)):
-                    if self.segments[i].has(place):
-                        ab_state, exact_state, store_plane = self.by_segment[i]._compute(
-                            of_segments[i],
-                            seat,
-                            self.segments[i].within(place),
-                            operands,
-                            acc,
-                            store_tmas[i],
-                            store_group,
-                            mma_turn,
-                            *[state.clone() for state in states],
-                            store_plane,
-                        )
-            else:
-                ab_state, exact_state, store_plane = self._compute(
-                    shared,
-                    seat,
-                    place,
-                    operands,
-                    acc,
-                    store_tmas[0],
-                    store_group,
-                    mma_turn,
-                    ab_state,
-                    row_state,
-                    exact_state,
-                    store_plane,
-                )
+            # One of these branches is taken. Each advances states of its own.
+            states = [state.clone() for state in (ab_state, row_state, exact_state)]
+            for i in cutlass.range_constexpr(len(self.segments)):
+                if self.segments[i].has(place):
+                    ab_state, exact_state, store_plane = self.by_segment[i]._compute(
+                        of_segments[i],
+                        seat,
+                        self.segments[i].within(place),
+                        operands,
+                        acc,
+                        store_tmas[i],
+                        store_group,
+                        mma_turn,
+                        *[state.clone() for state in states],
+                        store_plane,
+                    )
             if cutlass.const_expr(stages.row > 0):
                 row_state.advance()
             item += item_step
