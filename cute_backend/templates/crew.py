@@ -8,8 +8,13 @@ arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
 
 from cute_backend.planning import SMEM_RESERVE
 
@@ -38,12 +43,14 @@ BARRIER_BYTES = SMEM_RESERVE - SMEM_ALIGN - 16
 
 @dataclass(frozen=True)
 class Role:
-    """Warps of a CTA with one job: `warps` of them, from warp number `first` on."""
+    """Warps of a CTA with one job: `warps` of them, from warp number `first` on. They call `run` with the
+    state of the CTA."""
 
     name: str
     first: int
     warps: int
     job: str
+    run: Callable[[Any], object] = field(repr=False, compare=False)
 
     @property
     def numbers(self) -> range:
@@ -143,6 +150,21 @@ class Crew:
         """Threads of a CTA: all warps up to the last that has a role or is in a warpgroup of `registers`."""
         return WARP * max(WARPS * len(self.registers), *(role.numbers.stop for role in self.roles))
 
+    @cute.jit
+    def run(self, roles: cutlass.Constexpr[Sequence[Role]], warp: Int32, shared: Any):
+        """Does the work of that one of `roles` that the warp with this number has, if it has one."""
+        for role in roles:
+            if self.has_role(warp, role):
+                role.run(shared)
+
+    def has_role(self, warp: Int32, role: Role) -> bool | Boolean:
+        """Whether the warp with this number has a role."""
+        if role.warps * WARP == self.threads:
+            return True
+        if role.warps == 1:
+            return warp == role.first
+        return warp < role.numbers.stop if role.first == 0 else warp >= role.first
+
     def _check_roles(self) -> None:
         owners: dict[int, Role] = {}
         for role in self.roles:
@@ -230,7 +252,8 @@ class Crew:
             )
 
     def __str__(self) -> str:
-        roles = [("warps", "role", "job"), *((_span(role), role.name, role.job) for role in self.roles)]
+        in_order = sorted(self.roles, key=lambda role: role.first)
+        roles = [("warps", "role", "job"), *((_span(role), role.name, role.job) for role in in_order)]
         rings = [("ring", "stages", "filled by", "emptied by")]
         rings += [
             (ring.name, str(ring.stages), ", ".join(map(str, ring.fills)), str(ring.emptied))

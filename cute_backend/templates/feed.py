@@ -3,7 +3,6 @@
 The template calls its feed at each step of a tile, and knows nothing of its copies and barriers:
 
     open     the pipelines, before the warps take their roles
-    help     the whole work of the warps that only load
     begin    the first k tile, and the first rowvecs
     end      after the last tile
 
@@ -51,8 +50,8 @@ class Sm80Shared:
     """State that the warps of a CTA share: the problem, its operands in the feed's form, their stages, and
     the feed's pipelines.
 
-    A CTA processes its first work item and every `item_step`-th after it. Each has `k_tiles` k tiles: all of
-    K, or one part of it under split-K.
+    A CTA processes `first_item` and every `item_step`-th work item after it. Each has `k_tiles` k tiles: all
+    of K, or one part of it under split-K. `thread` is the number of the thread that this is given to.
     """
 
     schedule: Schedule
@@ -63,12 +62,24 @@ class Sm80Shared:
     rows: tuple[cute.Tensor, ...]
     ab_pipeline: Any
     row_pipeline: Any
+    mma: cute.TiledMma | None
     a: Any
     bs: tuple
     s_a: cute.Tensor
     s_b: cute.Tensor
     k_tiles: Int32
+    thread: Int32
+    first_item: Int32
     item_step: Int32
+
+    @property
+    def lane(self) -> Int32:
+        return self.thread % WARP
+
+    @property
+    def epilogue_item(self) -> Int32:
+        """The first work item whose epilogue the CTA runs."""
+        return self.first_item
 
     def of_segments(self) -> list[Sm80Shared]:
         """The state for tiles of each segment of columns: there is one here."""
@@ -100,11 +111,8 @@ class Feed(ABC):
         """Makes the pipeline of A and B, and that of rowvecs. All threads call this."""
         return None, None
 
-    def help(self, shared: Sm80Shared, first_item: Int32, warp: Int32, lane: Int32) -> None:
-        """The work of the warps of `roles`, for all tiles of a CTA."""
-
     @abstractmethod
-    def begin(self, shared: Sm80Shared, first_item: Int32, thread: Int32) -> tuple[Any, Any]:
+    def begin(self, shared: Sm80Shared) -> tuple[Any, Any]:
         """The positions of the first k tile and of the first rowvecs."""
 
     @abstractmethod
@@ -112,7 +120,7 @@ class Feed(ABC):
         """Waits for a k tile, and returns the stage that has it."""
 
     @abstractmethod
-    def multiply(self, shared: Sm80Shared, at: Any, thread: Int32, step: Callable[[Copies], None]) -> Any:
+    def multiply(self, shared: Sm80Shared, at: Any, step: Callable[[Copies], None]) -> Any:
         """Multiplies a k tile by `step(copies)`, where `copies` are those of a later k tile that the warp
         begins at the same time. Returns the position of the k tile after it."""
 
@@ -132,13 +140,13 @@ class Feed(ABC):
         still be in progress."""
 
     @cute.jit
-    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32):
+    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32):
         """Stages the rowvecs of a tile in the stage `rows_at`, by the first of the warps that multiply. All
         earlier reads of that stage are done, because the previous tile's k tiles came after them."""
-        if thread < WARP:
+        if shared.thread < WARP:
             names = [operand.name for operand in self.gemm.epilogue.staged]
             rows = by_name(names, [s_row[(None, rows_at)] for s_row in shared.rows])
-            self.gemm._stage(self.gemm._row_tile(shared, place, thread), shared.glob, rows)
+            self.gemm._stage(self.gemm._row_tile(shared, place, shared.thread), shared.glob, rows)
 
     def first_k(self, shared: Sm80Shared, batch: Int32) -> Int32:
         """The first k tile of a work item of the `batch`-th product, or of the `batch`-th part of K."""

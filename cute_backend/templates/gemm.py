@@ -42,11 +42,12 @@ from cute_backend.templates.rings import (
 )
 from cute_backend.templates.scheduler import KPlace, Place
 from cute_backend.templates.segments import (
+    Boxes,
     Buffers,
     Operands,
+    Part,
     Segment,
     Segments,
-    dealt,
     epilogues_of,
     expecting,
     segments_of,
@@ -107,9 +108,30 @@ class Gemm(ABC):
             kernels[-1].epilogue = epilogue
         return tuple(kernels)
 
-    def _dealt(self, loads: Sequence[cute.Tensor], stores: Sequence[cute.Tensor]) -> list[Operands]:
-        """The tensors of the epilogue of each segment."""
-        return dealt(self._epilogues, loads, stores)
+    def _parts(
+        self,
+        dealt: Sequence[Operands],
+        come: Boxes,
+        go: Boxes,
+        plane: Callable[[cute.Tensor], cute.Tensor],
+    ) -> list[Part]:
+        """The arguments for each segment, whose planes `come` and `go` in boxes."""
+        found = []
+        for each in dealt:
+            epilogue, loads, stores = each.epilogue, each.load_of, each.store_of
+            loaded = [come.layout(operand, loads[operand.name]) for operand in epilogue.shared_loads]
+            stored = [go.layout(operand, stores[operand.name]) for operand in epilogue.shared_stores]
+            found.append(
+                Part(
+                    each.loads,
+                    each.stores,
+                    self._maps(come, epilogue.shared_loads, loads, loaded, plane),
+                    self._maps(go, epilogue.shared_stores, stores, stored, plane, written=True),
+                    loaded,
+                    stored,
+                )
+            )
+        return found
 
     @property
     def parts_of_b(self) -> list[tuple[Segment, int]]:
@@ -124,25 +146,22 @@ class Gemm(ABC):
         return columns * self.config.pieces // self.config.products
 
     def _segment_states(
-        self,
-        n: Any,
-        loads: Sequence[list[cute.Tensor]],
-        stores: Sequence[list[cute.Tensor]],
-        buffers: Sequence[Buffers],
-        exacts: Sequence[Any],
+        self, n: Any, parts: Sequence[Part], buffers: Sequence[Buffers], exacts: Sequence[Any]
     ) -> list[SegmentState]:
-        """The state of tiles of each segment. A segment without a width has the plane's, `n`."""
+        """The state of tiles of each segment. A segment without a width has that of the plane, `n`."""
         return [
             SegmentState(
                 n=segment.width or n,
-                glob=by_name(epilogue.loads + epilogue.stores, given + results),
+                glob=by_name(epilogue.loads + epilogue.stores, part.loads + part.stores),
                 exact_pipeline=exact,
                 loads=memory.loads,
                 stores=memory.stores,
                 rows=memory.rows,
+                load_tmas=part.load_tmas,
+                store_tmas=part.store_tmas,
             )
-            for epilogue, segment, given, results, memory, exact in zip(
-                self._epilogues, self.segments, loads, stores, buffers, exacts, strict=True
+            for epilogue, segment, part, memory, exact in zip(
+                self._epilogues, self.segments, parts, buffers, exacts, strict=True
             )
         ]
 
@@ -153,24 +172,23 @@ class Gemm(ABC):
 
     def _maps(
         self,
-        op: Any,
+        boxes: Boxes,
         operands: Sequence[SmemOperand],
         tensors: Mapping[str, cute.Tensor],
         layouts: Sequence[cute.ComposedLayout],
-        box: tuple[int, int],
         plane: Callable[[cute.Tensor], cute.Tensor],
         written: bool = False,
     ) -> list[cpasync.TmaInfo]:
         """For each operand, the TMA atom and tensor that copy boxes of its `plane` to or from one stage of
         shared memory. In a grouped product, outputs, which are `written`, are `ragged` by the rows of a box
         if they have rows."""
-        ragged = partial(batches.ragged, rows=box[0])
+        ragged = partial(batches.ragged, rows=boxes.shape[0])
         views = [
             heads_apart if operand.by_heads else ragged if written and self._is_ragged(operand) else plane
             for operand in operands
         ]
         return [
-            cpasync.make_tiled_tma_atom(op, view(tensors[operand.name]), one_stage(layout), box)
+            cpasync.make_tiled_tma_atom(boxes.op, view(tensors[operand.name]), one_stage(layout), boxes.shape)
             for view, operand, layout in zip(views, operands, layouts, strict=True)
         ]
 
@@ -366,12 +384,11 @@ class Gemm(ABC):
         """The tile of a work item, as seen by the warp that stages rowvecs."""
 
     @cute.jit
-    def _stage_rows(
-        self, shared: Shared, item: Int32, item_step: Int32, lane: Int32
-    ) -> pipeline.PipelineState:
-        """Stages the rowvecs of one tile after another, by one warp. Returns the stage after the last."""
-        schedule, of_segments = shared.schedule, shared.of_segments()
-        row_state = producer_state(self.stages.row)
+    def _stage_rows(self, shared: Shared) -> pipeline.PipelineState:
+        """The staging warp: the staged rowvecs of one tile after another. Returns the stage after the
+        last."""
+        schedule, of_segments, lane = shared.schedule, shared.of_segments(), shared.lane
+        row_state, item = producer_state(self.stages.row), Int32(shared.epilogue_item)
         while schedule.is_valid(item):
             place = schedule.place(item)
             for i in cutlass.range_constexpr(len(self.segments)):
@@ -380,7 +397,7 @@ class Gemm(ABC):
                         of_segments[i], self.segments[i].within(place), lane, row_state
                     )
             row_state.advance()
-            item += item_step
+            item += shared.item_step
         return row_state
 
     def _stage_tile(self, shared: Shared, place: Place, lane: Int32, stage: pipeline.PipelineState) -> None:

@@ -7,7 +7,7 @@ barriers of the rings, and partitions the boxes that TMA moves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +31,12 @@ ROW_ALIGN = 128
 """Alignment of staged rowvecs in bytes: more than the 16 bytes of the widest vector that reads them."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class SegmentState:
     """The state of a tile that depends on its segment of columns: the segment's width `n`, its global tensors
-    `glob`, the pipeline of its exact loads, and the buffers of its exact loads (`loads`), its planes that are
-    stored (`stores`) and its staged rowvecs (`rows`)."""
+    `glob`, the pipeline of its exact loads, and the buffers and maps of its exact loads (`loads`,
+    `load_tmas`), the buffers and maps of its planes that are stored (`stores`, `store_tmas`), and the buffers
+    of its staged rowvecs (`rows`)."""
 
     n: int
     glob: SimpleNamespace
@@ -43,12 +44,17 @@ class SegmentState:
     loads: list[cute.Tensor]
     stores: list[cute.Tensor]
     rows: list[cute.Tensor]
+    load_tmas: list[cpasync.TmaInfo]
+    store_tmas: list[cpasync.TmaInfo]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Shared:
-    """State that the warps of a CTA share: the problem, the pipelines between them and their buffers.
+    """State that the warps of a CTA share: the problem, the pipelines between them and their buffers; and the
+    numbers of the `warp` in the CTA and of the `lane` in the warp.
 
+    A CTA processes `first_item` and every `item_step`-th work item after it. The epilogue's items begin at
+    `epilogue_item`, which lies beyond the last item in a CTA that publishes its sums to another.
     The fields of `SegmentState` are those of the first segment of columns. `of_segments` returns the state
     with those of each."""
 
@@ -62,7 +68,14 @@ class Shared:
     loads: list[cute.Tensor]
     stores: list[cute.Tensor]
     rows: list[cute.Tensor]
-    segment_states: list[SegmentState] = field(default_factory=list, kw_only=True)
+    load_tmas: list[cpasync.TmaInfo]
+    store_tmas: list[cpasync.TmaInfo]
+    segment_states: list[SegmentState]
+    warp: Int32
+    lane: Int32
+    first_item: Int32
+    epilogue_item: Int32
+    item_step: Int32
 
     def of_segments(self) -> list[Self]:
         """The state for tiles of each segment of columns."""

@@ -10,19 +10,21 @@ number of stages of each ring, whether or not its epilogue uses them, so that th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Boolean
+from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
 from cute_backend.planning.shared_memory import shared_buffers
 from cute_backend.templates.crew import SMEM_ALIGN, Ring
-from cute_backend.templates.epilogue import Epilogue, SmemOperand
+from cute_backend.templates.epilogue import Epilogue, SmemOperand, of_runs, run_box
 from cute_backend.templates.rings import allocate_rows, make_exact
 from cute_backend.templates.scheduler import Place
 
@@ -133,6 +135,35 @@ def dealt(
 
 
 @dataclass(frozen=True)
+class Boxes:
+    """The boxes in which TMA moves planes by `op`: `count` of `shape` lie in shared memory, as `layout_of`
+    the architecture lays them out."""
+
+    op: Any
+    shape: tuple[int, int]
+    count: int
+    layout_of: Callable[..., cute.ComposedLayout]
+
+    def layout(self, operand: SmemOperand, plane: cute.Tensor) -> cute.ComposedLayout:
+        """The layout (rows, columns, count) of the boxes of a plane."""
+        box, runs = run_box(self.shape, self.count, plane)
+        return of_runs(self.layout_of(operand.dtype, operand.layout, box, runs), self.count)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The arguments of a kernel that belong to one segment of columns: its operands, and the maps and layouts
+    of its planes that TMA moves."""
+
+    loads: list[cute.Tensor]
+    stores: list[cute.Tensor]
+    load_tmas: list[cpasync.TmaInfo]
+    store_tmas: list[cpasync.TmaInfo]
+    load_planes: list[cute.ComposedLayout]
+    store_planes: list[cute.ComposedLayout]
+
+
+@dataclass(frozen=True)
 class Buffers:
     """The stages in shared memory of one epilogue: of planes, (rows, columns, stages), and of staged rowvecs,
     (columns of a tile, stages)."""
@@ -145,28 +176,24 @@ class Buffers:
 def allocate_buffers(
     smem: SmemAllocator,
     epilogue: Epilogue,
-    load_planes: Sequence[Sequence[cute.ComposedLayout]],
-    store_planes: Sequence[Sequence[cute.ComposedLayout]],
+    parts: Sequence[Part],
     columns: int,
     row_stages: int,
 ) -> list[Buffers]:
-    """Allocates shared memory for planes of these layouts and for staged rowvecs, which the epilogues of all
-    segments share."""
-    come = _allocate_slots(smem, epilogue.shared_loads, load_planes)
-    go = _allocate_slots(smem, epilogue.shared_stores, store_planes)
+    """Allocates shared memory for the planes and staged rowvecs of all segments, which share it."""
+    come = _allocate_slots(smem, epilogue.shared_loads, [part.load_planes for part in parts])
+    go = _allocate_slots(smem, epilogue.shared_stores, [part.store_planes for part in parts])
     rows = allocate_rows(smem, epilogue.staged, columns, row_stages)
     return [
         Buffers(
-            _planes(come, epilogue.shared_loads, each.shared_loads, load_layouts),
-            _planes(go, epilogue.shared_stores, each.shared_stores, store_layouts),
+            _planes(come, epilogue.shared_loads, each.shared_loads, part.load_planes),
+            _planes(go, epilogue.shared_stores, each.shared_stores, part.store_planes),
             [
                 cute.make_tensor(cute.recast_ptr(rows[slot].iterator, dtype=operand.dtype), rows[slot].layout)
                 for slot, operand in zip(_taken(epilogue.staged, each.staged), each.staged, strict=True)
             ],
         )
-        for each, load_layouts, store_layouts in zip(
-            epilogues_of(epilogue), load_planes, store_planes, strict=True
-        )
+        for each, part in zip(epilogues_of(epilogue), parts, strict=True)
     ]
 
 

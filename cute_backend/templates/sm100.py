@@ -69,10 +69,7 @@ from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import (
     Epilogue,
     Keeping,
-    SmemOperand,
-    of_runs,
     release_planes,
-    run_box,
 )
 from cute_backend.templates.gemm import Gemm
 from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Operands, Sm100Plain, check_face
@@ -91,7 +88,7 @@ from cute_backend.templates.rings import (
     swizzled,
 )
 from cute_backend.templates.scheduler import GroupSchedule, Place
-from cute_backend.templates.segments import allocate_buffers, make_exacts
+from cute_backend.templates.segments import Boxes, Part, allocate_buffers, dealt, make_exacts
 from cute_backend.templates.split_k import Sums
 from cute_backend.templates.tails import Tails, is_cut
 from cute_backend.templates.tile import Sm100Subtile, Sm100Tile
@@ -182,20 +179,29 @@ class Sm100Gemm(Gemm):
         # The epilogue's warps come first: a warp's number decides which lanes of tensor memory it can read.
         groups, warps = config.warpgroups, WARPS * config.warpgroups
         self.visitors = Role(
-            "epilogue", 0, warps, "begin | accumulator wait | visit each subtile, store by TMA"
+            "epilogue",
+            0,
+            warps,
+            "begin | accumulator wait | visit each subtile, store by TMA",
+            self._visit_tiles,
         )
         self.multiply = Role(
-            "multiply", warps, 1, "tcgen05.mma over all k tiles into one of two accumulators"
+            "multiply",
+            warps,
+            1,
+            "tcgen05.mma over all k tiles into one of two accumulators",
+            self._multiply,
         )
-        self.load = Role("load", warps + 1, 1, "A and B of a k tile, by TMA with multicast")
-        self.staging = Role("staging", warps + 2, 1, "staged rowvecs of a tile")
-        self.exact = Role("exact", warps + 2 + bool(stages.row), 1, "exact loads of a subtile, by TMA")
+        self.load = Role("load", warps + 1, 1, "A and B of a k tile, by TMA with multicast", self._load)
+        self.staging = Role("staging", warps + 2, 1, "staged rowvecs of a tile", self._load_rows)
+        exact = warps + 2 + bool(stages.row)
+        self.exact = Role("exact", exact, 1, "exact loads of a subtile, by TMA", self._load_exact)
         # A stage is free once every MMA that reads what the CTA loads is done: those of its row and column.
         readers = config.cluster_m // config.ctas + config.cluster_n - 1
         self.ab_ring = Ring("ab", stages.ab, one(self.load), Arrivals(self.multiply, 1, 1, readers))
         finished = Arrivals(self.visitors, warps, 1, config.ctas)
         self.acc_ring = Ring("acc", self.acc_stages, one(self.multiply), finished)
-        roles, rings = [self.visitors, self.multiply, self.load], [self.ab_ring, self.acc_ring]
+        roles, rings = [self.load, self.multiply], [self.ab_ring, self.acc_ring]
         self.row_ring = self.exact_ring = self.sum_ring = self.scale_ring = None
         if self.block_scales is not None:
             filled, emptied = Arrivals(self.load, 1, WARP), Arrivals(self.visitors, warps, 1)
@@ -208,6 +214,7 @@ class Sm100Gemm(Gemm):
         roles += [
             role for role, ring in ((self.staging, self.row_ring), (self.exact, self.exact_ring)) if ring
         ]
+        roles.append(self.visitors)
         if config.split_k > 1:
             filled = Arrivals(self.visitors, warps, 1, config.split_k - 1)
             self.sum_ring = Ring("sums", 1, filled, Arrivals(self.visitors, warps, 1))
@@ -283,31 +290,14 @@ class Sm100Gemm(Gemm):
             for b in bs
         ]
 
-        parts = self._dealt(loads, stores)
-        load_planes = [
-            [
-                self._planes(operand, part.load_of[operand.name], self.stages.exact * config.warpgroups)
-                for operand in part.epilogue.shared_loads
-            ]
-            for part in parts
-        ]
-        store_planes = [
-            [
-                self._planes(operand, part.store_of[operand.name], self.stages.store * config.warpgroups)
-                for operand in part.epilogue.shared_stores
-            ]
-            for part in parts
-        ]
+        groups, layout_of = config.warpgroups, blackwell.make_smem_layout_epi
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        plane = partial(batches.plane, m=m, count=batches.products(a, offsets))
-        load_tmas = [
-            self._maps(come, part.epilogue.shared_loads, part.load_of, layouts, self.box, plane)
-            for part, layouts in zip(parts, load_planes, strict=True)
-        ]
-        store_tmas = [
-            self._maps(go, part.epilogue.shared_stores, part.store_of, layouts, self.box, plane, written=True)
-            for part, layouts in zip(parts, store_planes, strict=True)
-        ]
+        parts = self._parts(
+            dealt(self._epilogues, loads, stores),
+            Boxes(come, self.box, self.stages.exact * groups, layout_of),
+            Boxes(go, self.box, self.stages.store * groups, layout_of),
+            partial(batches.plane, m=m, count=batches.products(a, offsets)),
+        )
 
         lines = [m, *[cute.size(b, mode=[0]) for b in bs]]
         scale_tmas = mainloop.maps(scales, lines, a.shape[1], config)
@@ -322,27 +312,23 @@ class Sm100Gemm(Gemm):
         else:
             grid = (config.cluster_m, config.cluster_n, cutlass.min(items, max_active_clusters))
             launched = cluster_shape
-        named(self.kernel, self.name)(
-            tiled_mma,
-            piece_mma,
-            cluster,
-            a_tma,
-            b_tmas,
-            a_smem,
-            b_smem,
-            piece_smem,
-            [part.loads for part in parts],
-            [part.stores for part in parts],
-            load_tmas,
-            store_tmas,
-            load_planes,
-            store_planes,
-            scale_tmas,
-            list(scales) if self.block_scales else [],
-            m,
-            n,
-            offsets,
-        ).launch(
+        given = Sm100Arguments(
+            tiled_mma=tiled_mma,
+            piece_mma=piece_mma,
+            cluster=cluster,
+            a=a_tma,
+            bs=b_tmas,
+            a_smem=a_smem,
+            b_smem=b_smem,
+            piece_smem=piece_smem,
+            parts=parts,
+            scale_tmas=scale_tmas,
+            scales=list(scales) if self.block_scales else [],
+            m=m,
+            n=n,
+            offsets=offsets,
+        )
+        named(self.kernel, self.name)(given).launch(
             grid=grid,
             block=(self.threads, 1, 1),
             cluster=launched,
@@ -351,67 +337,41 @@ class Sm100Gemm(Gemm):
             stream=stream,
         )
 
-    def _planes(self, operand: SmemOperand, plane: cute.Tensor, boxes: int) -> cute.ComposedLayout:
-        """The layout in shared memory of an operand that TMA loads or stores: (128, subtile_n, boxes), with a
-        box for each stage and each warpgroup of the epilogue."""
-        box, count = run_box(self.box, boxes, plane)
-        return of_runs(blackwell.make_smem_layout_epi(operand.dtype, operand.layout, box, count), boxes)
-
     @cute.kernel
-    def kernel(
-        self,
-        tiled_mma: cute.TiledMma,
-        piece_mma: cute.TiledMma,
-        cluster: cute.Layout,
-        a_tma: cpasync.TmaInfo,
-        b_tmas: list,
-        a_smem: cute.ComposedLayout,
-        b_smem: cute.ComposedLayout,
-        piece_smem: cute.ComposedLayout,
-        loads: list,
-        stores: list,
-        load_tmas: list,
-        store_tmas: list,
-        load_planes: list,
-        store_planes: list,
-        scale_tmas: list,
-        scales: list,
-        m: Int32,
-        n: Int32,
-        offsets: cute.Tensor | None,
-    ):
-        config, epilogue, stages = self.config, self.epilogue, self.stages
+    def kernel(self, given: Sm100Arguments):
+        config, stages = self.config, self.stages
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         # The CTAs of a split share only sums: each loads and multiplies like a cluster of one.
-        cta_coord = cluster.get_flat_coord(cta_rank if config.split_k == 1 else Int32(0))
+        cta_coord = given.cluster.get_flat_coord(cta_rank if config.split_k == 1 else Int32(0))
 
+        maps = [part.load_tmas for part in given.parts] + [part.store_tmas for part in given.parts]
         if warp == self.load.first:
-            cpasync.prefetch_descriptor(a_tma.atom)
-            for tma in [*b_tmas, *chain(*load_tmas, *store_tmas), *scale_tmas]:
+            cpasync.prefetch_descriptor(given.a.atom)
+            for tma in [*given.bs, *chain(*maps), *given.scale_tmas]:
                 cpasync.prefetch_descriptor(tma.atom)
 
         smem = SmemAllocator()
         # Barriers come last: ahead of buffers, which are aligned to 1024 bytes, they would take 1024 bytes.
-        s_a = swizzled(smem, self.a_dtype, a_smem)
-        s_b = swizzled(smem, self.b_dtype, b_smem)
-        buffers = allocate_buffers(smem, epilogue, load_planes, store_planes, config.staged_n, stages.row)
-        s_scales = self.mainloop.allocate(smem, tiled_mma, self.tile, stages.ab, config.pieces)
-        ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, None, 0)))
-        ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, None, 0)))
+        s_a = swizzled(smem, self.a_dtype, given.a_smem)
+        s_b = swizzled(smem, self.b_dtype, given.b_smem)
+        buffers = allocate_buffers(smem, self.epilogue, given.parts, config.staged_n, stages.row)
+        s_scales = self.mainloop.allocate(smem, given.tiled_mma, self.tile, stages.ab, config.pieces)
+        ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(given.a_smem, (None, None, None, 0)))
+        ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(given.b_smem, (None, None, None, 0)))
         check_stage(config, ab_bytes)
         if cutlass.const_expr(isinstance(self.mainloop.scaling, MmaScales)):
             ab_bytes += cast(MmaScales, self.mainloop.scaling).stage_bytes(config)
         scales_in_ring = ScaleRing.allocate(smem, self.scale_ring, self.block_scales, config)
         ab_pipeline = pipeline.PipelineTmaUmma.create(
-            **stages_of(smem, self.ab_ring), tx_count=ab_bytes * config.ctas, cta_layout_vmnk=cluster
+            **stages_of(smem, self.ab_ring), tx_count=ab_bytes * config.ctas, cta_layout_vmnk=given.cluster
         )
         tails = None
         if cutlass.const_expr(self.is_k_grouped and self.group_step > 1):
             tails = Tails.allocate(smem, self.crew, ab_pipeline, [s_a, s_b], config.ctas)
             tails.init(warp == self.load.first)
         acc_pipeline = pipeline.PipelineUmmaAsync.create(
-            **stages_of(smem, self.acc_ring), cta_layout_vmnk=cluster
+            **stages_of(smem, self.acc_ring), cta_layout_vmnk=given.cluster
         )
         exacts = make_exacts(smem, self.exact_ring, self._epilogues, config.stage_elements)
         row_pipeline = make_rows(smem, self.row_ring)
@@ -426,16 +386,18 @@ class Sm100Gemm(Gemm):
             sums = Sums.allocate(smem, config.thread_accumulators, self.visitors.warps * WARP)
             if warp == self.load.first:
                 sums.init(cast(Ring, self.sum_ring))
-        in_step = cluster if config.split_k == 1 else cute.make_layout(config.split_k)
+        in_step = given.cluster if config.split_k == 1 else cute.make_layout(config.split_k)
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
-        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets, self.scale_rows, self.group_step)
+        schedule = batches.schedule(
+            config, given.m, given.n, given.a.tma_tensor, given.offsets, self.scale_rows, self.group_step
+        )
         if cutlass.const_expr(self.is_grouped):
             schedule = cast(GroupSchedule, schedule).counted()
         block, _, first_item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         epilogue_item, first_k = first_item, 0
-        all_k_tiles = cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile[2])
+        all_k_tiles = cute.ceil_div(given.a.tma_tensor.shape[1], self.tile[2])
         k_tiles = cute.ceil_div(all_k_tiles, config.split_k)
         if cutlass.const_expr(config.split_k > 1):
             first_item, item_step, first_k = block // config.split_k, schedule.items, cta_rank * k_tiles
@@ -445,10 +407,19 @@ class Sm100Gemm(Gemm):
             epilogue_item = Int32(first_item)
             if cta_rank > 0:
                 epilogue_item = schedule.items  # beyond the last: no epilogue here
-        states = self._segment_states(n, loads, stores, buffers, exacts)
+        states = self._segment_states(given.n, given.parts, buffers, exacts)
         shared = Sm100Shared(
             schedule=schedule,
-            m=m,
+            m=given.m,
+            given=given,
+            warp=warp,
+            lane=cute.arch.lane_idx(),
+            cta_coord=cta_coord,
+            s_a=s_a,
+            s_b=s_b,
+            s_scales=s_scales,
+            tails=tails,
+            tmem=tmem,
             **vars(states[0]),
             segment_states=states,
             ab_pipeline=ab_pipeline,
@@ -463,49 +434,19 @@ class Sm100Gemm(Gemm):
             sums=sums,
             scales=scales_in_ring,
         )
-        # (MMA, MMA_M, MMA_N, stage): columns of tensor memory, 512 of them at most.
-        acc_shape = cute.append(tiled_mma.partition_shape_C(self.tile[:2]), self.acc_stages)
-        acc_layout = tiled_mma.make_fragment_C(acc_shape).layout
         pipeline.pipeline_init_wait(cluster_shape_mn=in_step)
 
         if cutlass.const_expr(config.warpgroups > 1):
             if warp >= self.visitors.numbers.stop:
                 cute.arch.setmaxregister_decrease(self.crew.registers[-1])
-        if warp == self.load.first:
-            s_bs = [self._piece_stages(s_b, piece_smem, piece) for _, piece in self.parts_of_b]
-            of_scales = (scale_tmas, s_scales, scales)
-            self._load(
-                shared, tiled_mma, piece_mma, cluster, cta_coord, a_tma, b_tmas, s_a, s_bs, of_scales, tails
-            )
-        if warp == self.multiply.first:
-            tmem.wait_for_alloc()
-            tmem_start = tmem.retrieve_ptr(Float32)
-            acc = cute.make_tensor(tmem_start, acc_layout)
-            operands = Sm100Operands(
-                tiled_mma.make_fragment_A(s_a),
-                tiled_mma.make_fragment_B(s_b),
-                self.mainloop.scale_operands(
-                    s_scales, tiled_mma, self.tile, tmem_start + self.acc_stages * config.mma_n, config
-                ),
-            )
-            # The even CTA of a pair multiplies for both.
-            if cta_coord[0] == 0:
-                self._multiply(shared, tiled_mma, operands, acc)
-        if cutlass.const_expr(epilogue.staged):
-            if warp == self.staging.first:
-                self._load_rows(shared)
-        if cutlass.const_expr(epilogue.shared_loads):
-            if warp == self.exact.first:
-                self._load_exact(shared, load_tmas)
-        if warp < self.visitors.numbers.stop:
-            if cutlass.const_expr(config.warpgroups > 1):
-                cute.arch.setmaxregister_increase(self.crew.registers[0])
-            tmem.allocate(tmem_columns(config, self.mainloop.scaling))
-            tmem.wait_for_alloc()
-            tmem_ptr = tmem.retrieve_ptr(Float32)
-            self._visit_tiles(shared, cute.make_tensor(tmem_ptr, acc_layout), store_tmas)
-            tmem.relinquish_alloc_permit()
-            tmem.free(tmem_ptr)
+        self.crew.run(self.crew.roles, warp, shared)
+
+    def _accumulators(self, shared: Sm100Shared, start: cute.Pointer) -> cute.Tensor:
+        """The accumulators (MMA, MMA_M, MMA_N, stage) in tensor memory, from `start` on: at most 512 columns
+        of it."""
+        mma = shared.given.tiled_mma
+        shape = cute.append(mma.partition_shape_C(self.tile[:2]), self.acc_stages)
+        return cute.make_tensor(start, mma.make_fragment_C(shape).layout)
 
     def _piece_stages(self, s_b: cute.Tensor, piece: cute.ComposedLayout, index: int) -> cute.Tensor:
         """The part of each stage of B that one tensor fills."""
@@ -550,32 +491,21 @@ class Sm100Gemm(Gemm):
         return state.index * self.config.warpgroups + group
 
     @cute.jit
-    def _load(
-        self,
-        shared: Sm100Shared,
-        tiled_mma: cute.TiledMma,
-        piece_mma: cute.TiledMma,
-        cluster: cute.Layout,
-        cta_coord: tuple,
-        a_tma: cpasync.TmaInfo,
-        b_tmas: list,
-        s_a: cute.Tensor,
-        s_bs: list,
-        of_scales: tuple[list, list, list],
-        tails: Tails | None,
-    ):
+    def _load(self, shared: Sm100Shared):
         """The load warp: A and B of every k tile, and the scales of their blocks."""
-        config, tile_k = self.config, self.tile[2]
-        schedule, ab_pipeline = shared.schedule, shared.ab_pipeline
-        thr_mma, thr_piece = tiled_mma.get_slice(cta_coord[0]), piece_mma.get_slice(cta_coord[0])
+        config, tile_k, given, cta_coord = self.config, self.tile[2], shared.given, shared.cta_coord
+        schedule, ab_pipeline, tails = shared.schedule, shared.ab_pipeline, shared.tails
+        a_tma, b_tmas, scale_tmas, s_a = given.a, given.bs, given.scale_tmas, shared.s_a
+        s_bs = [self._piece_stages(shared.s_b, given.piece_smem, piece) for _, piece in self.parts_of_b]
+        thr_mma, thr_piece = [mma.get_slice(cta_coord[0]) for mma in (given.tiled_mma, given.piece_mma)]
         t_bs = [
             self._partition_b(tma, s_b, thr_piece, cta_coord, tma.tma_tensor)
             for tma, s_b in zip(b_tmas, s_bs, strict=True)
         ]
         a_mask, b_mask = None, None
         if cutlass.const_expr(config.cluster_m * config.cluster_n > 1):
-            a_mask = cpasync.create_tma_multicast_mask(cluster, cta_coord, mcast_mode=2)
-            b_mask = cpasync.create_tma_multicast_mask(cluster, cta_coord, mcast_mode=1)
+            a_mask = cpasync.create_tma_multicast_mask(given.cluster, cta_coord, mcast_mode=2)
+            b_mask = cpasync.create_tma_multicast_mask(given.cluster, cta_coord, mcast_mode=1)
         ab_state = producer_state(self.stages.ab)
         scale_state = producer_state(self.scale_ring.stages if self.scale_ring else 0)
         item, item_step, tail_phases = shared.first_item, shared.item_step, Int32(0)
@@ -585,8 +515,7 @@ class Sm100Gemm(Gemm):
             rows_of_a = batches.from_first(a_tma.tma_tensor, place)
             t_sa, t_ga = self._partition_a(a_tma, s_a, thr_mma, cta_coord, rows_of_a)
             tile_a = batches.of_place(t_ga, place)[(None, row // config.ctas, None)]
-            scale_tmas, s_scales, scales = of_scales
-            t_scales = self.mainloop.boxes(scale_tmas, s_scales, place, (row, column), config)
+            t_scales = self.mainloop.boxes(scale_tmas, shared.s_scales, place, (row, column), config)
             k_tiles = self._k_tiles(place, tile_k, shared.k_tiles)
             for k_tile in cutlass.range(k_tiles, unroll=1):
                 k = shared.first_k + k_tile
@@ -623,23 +552,18 @@ class Sm100Gemm(Gemm):
                         tail_phases = cast(Tails, tails).clear(ab_state, place, tail_phases)
                 ab_state.advance()
                 if cutlass.const_expr(self.block_scales is not None):
-                    scale_state = self._load_scales(shared, scales, scale_state, row, column, k)
+                    scale_state = self._load_scales(
+                        shared, scale_state, (row * CTA_M, column * config.tile_n), k
+                    )
             item += item_step
         ab_pipeline.producer_tail(ab_state)
 
     @cute.jit
     def _load_scales(
-        self,
-        shared: Sm100Shared,
-        scales: list,
-        state: pipeline.PipelineState,
-        row: Int32,
-        column: Int32,
-        k: Int32,
+        self, shared: Sm100Shared, state: pipeline.PipelineState, origin: tuple[Int32, Int32], k: Int32
     ) -> pipeline.PipelineState:
-        """Brings the scales of one k tile to their ring. Returns the next stage."""
-        ring, config = cast(ScaleRing, shared.scales), self.config
-        origin = (row * CTA_M, column * config.tile_n)
+        """Brings the scales of one k tile of the tile at `origin` to their ring. Returns the next stage."""
+        ring, config, scales = cast(ScaleRing, shared.scales), self.config, shared.given.scales
         ring.pipeline.producer_acquire(state)
         scaling, lane = cast(SumScales, self.block_scales), cute.arch.lane_idx()
         bring_tile(ring.stages, state.index, scales, scaling, config, origin, k, lane)
@@ -683,16 +607,25 @@ class Sm100Gemm(Gemm):
         return k_tiles
 
     @cute.jit
-    def _multiply(
-        self,
-        shared: Sm100Shared,
-        tiled_mma: cute.TiledMma,
-        operands: Sm100Operands,
-        acc: cute.Tensor,
-    ):
-        """The MMA warp: it fills one accumulator after the other, with the sums of a whole tile or, where
-        the epilogue scales these, of one k tile."""
-        schedule, acc_pipeline = shared.schedule, shared.acc_pipeline
+    def _multiply(self, shared: Sm100Shared):
+        """The MMA warp. The even CTA of a pair multiplies for both."""
+        config, tiled_mma = self.config, shared.given.tiled_mma
+        shared.tmem.wait_for_alloc()
+        start = shared.tmem.retrieve_ptr(Float32)
+        after = start + self.acc_stages * config.mma_n
+        operands = Sm100Operands(
+            tiled_mma.make_fragment_A(shared.s_a),
+            tiled_mma.make_fragment_B(shared.s_b),
+            self.mainloop.scale_operands(shared.s_scales, tiled_mma, self.tile, after, config),
+        )
+        if shared.cta_coord[0] == 0:
+            self._multiply_tiles(shared, operands, self._accumulators(shared, start))
+
+    @cute.jit
+    def _multiply_tiles(self, shared: Sm100Shared, operands: Sm100Operands, acc: cute.Tensor):
+        """Fills one accumulator after the other, with the sums of a whole tile or, where the epilogue scales
+        these, of one k tile."""
+        schedule, acc_pipeline, tiled_mma = shared.schedule, shared.acc_pipeline, shared.given.tiled_mma
         # The epilogue warps of both CTAs release the accumulators once their tensor memory is allocated. So
         # the producer, too, starts as if all buffers were in use.
         ab_state, acc_state = consumer_state(self.stages.ab), consumer_state(self.acc_stages)
@@ -742,12 +675,11 @@ class Sm100Gemm(Gemm):
     @cute.jit
     def _load_rows(self, shared: Sm100Shared):
         """The staging warp: the staged rowvecs of one tile after the other."""
-        item, item_step = shared.epilogue_item, shared.item_step
-        row_state = self._stage_rows(shared, item, item_step, cute.arch.lane_idx())
+        row_state = self._stage_rows(shared)
         shared.row_pipeline.producer_tail(row_state)
 
     @cute.jit
-    def _load_exact(self, shared: Sm100Shared, load_tmas: list):
+    def _load_exact(self, shared: Sm100Shared):
         """The exact warp: the exact loads of one subtile after the other."""
         schedule, of_segments = shared.schedule, shared.of_segments()
         exact_state = producer_state(self.stages.exact)
@@ -758,19 +690,17 @@ class Sm100Gemm(Gemm):
             for i in cutlass.range_constexpr(len(self.segments)):
                 if self.segments[i].has(place):
                     exact_state = self.by_segment[i]._load_planes(
-                        of_segments[i], load_tmas[i], self.segments[i].within(place), state.clone()
+                        of_segments[i], self.segments[i].within(place), state.clone()
                     )
             item += item_step
         shared.exact_pipeline.producer_tail(exact_state)
 
     @cute.jit
-    def _load_planes(
-        self, shared: Sm100Shared, load_tmas: list, place: Place, exact_state: pipeline.PipelineState
-    ):
+    def _load_planes(self, shared: Sm100Shared, place: Place, exact_state: pipeline.PipelineState):
         """Loads the exact operands of each subtile of a tile. Returns the stage after the last."""
         if cutlass.const_expr(len(self.rounds) == 1):
             for visit in cutlass.range(self.visits, unroll=1):
-                exact_state = self._load_subtile(shared, load_tmas, place, exact_state, self.rounds[0], visit)
+                exact_state = self._load_subtile(shared, place, exact_state, self.rounds[0], visit)
         else:
             # First come the loads ahead of passes, for all subtiles of a block, and then those of visits.
             whole = self.block_subtiles
@@ -779,7 +709,6 @@ class Sm100Gemm(Gemm):
                     for within in cutlass.range(whole, unroll=1):
                         exact_state = self._load_subtile(
                             shared,
-                            load_tmas,
                             place,
                             exact_state,
                             self.rounds[operands],
@@ -791,7 +720,6 @@ class Sm100Gemm(Gemm):
     def _load_subtile(
         self,
         shared: Sm100Shared,
-        load_tmas: list,
         place: Place,
         exact_state: pipeline.PipelineState,
         operands: cutlass.Constexpr[Sequence[int]],
@@ -807,13 +735,15 @@ class Sm100Gemm(Gemm):
             plane = self._plane(exact_state, group)
             for i in operands:
                 repeats = self.epilogue.shared_loads[i].repeats
-                t_s, t_g = partition_box(load_tmas[i], shared.loads[i], self.box, coord, place, repeats)
-                cute.copy(load_tmas[i].atom, t_g, t_s[(None, plane)], tma_bar_ptr=barrier)
+                t_s, t_g = partition_box(
+                    shared.load_tmas[i], shared.loads[i], self.box, coord, place, repeats
+                )
+                cute.copy(shared.load_tmas[i].atom, t_g, t_s[(None, plane)], tma_bar_ptr=barrier)
         exact_state.advance()
         return exact_state
 
     @cute.jit
-    def _visit_tiles(self, shared: Sm100Shared, acc: Any, store_tmas: list):
+    def _visit_tiles(self, shared: Sm100Shared):
         """The epilogue warps: they read accumulators from tensor memory, call the epilogue's hooks, and store
         by TMA.
 
@@ -823,6 +753,13 @@ class Sm100Gemm(Gemm):
         """
         config, stages = self.config, self.stages
         schedule, acc_pipeline, of_segments = shared.schedule, shared.acc_pipeline, shared.of_segments()
+        if cutlass.const_expr(config.warpgroups > 1):
+            cute.arch.setmaxregister_increase(self.crew.registers[0])
+        tmem = shared.tmem
+        tmem.allocate(tmem_columns(config, self.mainloop.scaling))
+        tmem.wait_for_alloc()
+        tmem_ptr = tmem.retrieve_ptr(Float32)
+        acc = self._accumulators(shared, tmem_ptr)
         seat = self._seat()
         is_store_warp = seat.warp == 0
 
@@ -856,7 +793,6 @@ class Sm100Gemm(Gemm):
                         seat,
                         self.segments[i].within(place),
                         reader,
-                        store_tmas[i],
                         store_pipeline,
                         *[state.clone() for state in states],
                     )
@@ -868,6 +804,8 @@ class Sm100Gemm(Gemm):
             store_pipeline.producer_tail()
         # Tensor memory may be freed once all warps have read their part of it.
         named_barrier(self.last_meeting).arrive_and_wait()
+        tmem.relinquish_alloc_permit()
+        tmem.free(tmem_ptr)
 
     @cute.jit
     def _visit_tile(
@@ -877,7 +815,6 @@ class Sm100Gemm(Gemm):
         seat: Seat,
         place: Place,
         reader: Reader,
-        store_tmas: list,
         store_pipeline: pipeline.PipelineTmaStore,
         acc_state: pipeline.PipelineState,
         row_state: pipeline.PipelineState,
@@ -924,7 +861,6 @@ class Sm100Gemm(Gemm):
                             reader,
                             of_block,
                             rows,
-                            store_tmas,
                             store_pipeline,
                             acc_state,
                             exact_state,
@@ -948,7 +884,6 @@ class Sm100Gemm(Gemm):
         reader: Reader,
         held: Any,
         rows: list,
-        store_tmas: list,
         store_pipeline: pipeline.PipelineTmaStore,
         acc_state: pipeline.PipelineState,
         exact_state: pipeline.PipelineState,
@@ -996,7 +931,7 @@ class Sm100Gemm(Gemm):
             barrier.arrive_and_wait()
             if is_store_warp:
                 coord = (row, column * self.subtiles + subtile)
-                self._store(store_tmas, shared.stores, empty, self.box, coord, place, glob)
+                self._store(shared.store_tmas, shared.stores, empty, self.box, coord, place, glob)
                 store_pipeline.producer_commit()
             store_state.advance()
         return exact_state, store_state
@@ -1171,20 +1106,45 @@ class Sm100Gemm(Gemm):
         return Seat(group, thread % WARPGROUP, warp % WARPS, barrier)
 
 
-@dataclass
+@dataclass(frozen=True)
+class Sm100Arguments:
+    """The arguments of the kernel: the MMA and that of a piece of B, which only divides its tile; the layout
+    of a `cluster`; maps and layouts of A, of each B and of a piece of B; the `parts` of the segments; the
+    maps of scales that the MMA applies, or `scales` that the epilogue does; and the rest as the host has
+    it."""
+
+    tiled_mma: cute.TiledMma
+    piece_mma: cute.TiledMma
+    cluster: cute.Layout
+    a: cpasync.TmaInfo
+    bs: list[cpasync.TmaInfo]
+    a_smem: cute.ComposedLayout
+    b_smem: cute.ComposedLayout
+    piece_smem: cute.ComposedLayout
+    parts: list[Part]
+    scale_tmas: list
+    scales: list[cute.Tensor]
+    m: Int32
+    n: Int32
+    offsets: cute.Tensor | None
+
+
+@dataclass(frozen=True)
 class Sm100Shared(Shared):
-    """`Shared`, and the ring of accumulators in tensor memory, the CTA's work items and its part of K.
+    """`Shared`, with the kernel's arguments, the CTA's coordinates in its cluster, the stages of A, B and
+    their scales, tensor memory and the ring of its accumulators, and the CTA's part of K: `k_tiles` from
+    `first_k` on."""
 
-    A CTA processes `first_item` and every `item_step`-th work item after it. Its epilogue begins at
-    `epilogue_item`, which lies beyond the last item if the CTA leaves its sums to another one.
-    """
-
+    given: Sm100Arguments
+    cta_coord: tuple
+    s_a: cute.Tensor
+    s_b: cute.Tensor
+    s_scales: list
+    tails: Tails | None
+    tmem: TmemAllocator
     acc_pipeline: pipeline.PipelineUmmaAsync
     k_tiles: Int32
     first_k: Any
     cta_rank: Int32
-    first_item: Any
-    epilogue_item: Any
-    item_step: Any
     sums: Any
     scales: ScaleRing | None

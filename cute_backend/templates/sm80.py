@@ -16,6 +16,7 @@ Each warp has its own planes in shared memory, and copies to and from them witho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -107,7 +108,9 @@ class Sm80Gemm(FragmentGemm):
         self.mainloop = mainloop or Sm80Plain()
         check_face(self.mainloop, Sm80Mainloop)
         super().__init__(epilogue, config, stages, kind=kind)
-        self.work = Role("work", 0, WARPS * config.warpgroups, "begin | mma.sync over all k tiles | visit")
+        self.work = Role(
+            "work", 0, WARPS * config.warpgroups, "begin | mma.sync over all k tiles | visit", self._work
+        )
         self.feed = self.feed_type(self, self.work)
         self.side_by_side = self.feed.leaves_a_stage and pairs_pay(config)
         self.groups = tuple(
@@ -150,7 +153,8 @@ class Sm80Gemm(FragmentGemm):
         grid = cutlass.min(batches.schedule(config, m, n, a).items, at_once)
         a_given = self.feed.given(a, self.a_stage)
         bs_given = [self.feed.given(b, self.piece) for b in bs]
-        named(self.kernel, self.name)(mma, a_given, bs_given, list(loads), list(stores), m, n).launch(
+        given = Sm80Arguments(mma, a_given, bs_given, list(loads), list(stores), m, n)
+        named(self.kernel, self.name)(given).launch(
             grid=(grid, 1, 1),
             block=(self.threads, 1, 1),
             min_blocks_per_mp=config.occupancy,
@@ -159,47 +163,38 @@ class Sm80Gemm(FragmentGemm):
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        mma: cute.TiledMma,
-        a: Any,
-        bs: list,
-        loads: list,
-        stores: list,
-        m: Int32,
-        n: Int32,
-    ):
-        thread, _, _ = cute.arch.thread_idx()
-        first_item, _, _ = cute.arch.block_idx()
+    def kernel(self, given: Sm80Arguments):
         item_step, _, _ = cute.arch.grid_dim()
+        first_item, _, _ = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator()
         s_a = self.a_stage.allocate(smem, self.stages.ab)
         s_b = self.b_stage.allocate(smem, self.stages.ab)
-        left = self.feed.tensor(a)
+        left = self.feed.tensor(given.a)
         planes = self._planes(smem)
         ab_pipeline, row_pipeline = self.feed.open(smem)
         shared = Sm80Shared(
-            schedule=batches.schedule(self.config, m, n, left),
-            n=n,
-            glob=by_name(self.epilogue.loads + self.epilogue.stores, loads + stores),
+            schedule=batches.schedule(self.config, given.m, given.n, left),
+            n=given.n,
+            glob=by_name(self.epilogue.loads + self.epilogue.stores, given.loads + given.stores),
             **planes,
             ab_pipeline=ab_pipeline,
             row_pipeline=row_pipeline,
-            a=a,
-            bs=tuple(bs),
+            mma=given.mma,
+            a=given.a,
+            bs=tuple(given.bs),
             s_a=s_a,
             s_b=s_b,
             k_tiles=cute.ceil_div(cute.ceil_div(left.shape[1], s_a.shape[1]), self.config.split_k),
+            thread=thread,
+            first_item=first_item,
             item_step=item_step,
         )
-        if cutlass.const_expr(not self.feed.roles):
-            self._work(shared, mma, first_item, thread)
+        if self.crew.has_role(warp, self.work):
+            self._work(shared)
         else:
-            warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-            if warp < self.work.warps:
-                self._work(shared, mma, first_item, thread)
-            else:
-                self.feed.help(shared, first_item, warp, thread % WARP)
+            self.crew.run(self.feed.roles, warp, shared)
 
     def _planes(self, smem: SmemAllocator) -> dict[str, tuple[cute.Tensor, ...]]:
         """Shared memory for exact loads, outputs and staged rowvecs."""
@@ -211,19 +206,19 @@ class Sm80Gemm(FragmentGemm):
         }
 
     @cute.jit
-    def _work(self, shared: Sm80Shared, mma: cute.TiledMma | None, first_item: Int32, thread: Int32):
+    def _work(self, shared: Sm80Shared):
         """All tiles of a CTA, one after the other."""
         config, stages = self.config, self.stages
-        schedule, glob = shared.schedule, shared.glob
+        schedule, glob, thread = shared.schedule, shared.glob, shared.thread
         group = cute.arch.make_warp_uniform(thread // WARPGROUP)
         # `FragmentSubtile` expects this order: the four sums of an instruction, then the columns of a block.
         fragments = ((2, 2), self.blocks, config.mma_n // MMA_N)
         acc = cute.make_rmem_tensor(
             cute.make_layout(fragments, stride=((1, 2), config.mma_n // 2, 4)), Float32
         )
-        sum_up = self._summing(shared, mma, acc, thread)
-        at, rows_at = self.feed.begin(shared, first_item, thread)
-        item = Int32(first_item)
+        sum_up = self._summing(shared, acc)
+        at, rows_at = self.feed.begin(shared)
+        item = Int32(shared.first_item)
         while schedule.is_valid(item):
             place = schedule.place(item)
             tile = self._tile(shared, place, thread % WARPGROUP, group)
@@ -231,31 +226,31 @@ class Sm80Gemm(FragmentGemm):
             if cutlass.const_expr(stages.exact > 0):
                 cute.arch.sync_warp()
                 for turn in cutlass.range_constexpr(min(stages.exact, self.subtiles * len(self.rounds))):
-                    self._bring(shared, tile, turn, thread)
+                    self._bring(shared, tile, turn)
                     self.feed.planes_begun()
             self._fetch_planes(shared, tile)
             if cutlass.const_expr(stages.row > 0):
-                self.feed.stage_rows(shared, place, rows_at, thread)
+                self.feed.stage_rows(shared, place, rows_at)
             at = sum_up(tile, at)
             rows = self.feed.rows(shared, rows_at)
             if cutlass.const_expr(config.rolled):
                 for block in cutlass.range_constexpr(self.blocks):
                     self._roll(block, acc, tile, glob, held, rows)
             else:
-                self._visit_planes(shared, tile, acc, held, rows, thread)
+                self._visit_planes(shared, tile, acc, held, rows)
             self._end(tile, glob, held)
             rows_at = self.feed.rows_read(shared, rows_at)
             item += shared.item_step
         self.feed.end()
 
-    def _summing(
-        self, shared: Sm80Shared, mma: cute.TiledMma | None, acc: cute.Tensor, thread: Int32
-    ) -> Callable[[FragmentTile, Any], Any]:
+    def _summing(self, shared: Sm80Shared, acc: cute.Tensor) -> Callable[[FragmentTile, Any], Any]:
         """Returns a function that fills a thread's accumulators for a tile. It takes the tile and the feed's
         position of the tile's first k tile, and returns the position of the next tile's first one."""
-        operands = WarpOperands.of(mma, self.a_stage, self.b_stage, shared.s_a, shared.s_b, thread)
+        operands = WarpOperands.of(
+            shared.mma, self.a_stage, self.b_stage, shared.s_a, shared.s_b, shared.thread
+        )
         multiplied = pair_sums(self.config, self.blocks) if self.side_by_side else acc
-        return partial(self._multiply, shared, operands, multiplied, acc, thread)
+        return partial(self._multiply, shared, operands, multiplied, acc)
 
     @cute.jit
     def _multiply(
@@ -264,7 +259,6 @@ class Sm80Gemm(FragmentGemm):
         operands: WarpOperands,
         multiplied: cute.Tensor,
         acc: cute.Tensor,
-        thread: Int32,
         tile: FragmentTile,
         at: Any,
     ):
@@ -273,11 +267,11 @@ class Sm80Gemm(FragmentGemm):
         for _ in cutlass.range(shared.k_tiles, unroll=1):
             stage = self.feed.wait(shared, at)
             step = partial(self.mainloop.step, operands, multiplied, sums, stage)
-            at = self.feed.multiply(shared, at, thread, step)
+            at = self.feed.multiply(shared, at, step)
         if cutlass.const_expr(self.side_by_side):
             cute.arch.sync_threads()  # all warps must be done with the stage before it is overwritten
             stage = self._left_stage(shared, at)
-            exchange_sums(multiplied, acc, stage, thread, partial(self._meet, thread))
+            exchange_sums(multiplied, acc, stage, shared.thread, partial(self._meet, shared))
         return at
 
     @cute.jit
@@ -288,7 +282,6 @@ class Sm80Gemm(FragmentGemm):
         acc: cute.Tensor,
         held: Any,
         rows: list,
-        thread: Int32,
     ):
         """Makes the visits of a tile, unrolled, and copies the planes of each visit in and out."""
         config, stages, of_block = self.config, self.stages, held
@@ -296,21 +289,19 @@ class Sm80Gemm(FragmentGemm):
             block, step = divmod(subtile, self.steps)
             if cutlass.const_expr(self._begins_block(step)):
                 if cutlass.const_expr(self.keeps_value):
-                    self._keep_block(shared, tile, acc, held, rows, thread, subtile)
+                    self._keep_block(shared, tile, acc, held, rows, subtile)
                 of_block = self._reduced(block, step, step, acc, tile, shared.glob, held, rows)
             sub = self.subtile_type(config, tile, block, step)
             pieces = [sub.accumulators(acc, i, step) for i in range(self.values)]
-            stored = self._index(thread, subtile, stages.store)
+            stored = self._index(shared, subtile, stages.store)
             stores = [s_store[(None, None, stored)] for s_store in shared.stores]
             if cutlass.const_expr(stages.exact > 0 and self.visits_wait):
-                smem = self._loaded(
-                    shared, tile, rows, thread, self._turn(subtile, len(self.rounds) - 1), stores
-                )
+                smem = self._loaded(shared, tile, rows, self._turn(subtile, len(self.rounds) - 1), stores)
             else:
                 smem = self._smem(rows, [], stores)
             if cutlass.const_expr(stages.store == 0):
                 # Without it the assembler works out the addresses of all visits at once, and spills.
-                self._meet(thread)
+                self._meet(shared)
             self.epilogue.visit(sub, *pieces, shared.glob, of_block, smem)
             if cutlass.const_expr(stages.store > 0):
                 cute.arch.sync_warp()
@@ -340,16 +331,15 @@ class Sm80Gemm(FragmentGemm):
         shared: Sm80Shared,
         tile: FragmentTile,
         rows: list,
-        thread: Int32,
         turn: int,
         stores: Sequence[cute.Tensor],
     ) -> Any:
         """The operands of a warp in shared memory, by name, with the exact loads of a stage, for which it
         waits."""
-        index = self._index(thread, turn, self.stages.exact)
+        index = self._index(shared, turn, self.stages.exact)
         smem = self._smem(rows, [s_load[(None, None, index)] for s_load in shared.loads], stores)
         self._await_loads(shared, turn)
-        smem.release = partial(self._release, shared, tile, turn, thread)
+        smem.release = partial(self._release, shared, tile, turn)
         return smem
 
     def _keep_block(
@@ -359,23 +349,22 @@ class Sm80Gemm(FragmentGemm):
         acc: cute.Tensor,
         held: Any,
         rows: list,
-        thread: Int32,
         first: int,
     ) -> None:
         """Keeps the values of the block of columns that begins with the subtile `first`."""
         for subtile in range(first, first + self.block_subtiles):
             block, step = divmod(subtile, self.steps)
             if self.early_loads:
-                smem = self._loaded(shared, tile, rows, thread, self._turn(subtile, 0), [])
+                smem = self._loaded(shared, tile, rows, self._turn(subtile, 0), [])
             else:
                 smem = self._smem(rows, [], [])
-                self._meet(thread)  # as for visits without planes in shared memory
+                self._meet(shared)  # as for visits without planes in shared memory
             self._keep(block, step, step, acc, tile, shared.glob, held, smem)
 
-    def _meet(self, thread: Int32) -> None:
+    def _meet(self, shared: Sm80Shared) -> None:
         """Synchronises the warps of a warpgroup."""
         first = self.groups[0]
-        pipeline.NamedBarrier(first.barrier + thread // WARPGROUP, first.threads).arrive_and_wait()
+        pipeline.NamedBarrier(first.barrier + shared.thread // WARPGROUP, first.threads).arrive_and_wait()
 
     def _left_stage(self, shared: Sm80Shared, at: Any) -> cute.Tensor:
         """The stage of A or of B, whichever is larger, that a tile's last k tile leaves to its warps, as
@@ -399,19 +388,19 @@ class Sm80Gemm(FragmentGemm):
         cute.arch.sync_warp()
 
     @cute.jit
-    def _release(self, shared: Sm80Shared, tile: FragmentTile, turn: int, thread: Int32):
+    def _release(self, shared: Sm80Shared, tile: FragmentTile, turn: int):
         """Called once a warp has read a stage's exact loads. Begins to copy those of a later turn to the same
         place, as one group of cp.async."""
         later = turn + self.stages.exact
         if cutlass.const_expr(later < self.subtiles * len(self.rounds)):
             cute.arch.sync_warp()
-            self._bring(shared, tile, later, thread)
+            self._bring(shared, tile, later)
             cute.arch.cp_async_commit_group()
 
-    def _bring(self, shared: Sm80Shared, tile: FragmentTile, turn: int, thread: Int32) -> None:
+    def _bring(self, shared: Sm80Shared, tile: FragmentTile, turn: int) -> None:
         """Begins to copy the exact loads of a stage."""
         subtile, operands = self._of_turn(turn)
-        index, corner = self._index(thread, turn, self.stages.exact), self._corner(shared, tile, subtile)
+        index, corner = self._index(shared, turn, self.stages.exact), self._corner(shared, tile, subtile)
         for planes, s_load in ((self.load_planes[i], shared.loads[i]) for i in operands):
             planes.bring(getattr(shared.glob, planes.operand.name), s_load, index, corner, tile.lane)
 
@@ -427,10 +416,10 @@ class Sm80Gemm(FragmentGemm):
                     plane = getattr(shared.glob, planes.operand.name)
                     planes.fetch(plane, corner, self.config.tile_n, tile.lane)
 
-    def _index(self, thread: Int32, turn: int, stages: int) -> Int32:
+    def _index(self, shared: Sm80Shared, turn: int, stages: int) -> Int32:
         """The index of the box with a warp's part of a subtile, in a turn. The stages of a warp are
         consecutive."""
-        return thread // WARP * stages + turn % max(stages, 1)
+        return shared.thread // WARP * stages + turn % max(stages, 1)
 
     def _corner(self, shared: Sm80Shared, tile: FragmentTile, subtile: int) -> Corner:
         """The corner of the warp's rows of a subtile in a plane."""
@@ -439,6 +428,20 @@ class Sm80Gemm(FragmentGemm):
 
     def _origin(self, shared: Sm80Shared, place: Place) -> tuple[Int32, Int32]:
         return place.row * self.config.tile_m, place.column * self.config.tile_n
+
+
+@dataclass(frozen=True)
+class Sm80Arguments:
+    """The arguments of the kernel: its MMA, A and each B in the feed's form, and the rest as the host has
+    it."""
+
+    mma: cute.TiledMma
+    a: Any
+    bs: list
+    loads: list[cute.Tensor]
+    stores: list[cute.Tensor]
+    m: Int32
+    n: Int32
 
 
 def _is_k_major(operand: cute.Tensor) -> bool:

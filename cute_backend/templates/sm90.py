@@ -58,11 +58,8 @@ from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ri
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import (
     Epilogue,
-    SmemOperand,
     in_subtiles,
-    of_runs,
     release_planes,
-    run_box,
 )
 from cute_backend.templates.fragments import FragmentGemm
 from cute_backend.templates.mainloop import (
@@ -86,7 +83,7 @@ from cute_backend.templates.rings import (
     swizzled,
 )
 from cute_backend.templates.scheduler import GroupSchedule, Place
-from cute_backend.templates.segments import allocate_buffers, make_exacts
+from cute_backend.templates.segments import Boxes, Part, allocate_buffers, dealt, make_exacts
 from cute_backend.templates.split_k import Sums
 from cute_backend.templates.tails import Tails, is_cut
 from cute_backend.templates.tile import FragmentTile
@@ -188,12 +185,12 @@ class Sm90Gemm(FragmentGemm):
     def _crew(self) -> Crew:
         """The roles of a CTA and their rings; the module's docstring lists them for one tile."""
         config, stages, warps = self.config, self.stages, self.config.tile_warps
-        self.load = Role("load", 0, 1, "A and B of a k tile, by TMA with multicast")
-        self.exact = Role("exact", 1, 1, "exact loads of a subtile, by TMA")
-        self.staging = Role("staging", 2, 1, "staged rowvecs of a tile")
-        self.scales = Role("scales", 3, 1, "scales of a k tile's blocks, by cp.async")
+        self.load = Role("load", 0, 1, "A and B of a k tile, by TMA with multicast", self._load)
+        self.exact = Role("exact", 1, 1, "exact loads of a subtile, by TMA", self._load_exact)
+        self.staging = Role("staging", 2, 1, "staged rowvecs of a tile", self._stage_rows)
+        self.scales = Role("scales", 3, 1, "scales of a k tile's blocks, by cp.async", self._load_scales)
         consume = "begin | wgmma over all k tiles | visit each subtile, store by TMA"
-        self.consume = Role("consume", WARPS, WARPS * config.warpgroups, consume)
+        self.consume = Role("consume", WARPS, WARPS * config.warpgroups, consume, self._consume)
         # A stage is free once every CTA that this one loads for has read it: the CTAs in its row and in its
         # column of the cluster.
         readers = config.cluster_m + config.cluster_n - 1
@@ -279,33 +276,14 @@ class Sm90Gemm(FragmentGemm):
         piece_smem = hopper.make_smem_layout_b(b_layout, piece, self.b_dtype, self.stages.ab)
         b_tmas = [_tma_load(b, piece_smem, piece[1:], config.cluster_m) for b in bs]
 
-        groups = config.warpgroups
+        groups, layout_of = config.warpgroups, hopper.make_smem_layout_epi
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        box, warp_box = (BLOCK_M, config.box_n), (WARP_M, config.box_n)
-        plane = partial(batches.plane, m=m, count=batches.products(a, offsets))
-        parts = self._dealt(loads, stores)
-        load_planes = [
-            [
-                self._planes(operand, part.load_of[operand.name], BLOCK_M, self.stages.exact * groups)
-                for operand in part.epilogue.shared_loads
-            ]
-            for part in parts
-        ]
-        store_planes = [
-            [
-                self._planes(operand, part.store_of[operand.name], WARP_M, self.stages.store * groups * WARPS)
-                for operand in part.epilogue.shared_stores
-            ]
-            for part in parts
-        ]
-        load_tmas = [
-            self._maps(come, part.epilogue.shared_loads, part.load_of, layouts, box, plane)
-            for part, layouts in zip(parts, load_planes, strict=True)
-        ]
-        store_tmas = [
-            self._maps(go, part.epilogue.shared_stores, part.store_of, layouts, warp_box, plane, written=True)
-            for part, layouts in zip(parts, store_planes, strict=True)
-        ]
+        parts = self._parts(
+            dealt(self._epilogues, loads, stores),
+            Boxes(come, (BLOCK_M, config.box_n), self.stages.exact * groups, layout_of),
+            Boxes(go, (WARP_M, config.box_n), self.stages.store * groups * WARPS, layout_of),
+            partial(batches.plane, m=m, count=batches.products(a, offsets)),
+        )
 
         schedule = batches.schedule(config, m, n, a, offsets, group_step=self.group_step)
         if cutlass.const_expr(self.is_grouped):
@@ -321,24 +299,10 @@ class Sm90Gemm(FragmentGemm):
                 (config.cluster_m, config.cluster_n, clusters),
                 (config.cluster_m, config.cluster_n, 1),
             )
-        named(self.kernel, self.name)(
-            add_mma,
-            set_mma,
-            a_tma,
-            b_tmas,
-            a_smem,
-            b_smem,
-            [part.loads for part in parts],
-            [part.stores for part in parts],
-            list(scales),
-            load_tmas,
-            store_tmas,
-            load_planes,
-            store_planes,
-            m,
-            n,
-            offsets,
-        ).launch(
+        given = Sm90Arguments(
+            add_mma, set_mma, a_tma, b_tmas, a_smem, b_smem, parts, list(scales), m, n, offsets
+        )
+        named(self.kernel, self.name)(given).launch(
             grid=grid,
             block=(self.threads, 1, 1),
             cluster=cluster,
@@ -347,31 +311,8 @@ class Sm90Gemm(FragmentGemm):
             stream=stream,
         )
 
-    def _planes(self, operand: SmemOperand, plane: cute.Tensor, rows: int, count: int) -> cute.ComposedLayout:
-        """The layout in shared memory of `count` boxes of `rows` rows: (rows, box_n, count)."""
-        box, runs = run_box((rows, self.config.box_n), count, plane)
-        return of_runs(hopper.make_smem_layout_epi(operand.dtype, operand.layout, box, runs), count)
-
     @cute.kernel
-    def kernel(
-        self,
-        add_mma: cute.TiledMma,
-        set_mma: cute.TiledMma,
-        a_tma: cpasync.TmaInfo,
-        b_tmas: list,
-        a_smem: cute.ComposedLayout,
-        b_smem: cute.ComposedLayout,
-        loads: list,
-        stores: list,
-        scales: list,
-        load_tmas: list,
-        store_tmas: list,
-        load_planes: list,
-        store_planes: list,
-        m: Int32,
-        n: Int32,
-        offsets: cute.Tensor | None,
-    ):
+    def kernel(self, given: Sm90Arguments):
         config, stages = self.config, self.stages
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -380,7 +321,9 @@ class Sm90Gemm(FragmentGemm):
         cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         cta_m, cta_n, _ = cta_layout.get_flat_coord(cta_rank)
-        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets, group_step=self.group_step)
+        schedule = batches.schedule(
+            config, given.m, given.n, given.a.tma_tensor, given.offsets, group_step=self.group_step
+        )
         if cutlass.const_expr(self.in_cluster):
             cta_m = cta_n = Int32(0)
             first_item, item_step = block // config.split_k, schedule.items
@@ -389,18 +332,17 @@ class Sm90Gemm(FragmentGemm):
             if cta_rank > 0:
                 epilogue_item = schedule.items  # beyond the last: no epilogue here
 
+        maps = [part.load_tmas for part in given.parts] + [part.store_tmas for part in given.parts]
         if warp == self.load.first:
-            cpasync.prefetch_descriptor(a_tma.atom)
-            for tma in [*b_tmas, *chain(*load_tmas, *store_tmas)]:
+            cpasync.prefetch_descriptor(given.a.atom)
+            for tma in [*given.bs, *chain(*maps)]:
                 cpasync.prefetch_descriptor(tma.atom)
 
         smem = SmemAllocator()
         # Barriers come last: ahead of buffers aligned to 1024 bytes, they would take up 1024 bytes.
-        s_a = swizzled(smem, self.a_dtype, a_smem)
-        s_b = swizzled(smem, self.b_dtype, b_smem)
-        buffers = allocate_buffers(
-            smem, self.epilogue, load_planes, store_planes, config.staged_n, stages.row
-        )
+        s_a = swizzled(smem, self.a_dtype, given.a_smem)
+        s_b = swizzled(smem, self.b_dtype, given.b_smem)
+        buffers = allocate_buffers(smem, self.epilogue, given.parts, config.staged_n, stages.row)
         scale_stages = None
         if cutlass.const_expr(self.scaling is not None):
             scale_stages = ScaleStages.allocate(smem, stages.ab, cast(SumScales, self.scaling), config)
@@ -409,9 +351,9 @@ class Sm90Gemm(FragmentGemm):
             sums = Sums.allocate(smem, config.thread_accumulators, WARPGROUP * config.sharing)
             if warp == self.load.first:
                 sums.init(cast(Ring, self.sum_ring))
-        a_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, 0)))
+        a_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(given.a_smem, (None, None, 0)))
         self.box_bytes = a_bytes // self.a_boxes
-        b_bytes = cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, 0)))
+        b_bytes = cute.size_in_bytes(self.b_dtype, cute.slice_(given.b_smem, (None, None, 0)))
         check_stage(config, a_bytes + b_bytes)
         ab_pipeline = pipeline.PipelineTmaAsync.create(
             **stages_of(smem, self.ab_ring),
@@ -427,7 +369,7 @@ class Sm90Gemm(FragmentGemm):
         row_pipeline = make_rows(smem, self.row_ring)
         if cutlass.const_expr(self.a_boxes > 1):
             # The last CTAs of a cluster may lie wholly beyond A's last row.
-            if Boolean(self.is_grouped) | (m % (config.tile_m * config.cluster_m) != 0):
+            if Boolean(self.is_grouped) | (given.m % (config.tile_m * config.cluster_m) != 0):
                 self._clear(s_a, thread)
         in_step = cute.make_layout(config.cluster_size)
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
@@ -435,17 +377,23 @@ class Sm90Gemm(FragmentGemm):
         pipeline.pipeline_init_wait(cluster_shape_mn=in_step)
         if cutlass.const_expr(self.is_grouped):
             schedule = cast(GroupSchedule, schedule).counted()
-        all_k_tiles = cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile_k)
+        all_k_tiles = cute.ceil_div(given.a.tma_tensor.shape[1], self.tile_k)
         k_tiles, first_k = cute.ceil_div(all_k_tiles, config.split_k), 0
         if cutlass.const_expr(self.in_cluster):
             first_k = cta_rank * k_tiles
         if cutlass.const_expr(self.in_cluster and self.scaling is not None):
             # K tiles beyond the last have no scales, so the last CTAs of a split may get fewer k tiles, or 0.
             k_tiles = cutlass.max(cutlass.min(k_tiles, all_k_tiles - first_k), 0)
-        states = self._segment_states(n, loads, stores, buffers, exacts)
+        states = self._segment_states(given.n, given.parts, buffers, exacts)
         shared = Sm90Shared(
             schedule=schedule,
-            m=m,
+            m=given.m,
+            given=given,
+            warp=warp,
+            lane=thread % WARP,
+            s_a=s_a,
+            s_b=s_b,
+            tails=tails,
             **vars(states[0]),
             segment_states=states,
             ab_pipeline=ab_pipeline,
@@ -464,34 +412,14 @@ class Sm90Gemm(FragmentGemm):
 
         if warp < WARPS:
             cute.arch.setmaxregister_decrease(self.crew.registers[0])
-        if warp == self.load.first:
-            self._load(shared, cta_layout, a_tma, b_tmas, s_a, s_b, tails)
-        if cutlass.const_expr(stages.exact > 0):
-            if warp == self.exact.first:
-                self._load_exact(shared, load_tmas)
-        if cutlass.const_expr(stages.row > 0):
-            if warp == self.staging.first:
-                self._stage_rows(shared, shared.epilogue_item, shared.item_step, thread % WARP)
-        if cutlass.const_expr(self.scaling is not None):
-            if warp == self.scales.first:
-                self._load_scales(shared, scales, thread % WARP)
-        if warp >= self.consume.first:
-            cute.arch.setmaxregister_increase(self.crew.registers[1])
-            self._consume(shared, add_mma, set_mma, s_a, s_b, store_tmas, thread, warp)
+        self.crew.run(self.crew.roles, warp, shared)
 
     @cute.jit
-    def _load(
-        self,
-        shared: Sm90Shared,
-        cta_layout: cute.Layout,
-        a_tma: cpasync.TmaInfo,
-        b_tmas: list,
-        s_a: cute.Tensor,
-        s_b: cute.Tensor,
-        tails: Tails | None,
-    ):
+    def _load(self, shared: Sm90Shared):
         """The load warp: loads A and B of every k tile."""
         config, schedule, ab_pipeline = self.config, shared.schedule, shared.ab_pipeline
+        a_tma, b_tmas, s_a, s_b, tails = shared.given.a, shared.given.bs, shared.s_a, shared.s_b, shared.tails
+        cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
         cta_m, cta_n = shared.cta_m, shared.cta_n
         box_m = config.tile_m // self.a_boxes
         t_bs = [
@@ -568,7 +496,7 @@ class Sm90Gemm(FragmentGemm):
         ab_pipeline.producer_tail(ab_state)
 
     @cute.jit
-    def _load_exact(self, shared: Sm90Shared, load_tmas: list):
+    def _load_exact(self, shared: Sm90Shared):
         """The exact warp: loads the exact operands of one box of subtiles after another."""
         schedule, item_step = shared.schedule, shared.item_step
         exact_state, of_segments = producer_state(self.stages.exact), shared.of_segments()
@@ -580,11 +508,7 @@ class Sm90Gemm(FragmentGemm):
                     for i in cutlass.range_constexpr(len(self.segments)):
                         if self.segments[i].has(place):
                             self.by_segment[i]._load_planes(
-                                of_segments[i],
-                                load_tmas[i],
-                                self.segments[i].within(place),
-                                exact_state,
-                                ring,
+                                of_segments[i], self.segments[i].within(place), exact_state, ring
                             )
             exact_state.advance(self.boxes * len(self.by_segment[0].rounds))
             item += self.rings * item_step
@@ -593,7 +517,6 @@ class Sm90Gemm(FragmentGemm):
     def _load_planes(
         self,
         shared: Sm90Shared,
-        load_tmas: list,
         place: Place,
         exact_state: pipeline.PipelineState,
         ring: int,
@@ -615,9 +538,9 @@ class Sm90Gemm(FragmentGemm):
                 for share in cutlass.range_constexpr(config.sharing):
                     coord = self._box_coord(shared, place, index, share)
                     repeats = self.epilogue.shared_loads[i].repeats
-                    t_s, t_g = partition_box(load_tmas[i], shared.loads[i], box, coord, place, repeats)
+                    t_s, t_g = partition_box(shared.load_tmas[i], shared.loads[i], box, coord, place, repeats)
                     cute.copy(
-                        load_tmas[i].atom,
+                        shared.load_tmas[i].atom,
                         t_g,
                         t_s[(None, stage.index * config.sharing + share)],
                         tma_bar_ptr=barrier,
@@ -626,11 +549,11 @@ class Sm90Gemm(FragmentGemm):
             ring_state.advance()
 
     @cute.jit
-    def _load_scales(self, shared: Sm90Shared, scales: list, lane: Int32):
+    def _load_scales(self, shared: Sm90Shared):
         """The scale warp: loads the scales of every k tile into the stage of its A and B. The copies of each
         lane count as an arrival at the stage's barrier."""
         stages, schedule, ring = cast(ScaleStages, shared.scales), shared.schedule, shared.ab_pipeline
-        scaling = cast(SumScales, self.scaling)
+        scaling, scales, lane = cast(SumScales, self.scaling), shared.given.scales, shared.lane
         state = producer_state(self.stages.ab)
         item = Int32(shared.first_item)
         while schedule.is_valid(item):
@@ -644,26 +567,19 @@ class Sm90Gemm(FragmentGemm):
             item += shared.item_step
 
     @cute.jit
-    def _consume(
-        self,
-        shared: Sm90Shared,
-        add_mma: cute.TiledMma,
-        set_mma: cute.TiledMma,
-        s_a: cute.Tensor,
-        s_b: cute.Tensor,
-        store_tmas: list,
-        thread: Int32,
-        warp: Int32,
-    ):
+    def _consume(self, shared: Sm90Shared):
         """A consumer warpgroup: multiplies one of its tiles after another and runs the epilogue on each."""
+        cute.arch.setmaxregister_increase(self.crew.registers[1])
         config, stages = self.config, self.stages
         schedule, sums = shared.schedule, shared.sums
+        add_mma, set_mma = shared.given.add_mma, shared.given.set_mma
+        thread, _, _ = cute.arch.thread_idx()
         k_tiles, item_step = shared.k_tiles, shared.item_step
         group = cute.arch.warp_redux_sync(Int32(thread // WARPGROUP), "max") - 1
         seat = Seat(
             group=group,
             thread=thread % WARPGROUP,
-            warp=warp % WARPS,
+            warp=shared.warp % WARPS,
             share=group % config.sharing,
             ring=group // config.sharing,
             barrier=pipeline.NamedBarrier(self.groups[0].barrier + group, self.groups[0].threads),
@@ -673,9 +589,9 @@ class Sm90Gemm(FragmentGemm):
         thr_mma = add_mma.get_slice(seat.share * WARPGROUP)
         operands = WarpgroupOperands(
             ring=shared.ab_pipeline,
-            a=add_mma.make_fragment_A(thr_mma.partition_A(s_a)),
+            a=add_mma.make_fragment_A(thr_mma.partition_A(shared.s_a)),
             b=[
-                add_mma.make_fragment_B(thr_mma.partition_B(self._piece(s_b, i)))
+                add_mma.make_fragment_B(thr_mma.partition_B(self._piece(shared.s_b, i)))
                 for i in range(self.column_pieces)
             ],
             adding=add_mma,
@@ -717,7 +633,6 @@ class Sm90Gemm(FragmentGemm):
                         self.segments[i].within(place),
                         operands,
                         acc,
-                        store_tmas[i],
                         store_group,
                         mma_turn,
                         *[state.clone() for state in states],
@@ -742,7 +657,6 @@ class Sm90Gemm(FragmentGemm):
         place: Place,
         operands: WarpgroupOperands,
         acc: cute.Tensor,
-        store_tmas: list,
         store_group: pipeline.PipelineTmaStore,
         turn: Turn,
         ab_state: pipeline.PipelineState,
@@ -787,7 +701,6 @@ class Sm90Gemm(FragmentGemm):
                 acc,
                 held,
                 rows,
-                store_tmas,
                 store_group,
                 exact_state,
                 store_plane,
@@ -837,7 +750,6 @@ class Sm90Gemm(FragmentGemm):
         acc: cute.Tensor,
         held: Any,
         rows: list,
-        store_tmas: list,
         store_group: pipeline.PipelineTmaStore,
         exact_state: pipeline.PipelineState,
         store_plane: Int32,
@@ -886,7 +798,7 @@ class Sm90Gemm(FragmentGemm):
                 cute.arch.sync_warp()
                 row, column = self._box_coord(shared, place, box, seat.share)
                 coord = (row * WARPS + seat.warp, column)
-                self._store(store_tmas, shared.stores, plane, warp_box, coord, place, shared.glob)
+                self._store(shared.store_tmas, shared.stores, plane, warp_box, coord, place, shared.glob)
                 store_group.producer_commit()
                 store_plane = (store_plane + 1) % stages.store
         return exact_state, store_plane
@@ -1041,23 +953,38 @@ class Sm90Gemm(FragmentGemm):
         return row, n0 // self.config.box_n + step
 
 
-@dataclass
+@dataclass(frozen=True)
+class Sm90Arguments:
+    """The arguments of the kernel: the MMA that adds to the accumulators and the one that overwrites them,
+    maps and layouts of A and of each B, the `parts` of the segments, and the rest as the host has it."""
+
+    add_mma: cute.TiledMma
+    set_mma: cute.TiledMma
+    a: cpasync.TmaInfo
+    bs: list[cpasync.TmaInfo]
+    a_smem: cute.ComposedLayout
+    b_smem: cute.ComposedLayout
+    parts: list[Part]
+    scales: list[cute.Tensor]
+    m: Int32
+    n: Int32
+    offsets: cute.Tensor | None
+
+
+@dataclass(frozen=True)
 class Sm90Shared(Shared):
-    """Further state that the warps of a CTA share: its place in the cluster, its work items, and its part of
-    K, `k_tiles` from `first_k` on.
+    """`Shared`, with the kernel's arguments, the stages of A and B, the CTA's place in its cluster, and its
+    part of K: `k_tiles` from `first_k` on."""
 
-    The work items of a CTA are `first_item` and every `item_step`-th item after it. The epilogue's items
-    begin at `epilogue_item`, which lies beyond the last item in a CTA that publishes its sums to another.
-    """
-
+    given: Sm90Arguments
+    s_a: cute.Tensor
+    s_b: cute.Tensor
+    tails: Tails | None
     k_tiles: Int32
     first_k: Int32
     cta_m: Int32
     cta_n: Int32
     cta_rank: Int32
-    first_item: Int32
-    epilogue_item: Int32
-    item_step: Int32
     sums: Any
     scales: ScaleStages | None
 

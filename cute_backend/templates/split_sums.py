@@ -152,13 +152,13 @@ class SplitGemm:
 class StoredSums(Feed):
     """The feed of `sum`, which has no A or B to load. The first warp stages rowvecs itself."""
 
-    def begin(self, shared: Sm80Shared, first_item: Int32, thread: Int32) -> tuple[Int32, Int32]:
+    def begin(self, shared: Sm80Shared) -> tuple[Int32, Int32]:
         return Int32(0), Int32(0)
 
     def wait(self, shared: Sm80Shared, at: Int32) -> Int32:
         return at
 
-    def multiply(self, shared: Sm80Shared, at: Int32, thread: Int32, step: Callable[[Copies], None]) -> Int32:
+    def multiply(self, shared: Sm80Shared, at: Int32, step: Callable[[Copies], None]) -> Int32:
         return at
 
     def planes_begun(self) -> None:
@@ -229,18 +229,19 @@ class SumGemm(Sm80Gemm):
             **self._planes(SmemAllocator()),
             ab_pipeline=None,
             row_pipeline=None,
+            mma=None,
             a=sums,
             bs=(),
             s_a=None,
             s_b=None,
             k_tiles=Int32(0),
+            thread=thread,
+            first_item=first_item,
             item_step=item_step,
         )
-        self._work(shared, None, first_item, thread)
+        self._work(shared)
 
-    def _summing(
-        self, shared: Sm80Shared, mma: None, acc: cute.Tensor, thread: Int32
-    ) -> Callable[[FragmentTile, Any], Any]:
+    def _summing(self, shared: Sm80Shared, acc: cute.Tensor) -> Callable[[FragmentTile, Any], Any]:
         return partial(self._add_up, shared, acc)
 
     @cute.jit

@@ -33,8 +33,8 @@ class TmaFeed(Feed):
 
     def __init__(self, gemm: Sm80Gemm, work: Role):
         super().__init__(gemm, work)
-        load = Role("load", work.numbers.stop, 1, "A and B of a k tile, by TMA")
-        rows = Role("staging", work.numbers.stop + 1, 1, "staged rowvecs of a tile")
+        load = Role("load", work.numbers.stop, 1, "A and B of a k tile, by TMA", self._load)
+        rows = Role("staging", work.numbers.stop + 1, 1, "staged rowvecs of a tile", gemm._stage_rows)
         self.roles = (load, rows) if self.stages.row else (load,)
         self.ab_ring = Ring("ab", self.stages.ab, one(load), Arrivals(work, work.warps, 1))
         self.row_ring = None
@@ -64,15 +64,7 @@ class TmaFeed(Feed):
         return ring, rows
 
     @cute.jit
-    def help(self, shared: Sm80Shared, first_item: Int32, warp: Int32, lane: Int32):
-        if warp == self.roles[0].first:
-            self._load(shared, first_item)
-        if cutlass.const_expr(self.stages.row > 0):
-            if warp == self.roles[1].first:
-                self.gemm._stage_rows(shared, Int32(first_item), shared.item_step, lane)
-
-    @cute.jit
-    def _load(self, shared: Sm80Shared, first_item: Int32):
+    def _load(self, shared: Sm80Shared):
         """The load warp: loads A and B of every k tile."""
         schedule, ring = shared.schedule, shared.ab_pipeline
         cpasync.prefetch_descriptor(shared.a.atom)
@@ -81,7 +73,7 @@ class TmaFeed(Feed):
         s_a, g_a = _partition(shared.a, shared.s_a, self.gemm.a_stage, 0)
         pieces = [_partition(b, shared.s_b, self.gemm.piece, i) for i, b in enumerate(shared.bs)]
         state = producer_state(self.stages.ab)
-        item = Int32(first_item)
+        item = Int32(shared.first_item)
         while schedule.is_valid(item):
             place = schedule.place(item)
             a_boxes = batches.of_place(g_a, place)
@@ -107,9 +99,7 @@ class TmaFeed(Feed):
             item += shared.item_step
         ring.producer_tail(state)
 
-    def begin(
-        self, shared: Sm80Shared, first_item: Int32, thread: Int32
-    ) -> tuple[pipeline.PipelineState, pipeline.PipelineState]:
+    def begin(self, shared: Sm80Shared) -> tuple[pipeline.PipelineState, pipeline.PipelineState]:
         return consumer_state(self.stages.ab), consumer_state(self.stages.row)
 
     def wait(self, shared: Sm80Shared, at: pipeline.PipelineState) -> Int32:
@@ -120,7 +110,6 @@ class TmaFeed(Feed):
         self,
         shared: Sm80Shared,
         at: pipeline.PipelineState,
-        thread: Int32,
         step: Callable[[Copies], None],
     ) -> pipeline.PipelineState:
         step(())
@@ -135,7 +124,7 @@ class TmaFeed(Feed):
     def await_first_planes(self, shared: Sm80Shared, later: int) -> None:
         cute.arch.cp_async_wait_group(later)
 
-    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Any, thread: Int32) -> None:
+    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Any) -> None:
         """Does nothing, because the staging warp stages rowvecs."""
 
     def rows(self, shared: Sm80Shared, rows_at: pipeline.PipelineState) -> list[cute.Tensor]:

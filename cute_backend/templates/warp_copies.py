@@ -40,12 +40,12 @@ class WarpCopies(Feed):
 
     leaves_a_stage = True
 
-    def begin(self, shared: Sm80Shared, first_item: Int32, thread: Int32) -> tuple[KTile, Int32]:
-        ahead = self._first(shared, Int32(first_item), thread)
+    def begin(self, shared: Sm80Shared) -> tuple[KTile, Int32]:
+        ahead = self._first(shared, Int32(shared.first_item))
         for _ in range(self.stages.ab - 1):
-            self._bring_a(shared, ahead, thread)
-            self._bring_b(shared, ahead, thread)
-            ahead = self._after_it(shared, ahead, thread)
+            self._bring_a(shared, ahead)
+            self._bring_b(shared, ahead)
+            ahead = self._after_it(shared, ahead)
         return KTile(Int32(0), ahead), Int32(0)
 
     def wait(self, shared: Sm80Shared, at: KTile) -> Int32:
@@ -58,20 +58,19 @@ class WarpCopies(Feed):
         self,
         shared: Sm80Shared,
         at: KTile,
-        thread: Int32,
         step: cutlass.Constexpr[Callable[[Copies], None]],
     ):
         ahead = at.ahead
         if cutlass.const_expr(self.gemm.config.occupancy == 1):
-            step(self._copies(shared, ahead, thread))
-            ahead = self._after_it(shared, ahead, thread)
+            step(self._copies(shared, ahead))
+            ahead = self._after_it(shared, ahead)
         else:
             if self._is_whole(shared, ahead) & (ahead.k + 1 != self._end(shared, ahead)):
-                step(self._copies(shared, ahead.whole, thread))
+                step(self._copies(shared, ahead.whole))
                 ahead = self._beside(shared, ahead)
             else:
-                step(self._copies(shared, ahead, thread))
-                ahead = self._after_it(shared, ahead, thread)
+                step(self._copies(shared, ahead))
+                ahead = self._after_it(shared, ahead)
         return KTile(_after(at.stage, self.stages.ab), ahead)
 
     def _end(self, shared: Sm80Shared, ahead: Ahead) -> Int32:
@@ -84,9 +83,9 @@ class WarpCopies(Feed):
         a_filled = self.gemm.a_stage.is_filled(shared.a, ahead.rows_a, column)
         return a_filled & self.gemm.piece.is_filled(shared.bs[0], ahead.rows_b, column)
 
-    def _copies(self, shared: Sm80Shared, ahead: Ahead, thread: Int32) -> Copies:
+    def _copies(self, shared: Sm80Shared, ahead: Ahead) -> Copies:
         """The copies of a k tile."""
-        return [partial(bring, shared, ahead, thread) for bring in (self._bring_a, self._bring_b)]
+        return [partial(bring, shared, ahead) for bring in (self._bring_a, self._bring_b)]
 
     def left_stage(self, shared: Sm80Shared, at: KTile) -> Int32:
         return cutlass.select_(at.stage == 0, Int32(self.stages.ab - 1), at.stage - 1)
@@ -106,22 +105,22 @@ class WarpCopies(Feed):
     def end(self) -> None:
         cute.arch.cp_async_wait_group(0)
 
-    def _bring_a(self, shared: Sm80Shared, ahead: Ahead, thread: Int32) -> None:
+    def _bring_a(self, shared: Sm80Shared, ahead: Ahead) -> None:
         """Begins to copy the next k tile of A, if there is one."""
         stage = self.gemm.a_stage
         target = cute.recast_ptr(shared.s_a.iterator, dtype=Uint8) + ahead.stage * stage.bytes
-        stage.bring(shared.a, target, ahead.of_a, thread, self.gemm.threads)
+        stage.bring(shared.a, target, ahead.of_a, shared.thread, self.gemm.threads)
 
-    def _bring_b(self, shared: Sm80Shared, ahead: Ahead, thread: Int32) -> None:
+    def _bring_b(self, shared: Sm80Shared, ahead: Ahead) -> None:
         """Begins to copy the next k tile of B, if there is one, as one group with A's."""
         piece = self.gemm.piece
         target = cute.recast_ptr(shared.s_b.iterator, dtype=Uint8) + ahead.stage * self.gemm.b_stage.bytes
         for i, b in enumerate(shared.bs):
-            piece.bring(b, target, ahead.of_b(i), thread, self.gemm.threads)
+            piece.bring(b, target, ahead.of_b(i), shared.thread, self.gemm.threads)
             target += piece.bytes
         cute.arch.cp_async_commit_group()
 
-    def _first(self, shared: Sm80Shared, item: Int32, thread: Int32) -> Ahead:
+    def _first(self, shared: Sm80Shared, item: Int32) -> Ahead:
         """The first k tile of a work item, in stage 0. It has no rows if there is no such item."""
         config, place = self.gemm.config, shared.schedule.place(item)
         m0, n0 = self.gemm._origin(shared, place)
@@ -133,8 +132,10 @@ class WarpCopies(Feed):
         )
         columns, batch = self.gemm.a_stage.columns, Int32(place.batch)
         k = self.first_k(shared, batch)
-        place_a = self.gemm.a_stage.place(shared.a, Int32(m0), k * columns, batch, thread)
-        places_b = tuple(self.gemm.piece.place(b, Int32(b0), k * columns, batch, thread) for b in shared.bs)
+        place_a = self.gemm.a_stage.place(shared.a, Int32(m0), k * columns, batch, shared.thread)
+        places_b = tuple(
+            self.gemm.piece.place(b, Int32(b0), k * columns, batch, shared.thread) for b in shared.bs
+        )
         return Ahead(item, k, Int32(0), place_a, places_b, rows_a, rows_b, batch, columns)
 
     def _beside(self, shared: Sm80Shared, ahead: Ahead) -> Ahead:
@@ -145,11 +146,11 @@ class WarpCopies(Feed):
         return replace(ahead, k=ahead.k + 1, stage=stage, place_a=place_a, places_b=places_b)
 
     @cute.jit
-    def _after_it(self, shared: Sm80Shared, ahead: Ahead, thread: Int32):
+    def _after_it(self, shared: Sm80Shared, ahead: Ahead):
         """The k tile that follows one: the next of its work item, or the first of the next work item."""
         after = self._beside(shared, ahead)
         if after.k == self._end(shared, ahead):
-            first = self._first(shared, ahead.item + shared.item_step, thread)
+            first = self._first(shared, ahead.item + shared.item_step)
             after = replace(first, stage=after.stage)
         return after
 

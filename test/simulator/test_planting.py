@@ -14,7 +14,7 @@ from cute_backend.templates.tile import FragmentTile
 from support.simulator.mutants import ROWS_BESIDE_TMA, WARPS, Mutant, WrongNumbers, traced
 from support.simulator.planting import NeverReached, Wrong, check, instead, late, planted, without
 
-ROLE = crew.Role("work", 0, 4, "what a test does")
+ROLE = crew.Role("work", 0, 4, "what a test does", print)
 ARRIVALS = crew.Arrivals(ROLE, 4, 1)
 
 
@@ -23,7 +23,7 @@ def two_more(call: Any) -> Any:
 
 
 def test_a_call_is_made_with_other_arguments_and_the_module_is_left_as_it_was():
-    with planted(instead("crew.one", lambda call: call(role=crew.Role(call.role.name, 7, 1, "")))):
+    with planted(instead("crew.one", lambda call: call(role=crew.Role(call.role.name, 7, 1, "", print)))):
         assert crew.one(ROLE).role.first == 7
     assert crew.one(ROLE).role is ROLE
 

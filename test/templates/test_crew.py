@@ -117,11 +117,11 @@ def test_scales_of_blocks_arrive_in_the_stages_of_a_and_b():
 def test_what_an_epilogue_has_no_use_for_has_no_role():
     assert [role.name for role in gemm(TURNS, Bare).crew.roles] == ["load", "consume"]
     assert [ring.name for ring in gemm(TURNS, Bare).crew.rings] == ["ab"]
-    assert [role.name for role in gemm(PAIR, Bare).crew.roles] == ["epilogue", "multiply", "load"]
+    assert [role.name for role in gemm(PAIR, Bare).crew.roles] == ["load", "multiply", "epilogue"]
     assert gemm(PAIR, Bare).threads == 6 * 32 and gemm(TURNS, Bare).threads == 3 * 128
 
 
-LOAD, WORK = Role("load", 0, 1, "loads"), Role("work", 4, 8, "works")
+LOAD, WORK = Role("load", 0, 1, "loads", print), Role("work", 4, 8, "works", print)
 RING = Ring("ab", 4, one(LOAD), Arrivals(WORK, 8, 1))
 SOUND = Crew((LOAD, WORK), (RING,), (Meeting("turn", 1, ((WORK, 8),)),), (40, 232, 232))
 
@@ -130,11 +130,11 @@ SOUND = Crew((LOAD, WORK), (RING,), (Meeting("turn", 1, ((WORK, 8),)),), (40, 23
     ("changes", "message"),
     [
         (
-            {"roles": (LOAD, WORK, Role("rows", 10, 4, "stages"))},
+            {"roles": (LOAD, WORK, Role("rows", 10, 4, "stages", print))},
             "warp 10 has two roles: work has warps 4 to 11, rows 10 to 13",
         ),
         (
-            {"roles": (LOAD, WORK, Role("more", 12, 24, "works")), "registers": ()},
+            {"roles": (LOAD, WORK, Role("more", 12, 24, "works", print)), "registers": ()},
             "36 warps have roles; a CTA has 32",
         ),
         ({"roles": (WORK,)}, "ring ab is filled by load, which no warp of the CTA is"),
@@ -148,7 +148,7 @@ SOUND = Crew((LOAD, WORK), (RING,), (Meeting("turn", 1, ((WORK, 8),)),), (40, 23
             "ring ab is filled by 33 threads of each warp of load; a warp has 32",
         ),
         (
-            {"rings": (replace(RING, also_filled=one(Role("scales", 3, 1, "copies"))),)},
+            {"rings": (replace(RING, also_filled=one(Role("scales", 3, 1, "copies", print))),)},
             "ring ab is filled by scales, which no warp of the CTA is",
         ),
         (

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import cutlass
-import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from cute_backend.simulator.simulation_errors import IllegalAccess, RaceError
@@ -35,14 +34,14 @@ from support.simulator.planting import Call, changed, early, instead, threads, w
 
 def _copy_a_first(call: Call) -> Any:
     """Begins to copy A before the warps meet over the k tile."""
-    call.self._bring_a(call.shared, call.at.ahead, cute.arch.thread_idx()[0])
+    call.self._bring_a(call.shared, call.at.ahead)
     return call()
 
 
 def _begin_one_more(call: Call) -> Any:
     """Begins to copy a k tile more than there are stages free."""
     at, rows_at = call()
-    of_all = call.shared, at.ahead, call.thread
+    of_all = call.shared, at.ahead
     call.self._bring_a(*of_all)
     call.self._bring_b(*of_all)
     return replace(at, ahead=call.self._after_it(*of_all)), rows_at
@@ -309,7 +308,7 @@ MUTANTS = [
         instead(
             "scheduler.TileSchedule.place",
             lambda call: replace(place := call(), column=place.row),
-            inside="tma_feed.TmaFeed.help",
+            inside="tma_feed.TmaFeed._load",
         ),
         WrongNumbers,
     ),
