@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
@@ -21,12 +21,9 @@ from cute_backend.planning.shared_memory import SumScales, ahead_bytes, stage_by
 from cute_backend.spec import Order, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, Crew
+from cute_backend.templates.drain import Drain, Work
 from cute_backend.templates.epilogue import (
-    BlockSubtiles,
-    Ending,
     Epilogue,
-    Keeping,
-    Reducing,
     SmemOperand,
     Staging,
     by_name,
@@ -58,7 +55,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Gemm(ABC):
+class Gemm(Drain):
     """A kernel of one architecture, for an epilogue and a tile configuration. `crew` describes the warps of
     its CTAs, and `name` is the name of the entry (`entry.named`)."""
 
@@ -205,64 +202,52 @@ class Gemm(ABC):
         return every
 
     @cute.jit
-    def _store(
-        self,
-        store_tmas: list,
-        planes: Sequence[cute.Tensor],
-        stage: Int32,
-        box: tuple[int, int],
-        coord: tuple[Int32, Int32],
-        place: Place,
-        glob: SimpleNamespace,
-    ):
-        """Starts the TMA stores of one box of every plane, at `coord` counted from the first box of one
+    def _store(self, work: Work, plane: Int32, box: tuple[int, int], coord: tuple[Int32, Int32]):
+        """Starts the TMA stores of one `plane` of every output, at `coord` counted from the first box of one
         product. In a grouped product, only the rows that belong to the group are written. The warp writes a
         plane by columns by element where the group ends within the box."""
+        shared, place = work.shared, work.place
+        outputs = zip(self.epilogue.shared_stores, shared.store_tmas, shared.stores, strict=True)
         if cutlass.const_expr(self.is_grouped):
             row = place.first + coord[0] * box[0]
             count = cutlass.min(place.end - row, box[0])
             if count > 0:
-                for i in cutlass.range_constexpr(len(store_tmas)):
-                    operand, tma = self.epilogue.shared_stores[i], store_tmas[i]
+                for operand, tma, planes in outputs:
                     if cutlass.const_expr(self._is_ragged(operand)):
                         g_box = batches.ragged_box_at(tma.tma_tensor, box, row, coord[1], count)
-                        t_s, t_g = partition_for_tma(tma, planes[i], g_box)
-                        cute.copy(tma.atom, t_s[(None, stage)], t_g)
+                        t_s, t_g = partition_for_tma(tma, planes, g_box)
+                        cute.copy(tma.atom, t_s[(None, plane)], t_g)
                     else:
                         if count == box[0]:
-                            t_s, t_g = partition_box(tma, planes[i], box, coord, place)
-                            cute.copy(tma.atom, t_s[(None, stage)], t_g)
+                            t_s, t_g = partition_box(tma, planes, box, coord, place)
+                            cute.copy(tma.atom, t_s[(None, plane)], t_g)
                         else:
                             self._store_rows(
-                                planes[i][(None, None, stage)],
-                                getattr(glob, operand.name),
-                                box,
+                                planes[(None, None, plane)],
+                                getattr(shared.glob, operand.name),
                                 (row, coord[1] * box[1]),
                                 count,
                             )
         else:
-            for i in cutlass.range_constexpr(len(store_tmas)):
-                operand = self.epilogue.shared_stores[i]
+            for operand, tma, planes in outputs:
                 if cutlass.const_expr(operand.by_heads):
-                    self._store_heads(
-                        store_tmas[i], planes[i], stage, box, coord, getattr(glob, operand.name)
-                    )
+                    target = getattr(shared.glob, operand.name)
+                    self._store_heads(tma, planes[(None, None, plane)], target, box, coord)
                 else:
-                    t_s, t_g = partition_box(store_tmas[i], planes[i], box, coord, place)
-                    cute.copy(store_tmas[i].atom, t_s[(None, stage)], t_g)
+                    t_s, t_g = partition_box(tma, planes, box, coord, place)
+                    cute.copy(tma.atom, t_s[(None, plane)], t_g)
 
     @cute.jit
     def _store_heads(
         self,
         tma: cpasync.TmaInfo,
-        planes: cute.Tensor,
-        stage: Int32,
+        plane: cute.Tensor,
+        target: cute.Tensor,
         box: tuple[int, int],
         coord: tuple[Int32, Int32],
-        target: cute.Tensor,
     ):
-        """Starts the TMA store of a box to a plane that is viewed `by_heads`. TMA cuts the box off where the
-        rows of its first batch end, and the warp writes the rows of later batches by element: a box that
+        """Starts the TMA store of a box to an output that is viewed `by_heads`. TMA cuts the box off where
+        the rows of its first batch end, and the warp writes the rows of later batches by element: a box that
         TMA stores can't begin before row 0 (CUDA Programming Guide, "Multi-dimensional arrays")."""
         (rows, _), (columns, heads) = target.shape
         width = cute.size(columns)
@@ -273,10 +258,9 @@ class Gemm(ABC):
             origin = (row - batch * rows, 0, batch * heads + column // width)
             inside = cute.domain_offset(origin, tma.tma_tensor)
             g_box = cute.local_tile(inside, box, (0, column % width // box[1], 0))
-            t_s, t_g = partition_for_tma(tma, planes, g_box)
-            cute.copy(tma.atom, t_s[(None, stage)], t_g)
+            t_s, t_g = partition_for_tma(tma, plane, g_box)
+            cute.copy(tma.atom, t_s, t_g)
             done = (batch + 1) * rows - row
-            plane = planes[(None, None, stage)]
             for step in cutlass.range(cute.ceil_div((end - row - done) * box[1], WARP), unroll=1):
                 index = step * WARP + cute.arch.lane_idx()
                 place = done + index // box[1]
@@ -284,19 +268,13 @@ class Gemm(ABC):
                     target[row + place, column + index % box[1]] = plane[place, index % box[1]]
 
     @cute.jit
-    def _store_rows(
-        self,
-        plane: cute.Tensor,
-        target: cute.Tensor,
-        box: tuple[int, int],
-        first: tuple[Int32, Int32],
-        count: Int32,
-    ):
+    def _store_rows(self, plane: cute.Tensor, target: cute.Tensor, first: tuple[Int32, Int32], count: Int32):
         """A warp writes the first `count` rows of a box in shared memory, by element, to `target` from the
         row and column `first` on. Lanes have neighbouring rows."""
-        for step in cutlass.range(cute.ceil_div(box[0] * box[1], WARP), unroll=1):
+        rows = cute.size(plane, mode=[0])
+        for step in cutlass.range(cute.ceil_div(cute.size(plane), WARP), unroll=1):
             index = step * WARP + cute.arch.lane_idx()
-            row, column = index % box[0], index // box[0]
+            row, column = index % rows, index // rows
             if (row < count) & (first[1] + column < target.shape[1]):
                 target[first[0] + row, first[1] + column] = plane[row, column]
 
@@ -304,80 +282,12 @@ class Gemm(ABC):
         assert isinstance(self.epilogue, Staging)
         self.epilogue.stage(tile, glob, smem)
 
-    @property
-    def block_subtiles(self) -> int:
-        """The subtiles of a block of columns that the epilogue reduces ahead of their visits; 0 without."""
-        if not isinstance(self.epilogue, Reducing):
-            return 0
-        return self.epilogue.reduced_columns // self.config.subtile_n
-
-    @property
-    def keeps_value(self) -> bool:
-        """Whether the epilogue keeps a value in the place of accumulators, for its passes and visits."""
-        return isinstance(self.epilogue, Keeping)
-
-    @property
-    def values(self) -> int:
-        """The values of an element that passes and visits begin with: one for each product, or the one that
-        is kept."""
-        return 1 if self.keeps_value else self.config.products
-
-    @property
-    def rounds(self) -> tuple[tuple[int, ...], ...]:
-        """The exact loads of each subtile that come in one stage, as indices in `shared_loads`: all of them,
-        or first those that are read ahead of passes and then those that visits read, if there are both."""
-        early = self.early_loads
-        names = [operand.name for operand in self.epilogue.shared_loads]
-        found = [[i for i, name in enumerate(names) if (name in early) is first] for first in (True, False)]
-        return tuple(tuple(each) for each in found if each) or ((),)
-
-    @property
-    def visits_wait(self) -> bool:
-        """Whether each visit takes a stage of exact loads, if there are stages: not if all are read
-        ahead of passes."""
-        return not self.early_loads or len(self.rounds) > 1
-
-    @property
-    def early_loads(self) -> tuple[str, ...]:
-        """The names of the exact loads in shared memory that are read ahead of passes."""
-        return getattr(self.epilogue, "early_loads", ())
-
     def _stage_of(self, exact_pipeline: Any, operands: Sequence[int], elements: int) -> Any:
         """The pipeline of exact loads as it is filled with these ones, of `elements` elements each."""
         if len(self.rounds) == 1:
             return exact_pipeline
         every = self.epilogue.shared_loads
         return expecting(exact_pipeline, sum(every[i].bytes(elements) for i in operands))
-
-    def _smem(
-        self, rows: Sequence[cute.Tensor], loads: Sequence[cute.Tensor], stores: Sequence[cute.Tensor]
-    ) -> SimpleNamespace:
-        """The epilogue's operands in shared memory, by name: staged rowvecs, exact loads and outputs, each
-        all or none."""
-        epilogue = self.epilogue
-        given = (epilogue.staged, rows), (epilogue.shared_loads, loads), (epilogue.shared_stores, stores)
-        names = [operand.name for operands, tensors in given if tensors for operand in operands]
-        return by_name(names, [*rows, *loads, *stores])
-
-    def _reduce_blocks(
-        self,
-        tile: Tile,
-        read: Callable[[int], tuple[Any, ...]],
-        glob: SimpleNamespace,
-        held: SimpleNamespace,
-        rows: Sequence[cute.Tensor],
-    ) -> SimpleNamespace:
-        """Reduces the block whose subtiles `read` gives, with staged rowvecs `rows`, and returns what its
-        visits hold."""
-        epilogue = cast(Reducing, self.epilogue)
-        blocks = BlockSubtiles(tile, self.block_subtiles, read)
-        results = epilogue.reduce_blocks(blocks, glob, held, self._smem(rows, [], []))
-        return SimpleNamespace(**vars(held), **vars(results))
-
-    def _end(self, tile: Tile, glob: SimpleNamespace, held: SimpleNamespace) -> None:
-        """The epilogue's hook after the last subtile, where it has one."""
-        if isinstance(self.epilogue, Ending):
-            self.epilogue.end(tile, glob, held)
 
     @abstractmethod
     def _row_tile(self, shared: Any, place: Place, lane: Int32) -> Tile:

@@ -111,6 +111,13 @@ def consumer_state(stages: int) -> pipeline.PipelineState:
     return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, max(stages, 1))
 
 
+def advanced(state: pipeline.PipelineState, count: int | Int32 = 1) -> pipeline.PipelineState:
+    """The state `count` stages later."""
+    state = state.clone()
+    state.advance(count)
+    return state
+
+
 def in_ring(state: pipeline.PipelineState, ring: Any) -> pipeline.PipelineState:
     """Moves a state to ring number `ring` of a pipeline that holds several rings one after another."""
     return pipeline.PipelineState(state.stages, state.count, ring * state.stages + state.index, state.phase)

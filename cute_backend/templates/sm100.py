@@ -41,11 +41,11 @@ ring of their own (`partial_sums.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -65,10 +65,10 @@ from cute_backend.spec import SCALE_TILE, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import bring_tile
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
+from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import (
     Epilogue,
-    Keeping,
     release_planes,
 )
 from cute_backend.templates.gemm import Gemm
@@ -77,6 +77,7 @@ from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.partial_sums import PartialSums, ScaleRing
 from cute_backend.templates.rings import (
     Shared,
+    advanced,
     agents,
     check_stage,
     consumer_state,
@@ -91,40 +92,11 @@ from cute_backend.templates.scheduler import GroupSchedule, Place
 from cute_backend.templates.segments import Boxes, Part, allocate_buffers, dealt, make_exacts
 from cute_backend.templates.split_k import Sums
 from cute_backend.templates.tails import Tails, is_cut
-from cute_backend.templates.tile import Sm100Subtile, Sm100Tile
+from cute_backend.templates.tensor_memory import WARPGROUP, Copy, TensorMemorySeat, Thread, subtile_of
+from cute_backend.templates.tile import Sm100Tile
 
 CTA_M = 128
 """Rows of a CTA's tile: one for each lane of tensor memory, and for each thread of an epilogue warpgroup."""
-WARPGROUP = WARPS * WARP
-"""Threads of a warpgroup."""
-
-
-@dataclass(frozen=True)
-class Seat:
-    """The position of a thread among the warps of the epilogue. `group` is the index of its warpgroup, which
-    meets at `barrier`; `thread` and `warp` are indices within the warpgroup."""
-
-    group: Any
-    thread: Int32
-    warp: Int32
-    barrier: pipeline.NamedBarrier
-
-    @property
-    def thread_of_all(self) -> Int32:
-        """Its number among the threads of all warpgroups."""
-        return self.group * WARPGROUP + self.thread
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A thread's copy of subtiles from tensor memory, and the shape of its part of one. `write` and `target`
-    copy values back, and are None unless the epilogue keeps some."""
-
-    copy: cute.TiledCopy
-    source: cute.Tensor
-    shape: Any
-    write: cute.TiledCopy | None = None
-    target: cute.Tensor | None = None
 
 
 class Sm100Gemm(Gemm):
@@ -462,29 +434,17 @@ class Sm100Gemm(Gemm):
         x, y, _ = cute.arch.block_idx()
         return place.row * self.config.cluster_m + x, place.column * self.config.cluster_n + y
 
-    def _tile(self, shared: Sm100Shared, place: Place, seat: Seat) -> Sm100Tile:
+    def _tile(self, shared: Sm100Shared, place: Place, thread: Thread) -> Sm100Tile:
         """The part of the CTA's tile that an epilogue thread owns, among all rows of the output."""
         row, column = self._cta_tile(place)
         m0, columns = place.first + row * CTA_M, self.config.group_n
-        n0 = column * self.config.tile_n + seat.group * columns
-        return Sm100Tile(self.config, m0, n0, place.end, shared.n, seat.thread, columns)
+        n0 = column * self.config.tile_n + thread.group * columns
+        return Sm100Tile(self.config, m0, n0, place.end, shared.n, thread.thread, columns)
 
     def _row_tile(self, shared: Sm100Shared, place: Place, lane: Int32) -> Sm100Tile:
         row, column = self._cta_tile(place)
         m0, columns = place.first + row * CTA_M, self.config.tile_n
         return Sm100Tile(self.config, m0, column * columns, place.end, shared.n, lane, columns)
-
-    def _piece_of(self, subtile: Int32, index: int) -> Int32:
-        """The position of a subtile's `index`-th piece among the MMA's columns, counted in subtiles."""
-        config = self.config
-        if config.pieces == 1:
-            return subtile * config.products + index
-        part = config.piece_n // config.subtile_n
-        return subtile // part * (part * config.pieces) + index * part + subtile % part
-
-    def _subtile(self, group: Any, visit: Any) -> Any:
-        """The index, in the CTA's tile, of the subtile that a warpgroup's `visit`-th visit covers."""
-        return group * self.visits + visit
 
     def _plane(self, state: pipeline.PipelineState, group: Any) -> Any:
         """The index of a warpgroup's plane of a stage among an operand's planes in shared memory."""
@@ -731,7 +691,7 @@ class Sm100Gemm(Gemm):
         exact_pipeline.producer_acquire(exact_state)
         barrier = exact_pipeline.producer_get_barrier(exact_state)
         for group in cutlass.range_constexpr(self.config.warpgroups):
-            coord = (row, column * self.subtiles + self._subtile(group, visit))
+            coord = (row, column * self.subtiles + subtile_of(self.config, group, visit))
             plane = self._plane(exact_state, group)
             for i in operands:
                 repeats = self.epilogue.shared_loads[i].repeats
@@ -745,63 +705,43 @@ class Sm100Gemm(Gemm):
     @cute.jit
     def _visit_tiles(self, shared: Sm100Shared):
         """The epilogue warps: they read accumulators from tensor memory, call the epilogue's hooks, and store
-        by TMA.
-
-        One barrier for each subtile suffices. Before it, the warp that issues the stores waits until TMA has
-        read the next buffer. So the barrier that hands it the full buffer also frees the next one to be
-        written.
-        """
+        by TMA."""
         config, stages = self.config, self.stages
-        schedule, acc_pipeline, of_segments = shared.schedule, shared.acc_pipeline, shared.of_segments()
+        schedule, of_segments, tmem = shared.schedule, shared.of_segments(), shared.tmem
         if cutlass.const_expr(config.warpgroups > 1):
             cute.arch.setmaxregister_increase(self.crew.registers[0])
-        tmem = shared.tmem
         tmem.allocate(tmem_columns(config, self.mainloop.scaling))
         tmem.wait_for_alloc()
         tmem_ptr = tmem.retrieve_ptr(Float32)
-        acc = self._accumulators(shared, tmem_ptr)
-        seat = self._seat()
-        is_store_warp = seat.warp == 0
-
-        reader = self._reader(acc, seat)
-        store_pipeline = pipeline.PipelineTmaStore.create(
-            num_stages=max(stages.store - 1, 1), producer_group=agents(Arrivals(self.visitors, WARPS, WARP))
-        )
-        free_state = consumer_state(self.acc_stages)
+        sums, row = consumer_state(self.acc_stages), consumer_state(stages.row)
+        seat = self._seat(shared, self._accumulators(shared, tmem_ptr), sums)
+        free = consumer_state(self.acc_stages)
         for _ in cutlass.range_constexpr(self.acc_stages):
             with cute.arch.elect_one():
-                acc_pipeline.consumer_release(free_state)
-            free_state.advance()
-        acc_state, row_state = consumer_state(self.acc_stages), consumer_state(stages.row)
-        exact_state, store_state = consumer_state(stages.exact), producer_state(stages.store)
-        scale_state = consumer_state(self.scale_ring.stages if self.scale_ring else 0)
+                shared.acc_pipeline.consumer_release(free)
+            free.advance()
+        planes = Position(consumer_state(stages.exact), producer_state(stages.store))
+        scales = consumer_state(self.scale_ring.stages if self.scale_ring else 0)
         item, item_step = shared.epilogue_item, shared.item_step
         if cutlass.const_expr(config.split_k > 1):
             if shared.cta_rank > 0:
-                self._publish(shared, acc, seat, reader, acc_state.clone(), scale_state.clone())
+                self._publish(shared, seat, scales)
         while schedule.is_valid(item):
             place = schedule.place(item)
-            # One of these branches is taken. Each advances states of its own.
-            states = [
-                state.clone() for state in (acc_state, row_state, scale_state, exact_state, store_state)
-            ]
+            before = Tally(sums, scales, planes)
+            after = before
             for i in cutlass.range_constexpr(len(self.segments)):
                 if self.segments[i].has(place):
-                    acc_state, scale_state, exact_state, store_state = self.by_segment[i]._visit_tile(
-                        of_segments[i],
-                        acc,
-                        seat,
-                        self.segments[i].within(place),
-                        reader,
-                        store_pipeline,
-                        *[state.clone() for state in states],
+                    after = self.by_segment[i]._visit_tile(
+                        of_segments[i], seat, self.segments[i].within(place), row, before
                     )
+            sums, scales, planes = after
             if cutlass.const_expr(stages.row > 0):
-                row_state.advance()
-            acc_state.advance()
+                row.advance()
+            sums.advance()
             item += item_step
-        if is_store_warp:
-            store_pipeline.producer_tail()
+        if seat.thread.warp == 0:
+            seat.stores.producer_tail()
         # Tensor memory may be freed once all warps have read their part of it.
         named_barrier(self.last_meeting).arrive_and_wait()
         tmem.relinquish_alloc_permit()
@@ -811,299 +751,133 @@ class Sm100Gemm(Gemm):
     def _visit_tile(
         self,
         shared: Sm100Shared,
-        acc: cute.Tensor,
-        seat: Seat,
+        seat: TensorMemorySeat,
         place: Place,
-        reader: Reader,
-        store_pipeline: pipeline.PipelineTmaStore,
-        acc_state: pipeline.PipelineState,
-        row_state: pipeline.PipelineState,
-        scale_state: pipeline.PipelineState,
-        exact_state: pipeline.PipelineState,
-        store_state: pipeline.PipelineState,
+        row: pipeline.PipelineState,
+        at: Tally,
     ):
-        """Runs the epilogue on a tile. Returns the stage that had its sums, the next stages of scales and of
-        exact loads, and the next plane of outputs."""
-        config, stages, glob = self.config, self.stages, shared.glob
-        row_pipeline, sums = shared.row_pipeline, shared.sums
-        tile = self._tile(shared, place, seat)
-        held = self.epilogue.begin(tile, glob)
-        if cutlass.const_expr(stages.row > 0):
-            row_pipeline.consumer_wait(row_state)
-        part = (config.group_n,)
-        rows = [cute.local_tile(s_row[(None, row_state.index)], part, (seat.group,)) for s_row in shared.rows]
-        acc_state, scale_state = self._await_sums(shared, acc, seat, acc_state, scale_state)
-        if cutlass.const_expr(config.split_k > 1):
-            sums.wait()
-        # A block is the visits whose blocks of columns are reduced before them; without such, one visit. If
-        # rolled, blocks and their visits are the iterations of the outer loops, otherwise of the inner ones.
-        whole = max(self.block_subtiles, 1)
-        count = self.visits // whole
-        for turn in cutlass.range(count if config.rolled else 1, unroll=1):
-            for written in cutlass.range_constexpr(1 if config.rolled else count):
-                first = (Int32(turn) if cutlass.const_expr(config.rolled) else written) * whole
-                of_block = held
-                if cutlass.const_expr(self.block_subtiles > 0):
-                    if cutlass.const_expr(self.keeps_value):
-                        exact_state = self._keep_block(
-                            shared, seat, tile, reader, held, rows, acc_state, exact_state, first
-                        )
-                    read = partial(self._read_again, reader, shared, seat, acc_state.index, tile, first)
-                    of_block = self._reduce_blocks(tile, read, glob, held, rows)
-                for inner in cutlass.range(whole if config.rolled else 1, unroll=1):
-                    for step in cutlass.range_constexpr(1 if config.rolled else whole):
-                        within = Int32(inner) if cutlass.const_expr(config.rolled) else step
-                        exact_state, store_state = self._visit(
-                            shared,
-                            seat,
-                            place,
-                            tile,
-                            reader,
-                            of_block,
-                            rows,
-                            store_pipeline,
-                            acc_state,
-                            exact_state,
-                            store_state,
-                            first + within,
-                        )
-        if cutlass.const_expr(config.split_k > 1):
-            sums.release(config.split_k)
-        self._end(tile, glob, held)
-        if cutlass.const_expr(stages.row > 0):
-            row_pipeline.consumer_release(row_state)
-        return acc_state, scale_state, exact_state, store_state
+        """Runs the epilogue on a tile, with the staged rowvecs of the stage `row`. Returns the stage that had
+        the tile's sums, and the next ones of scales and of planes."""
+        tile = self._tile(shared, place, seat.thread)
+        held = self.epilogue.begin(tile, shared.glob)
+        if cutlass.const_expr(self.stages.row > 0):
+            shared.row_pipeline.consumer_wait(row)
+        part = (self.config.group_n,)
+        rows = [
+            cute.local_tile(s_row[(None, row.index)], part, (seat.thread.group,)) for s_row in shared.rows
+        ]
+        sums, scales = self._await_sums(shared, seat, at.sums, at.scales)
+        if cutlass.const_expr(self.config.split_k > 1):
+            shared.sums.wait()
+        work = Work(shared, replace(seat, sums=sums), place, tile, held, rows)
+        planes = self._drain(work, at.planes)
+        if cutlass.const_expr(self.config.split_k > 1):
+            shared.sums.release(self.config.split_k)
+        self._end(work)
+        if cutlass.const_expr(self.stages.row > 0):
+            shared.row_pipeline.consumer_release(row)
+        return Tally(sums, scales, planes)
+
+    def _has_rows(self, work: Work) -> Boolean:
+        """With planes in shared memory every warp visits, since all wait for the planes and release them."""
+        every = self.stages.exact + self.stages.store > 0 or getattr(self.epilogue, "pads_rows", False)
+        return Boolean(every) | (work.tile.warp_row() < work.tile.m)
+
+    def _loaded(
+        self, work: Work, at: Position, visit: Any, of_round: int
+    ) -> tuple[list[cute.Tensor], Callable[[], None]]:
+        loads, ring = work.shared.loads, work.shared.exact_pipeline
+        ring.consumer_wait(at.exact)
+        plane = self._plane(at.exact, work.seat.thread.group)
+        return [s_load[(None, None, plane)] for s_load in loads], partial(release_planes, ring, at.exact)
+
+    def _stores(self, work: Work, at: Position, visit: Any) -> list[cute.Tensor]:
+        plane = self._plane(at.store, work.seat.thread.group)
+        return [s_store[(None, None, plane)] for s_store in work.shared.stores]
 
     @cute.jit
-    def _visit(
-        self,
-        shared: Sm100Shared,
-        seat: Seat,
-        place: Place,
-        tile: Sm100Tile,
-        reader: Reader,
-        held: Any,
-        rows: list,
-        store_pipeline: pipeline.PipelineTmaStore,
-        acc_state: pipeline.PipelineState,
-        exact_state: pipeline.PipelineState,
-        store_state: pipeline.PipelineState,
-        visit: Any,
-    ):
-        """Visits a subtile, and releases the accumulators after the last one. Returns the next stage of exact
-        loads and the next plane of outputs."""
-        config, stages, glob, acc_pipeline = self.config, self.stages, shared.glob, shared.acc_pipeline
-        exact_pipeline, sums = shared.exact_pipeline, shared.sums
-        waits = stages.exact > 0 and self.visits_wait
-        is_store_warp, barrier = seat.warp == 0, seat.barrier
-        row, column = self._cta_tile(place)
-        # With planes in shared memory every warp visits, since all wait for the planes and release them.
-        every = stages.exact + stages.store > 0 or getattr(self.epilogue, "pads_rows", False)
-        has_rows = Boolean(every) | (tile.warp_row() < tile.m)
-        subtile = self._subtile(seat.group, visit)
-        registers = self._read(reader, subtile, acc_state.index, self.values)
-        if cutlass.const_expr(waits):
-            exact_pipeline.consumer_wait(exact_state)
-        cute.arch.fence_view_async_tmem_load()
-        if visit == self.visits - 1:
-            with cute.arch.elect_one():
-                acc_pipeline.consumer_release(acc_state)
-        if cutlass.const_expr(config.split_k > 1):
-            sums.add(registers, seat.thread_of_all, visit, config.split_k)
-        full, empty = self._plane(exact_state, seat.group), self._plane(store_state, seat.group)
-        loads = [s_load[(None, None, full)] for s_load in shared.loads] if waits else []
-        stores = [s_store[(None, None, empty)] for s_store in shared.stores]
-        sub = Sm100Subtile(self.config, tile, visit)
-        accumulators = [sub.accumulators(registers, i) for i in range(self.values)]
-        smem = self._smem(rows, loads, stores)
-        if cutlass.const_expr(waits):
-            smem.release = partial(release_planes, exact_pipeline, exact_state)
-        if has_rows:
-            self.epilogue.visit(sub, *accumulators, glob, held, smem)
-        if cutlass.const_expr(waits and not self.epilogue.shared_loads):
-            smem.release()
-        if cutlass.const_expr(waits):
-            exact_state.advance()
-        if cutlass.const_expr(stages.store > 0):
-            cute.arch.fence_proxy("async.shared", space="cta")
-            if is_store_warp:
-                store_pipeline.producer_acquire()
-            barrier.arrive_and_wait()
-            if is_store_warp:
-                coord = (row, column * self.subtiles + subtile)
-                self._store(shared.store_tmas, shared.stores, empty, self.box, coord, place, glob)
-                store_pipeline.producer_commit()
-            store_state.advance()
-        return exact_state, store_state
-
-    def _read_again(
-        self,
-        reader: Reader,
-        shared: Sm100Shared,
-        seat: Seat,
-        stage: Int32,
-        tile: Sm100Tile,
-        first: Any,
-        i: int,
-    ) -> tuple[Any, ...]:
-        """The `i`-th subtile from the visit `first` on, with the accumulators of each product or the value
-        that is kept, which later reads of the visits find unchanged."""
-        visit = first + i
-        registers = self._read(reader, self._subtile(seat.group, visit), stage, self.values)
-        cute.arch.fence_view_async_tmem_load()
-        if self.config.split_k > 1:
-            shared.sums.add(registers, seat.thread_of_all, visit, self.config.split_k)
-        sub = Sm100Subtile(self.config, tile, visit)
-        return sub, *(sub.accumulators(registers, j) for j in range(self.values))
-
-    @cute.jit
-    def _keep_block(
-        self,
-        shared: Sm100Shared,
-        seat: Seat,
-        tile: Sm100Tile,
-        reader: Reader,
-        held: Any,
-        rows: list,
-        acc_state: pipeline.PipelineState,
-        exact_state: pipeline.PipelineState,
-        first: Any,
-    ):
-        """Keeps the values of the block of columns whose visits begin with `first`. They replace accumulators
-        in tensor memory, which nothing else reads until the last visit has released them. Returns the next
-        stage of exact loads."""
-        rolled, whole = self.config.rolled, self.block_subtiles
-        for inner in cutlass.range(whole if rolled else 1, unroll=1):
-            for step in cutlass.range_constexpr(1 if rolled else whole):
-                within = Int32(inner) if cutlass.const_expr(rolled) else step
-                exact_state = self._keep(
-                    shared, seat, tile, reader, held, rows, acc_state, exact_state, first + within
-                )
-        cute.arch.fence_view_async_tmem_store()
-        return exact_state
-
-    @cute.jit
-    def _keep(
-        self,
-        shared: Sm100Shared,
-        seat: Seat,
-        tile: Sm100Tile,
-        reader: Reader,
-        held: Any,
-        rows: list,
-        acc_state: pipeline.PipelineState,
-        exact_state: pipeline.PipelineState,
-        visit: Any,
-    ):
-        """Begins to write the value that the epilogue keeps of a subtile to the place of its first product's
-        accumulators. Returns the next stage of exact loads."""
-        products, subtile = self.config.products, self._subtile(seat.group, visit)
-        registers = self._read(reader, subtile, acc_state.index, products)
-        smem = self._smem(rows, [], [])
-        if cutlass.const_expr(self.early_loads):
-            shared.exact_pipeline.consumer_wait(exact_state)
-            plane = self._plane(exact_state, seat.group)
-            smem = self._smem(rows, [s_load[(None, None, plane)] for s_load in shared.loads], [])
-            smem.release = partial(release_planes, shared.exact_pipeline, exact_state)
-        cute.arch.fence_view_async_tmem_load()
-        sub = Sm100Subtile(self.config, tile, visit)
-        accumulators = [sub.accumulators(registers, i) for i in range(products)]
-        epilogue = cast(Keeping, self.epilogue)
-        self._write(
-            reader, subtile, acc_state.index, epilogue.keep(sub, *accumulators, shared.glob, held, smem)
-        )
-        if cutlass.const_expr(self.early_loads):
-            exact_state.advance()
-        return exact_state
+    def _leave(self, work: Work, at: Position, visit: Any):
+        """Stores planes by TMA. One barrier for each subtile suffices. Before it, the warp that issues the
+        stores waits until TMA has read the next buffer. So the barrier that hands it the full buffer also
+        frees the next one to be written."""
+        thread, stores = work.seat.thread, work.seat.stores
+        row, column = self._cta_tile(work.place)
+        subtile = subtile_of(self.config, thread.group, visit)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        if thread.warp == 0:
+            stores.producer_acquire()
+        thread.barrier.arrive_and_wait()
+        if thread.warp == 0:
+            coord = (row, column * self.subtiles + subtile)
+            self._store(work, self._plane(at.store, thread.group), self.box, coord)
+            stores.producer_commit()
+        return at._replace(store=advanced(at.store))
 
     @cute.jit
     def _await_sums(
         self,
         shared: Sm100Shared,
-        acc: cute.Tensor,
-        seat: Seat,
-        acc_state: pipeline.PipelineState,
-        scale_state: pipeline.PipelineState,
+        seat: TensorMemorySeat,
+        sums: pipeline.PipelineState,
+        scales: pipeline.PipelineState,
     ) -> tuple[pipeline.PipelineState, pipeline.PipelineState]:
         """Waits for the sums of a tile, and adds up those of its k tiles where the epilogue scales these.
         Returns the stage that has the sums, and the next stage of scales."""
         if cutlass.const_expr(self.block_scales is None):
-            shared.acc_pipeline.consumer_wait(acc_state)
+            shared.acc_pipeline.consumer_wait(sums)
         else:
-            own = PartialSums.of(acc, self.config, seat.group, seat.thread)
-            acc_state, scale_state = own.add_up(
-                shared.acc_pipeline, acc_state, cast(ScaleRing, shared.scales), scale_state, shared.k_tiles
+            own = PartialSums.of(seat.acc, self.config, seat.thread.group, seat.thread.thread)
+            sums, scales = own.add_up(
+                shared.acc_pipeline, sums, cast(ScaleRing, shared.scales), scales, shared.k_tiles
             )
-        return acc_state, scale_state
+        return sums, scales
 
     @cute.jit
-    def _publish(
-        self,
-        shared: Sm100Shared,
-        acc: cute.Tensor,
-        seat: Seat,
-        reader: Reader,
-        acc_state: pipeline.PipelineState,
-        scale_state: pipeline.PipelineState,
-    ):
+    def _publish(self, shared: Sm100Shared, seat: TensorMemorySeat, scales: pipeline.PipelineState):
         """The epilogue warps of a CTA that publishes the sums of its only tile to the first CTA."""
-        acc_pipeline, sums, thread = shared.acc_pipeline, shared.sums, seat.thread_of_all
-        acc_state, scale_state = self._await_sums(shared, acc, seat, acc_state, scale_state)
+        sums, _ = self._await_sums(shared, seat, seat.sums.clone(), scales.clone())
+        seat = replace(seat, sums=sums)
         for visit in cutlass.range(self.visits, unroll=1):
-            registers = self._read(
-                reader, self._subtile(seat.group, visit), acc_state.index, self.config.products
-            )
+            _, _, registers = seat.begin(visit, 0, self.config.products)
             cute.arch.fence_view_async_tmem_load()
-            sums.write(registers, thread, visit)
+            shared.sums.write(registers, seat.thread.thread_of_all, visit)
         with cute.arch.elect_one():
-            acc_pipeline.consumer_release(acc_state)
-        sums.hand_over()
+            shared.acc_pipeline.consumer_release(sums)
+        shared.sums.hand_over()
 
-    def _reader(self, acc: cute.Tensor, seat: Seat) -> Reader:
-        """A thread's reader of its own row of subtiles (128, subtile_n, 1, subtiles, stage)."""
-        pieces = cute.flat_divide(acc[((None, None), 0, 0, None)], self.box)
-        columns = self.config.subtile_n
-        # One instruction reads a power of two columns.
-        op = tcgen05.Ld32x32bOp(tcgen05.Repetition(columns & -columns))
-        tmem_copy = tcgen05.make_tmem_copy(cute.make_copy_atom(op, Float32), pieces[(None, None, 0, 0, 0)])
-        thread_copy = tmem_copy.get_slice(seat.thread)
-        shape = thread_copy.partition_D(cute.make_identity_tensor(self.box)).shape
-        source = thread_copy.partition_S(pieces)
-        if not any(kernel.keeps_value for kernel in self.by_segment):
-            return Reader(tmem_copy, source, shape)
-        back = tcgen05.St32x32bOp(tcgen05.Repetition(columns & -columns))
-        write = tcgen05.make_tmem_copy(cute.make_copy_atom(back, Float32), pieces[(None, None, 0, 0, 0)])
-        target = write.get_slice(seat.thread).partition_D(pieces)
-        return Reader(tmem_copy, source, shape, write, target)
-
-    def _read(self, reader: Reader, subtile: Any, stage: Int32, values: int) -> cute.Tensor:
-        """Begins to read the elements of a subtile of the first `values` products to registers, and returns
-        these."""
-        config = self.config
-        registers = cute.make_rmem_tensor(values * config.subtile_n, Float32)
-        for i in range(values):
-            piece = reader.source[(None, None, None, 0, self._piece_of(subtile, i), stage)]
-            first = registers.iterator + i * config.subtile_n
-            cute.copy(reader.copy, piece, cute.make_tensor(first, cute.make_layout(reader.shape)))
-        return registers
-
-    def _write(self, reader: Reader, subtile: Any, stage: Int32, values: cute.Tensor) -> None:
-        """Begins to write values of a subtile's elements to the place of the first product's."""
-        assert reader.write is not None and reader.target is not None
-        piece = reader.target[(None, None, None, 0, self._piece_of(subtile, 0), stage)]
-        own = cute.make_tensor(values.iterator, cute.make_layout(reader.shape))
-        cute.copy(reader.write, own, piece)
-
-    def _seat(self) -> Seat:
+    def _seat(self, shared: Sm100Shared, acc: cute.Tensor, sums: pipeline.PipelineState) -> TensorMemorySeat:
         """The seat of a thread of the epilogue."""
-        thread, _, _ = cute.arch.thread_idx()
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        first = self.subtile_meetings[0]
-        if self.config.warpgroups == 1:
-            return Seat(0, thread, warp, named_barrier(first))
-        group = warp // WARPS
-        barrier = pipeline.NamedBarrier(first.barrier + group, first.threads)
-        return Seat(group, thread % WARPGROUP, warp % WARPS, barrier)
+        index, _, _ = cute.arch.thread_idx()
+        warp, first = shared.warp, self.subtile_meetings[0]
+        thread = Thread(0, index, warp, named_barrier(first))
+        if self.config.warpgroups > 1:
+            group = warp // WARPS
+            barrier = pipeline.NamedBarrier(first.barrier + group, first.threads)
+            thread = Thread(group, index % WARPGROUP, warp % WARPS, barrier)
+        columns, writes = self.config.subtile_n, any(kernel.keeps_value for kernel in self.by_segment)
+        arrivals = agents(Arrivals(self.visitors, WARPS, WARP))
+        return TensorMemorySeat(
+            config=self.config,
+            thread=thread,
+            acc=acc,
+            read=Copy.of(acc, thread.thread, columns),
+            back=Copy.of(acc, thread.thread, columns, writes=True) if writes else None,
+            parts=shared.sums,
+            ring=shared.acc_pipeline,
+            stores=pipeline.PipelineTmaStore.create(
+                num_stages=max(self.stages.store - 1, 1), producer_group=arrivals
+            ),
+            sums=sums,
+        )
+
+
+class Tally(NamedTuple):
+    """The stages of a warp of the epilogue: that of the sums of a tile, the next one of scales, and the next
+    position of planes."""
+
+    sums: pipeline.PipelineState
+    scales: pipeline.PipelineState
+    planes: Position
 
 
 @dataclass(frozen=True)

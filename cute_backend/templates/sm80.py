@@ -33,10 +33,11 @@ from cute_backend.planning import TILE_K_BYTES, Stages, TileConfig
 from cute_backend.spec import Order, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, WARPS, Crew, Meeting, Role
+from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, by_name
 from cute_backend.templates.feed import Feed, Sm80Shared
-from cute_backend.templates.fragments import FragmentGemm
+from cute_backend.templates.fragments import FragmentGemm, RegisterSeat
 from cute_backend.templates.mainloop import check_face
 from cute_backend.templates.rings import allocate_rows, check_stage
 from cute_backend.templates.scheduler import Place
@@ -233,12 +234,9 @@ class Sm80Gemm(FragmentGemm):
                 self.feed.stage_rows(shared, place, rows_at)
             at = sum_up(tile, at)
             rows = self.feed.rows(shared, rows_at)
-            if cutlass.const_expr(config.rolled):
-                for block in cutlass.range_constexpr(self.blocks):
-                    self._roll(block, acc, tile, glob, held, rows)
-            else:
-                self._visit_planes(shared, tile, acc, held, rows)
-            self._end(tile, glob, held)
+            work = Work(shared, RegisterSeat(config=config, acc=acc), place, tile, held, rows)
+            self._drain(work, Position(None, None))
+            self._end(work)
             rows_at = self.feed.rows_read(shared, rows_at)
             item += shared.item_step
         self.feed.end()
@@ -274,44 +272,6 @@ class Sm80Gemm(FragmentGemm):
             exchange_sums(multiplied, acc, stage, shared.thread, partial(self._meet, shared))
         return at
 
-    @cute.jit
-    def _visit_planes(
-        self,
-        shared: Sm80Shared,
-        tile: FragmentTile,
-        acc: cute.Tensor,
-        held: Any,
-        rows: list,
-    ):
-        """Makes the visits of a tile, unrolled, and copies the planes of each visit in and out."""
-        config, stages, of_block = self.config, self.stages, held
-        for subtile in cutlass.range_constexpr(self.subtiles):
-            block, step = divmod(subtile, self.steps)
-            if cutlass.const_expr(self._begins_block(step)):
-                if cutlass.const_expr(self.keeps_value):
-                    self._keep_block(shared, tile, acc, held, rows, subtile)
-                of_block = self._reduced(block, step, step, acc, tile, shared.glob, held, rows)
-            sub = self.subtile_type(config, tile, block, step)
-            pieces = [sub.accumulators(acc, i, step) for i in range(self.values)]
-            stored = self._index(shared, subtile, stages.store)
-            stores = [s_store[(None, None, stored)] for s_store in shared.stores]
-            if cutlass.const_expr(stages.exact > 0 and self.visits_wait):
-                smem = self._loaded(shared, tile, rows, self._turn(subtile, len(self.rounds) - 1), stores)
-            else:
-                smem = self._smem(rows, [], stores)
-            if cutlass.const_expr(stages.store == 0):
-                # Without it the assembler works out the addresses of all visits at once, and spills.
-                self._meet(shared)
-            self.epilogue.visit(sub, *pieces, shared.glob, of_block, smem)
-            if cutlass.const_expr(stages.store > 0):
-                cute.arch.sync_warp()
-                corner = self._corner(shared, tile, subtile)
-                for boxes, s_store in zip(self.store_planes, shared.stores, strict=True):
-                    target = getattr(shared.glob, boxes.operand.name)
-                    boxes.write(target, s_store, stored, corner, tile.lane)
-                if cutlass.const_expr(stages.store == 1):
-                    cute.arch.sync_warp()  # before the next visit fills the stage again
-
     def _turn(self, subtile: int, of_round: int) -> int:
         """The number of the stage that a subtile's exact loads of a round come in. If some are
         read ahead of passes and others by visits, all subtiles of a block come for either."""
@@ -326,40 +286,46 @@ class Sm80Gemm(FragmentGemm):
         subtile, of_round = next(each for each in every if self._turn(*each) == turn)
         return subtile, self.rounds[of_round]
 
-    def _loaded(
-        self,
-        shared: Sm80Shared,
-        tile: FragmentTile,
-        rows: list,
-        turn: int,
-        stores: Sequence[cute.Tensor],
-    ) -> Any:
-        """The operands of a warp in shared memory, by name, with the exact loads of a stage, for which it
-        waits."""
-        index = self._index(shared, turn, self.stages.exact)
-        smem = self._smem(rows, [s_load[(None, None, index)] for s_load in shared.loads], stores)
-        self._await_loads(shared, turn)
-        smem.release = partial(self._release, shared, tile, turn)
-        return smem
+    def _make_room(self, work: Work, visit: Any) -> None:
+        if self.stages.store == 0:
+            self._pace(work)
 
-    def _keep_block(
-        self,
-        shared: Sm80Shared,
-        tile: FragmentTile,
-        acc: cute.Tensor,
-        held: Any,
-        rows: list,
-        first: int,
-    ) -> None:
-        """Keeps the values of the block of columns that begins with the subtile `first`."""
-        for subtile in range(first, first + self.block_subtiles):
-            block, step = divmod(subtile, self.steps)
-            if self.early_loads:
-                smem = self._loaded(shared, tile, rows, self._turn(subtile, 0), [])
-            else:
-                smem = self._smem(rows, [], [])
-                self._meet(shared)  # as for visits without planes in shared memory
-            self._keep(block, step, step, acc, tile, shared.glob, held, smem)
+    def _pace(self, work: Work) -> None:
+        """Keeps the assembler from working out the addresses of all visits at once, which spills."""
+        if not self.config.rolled:
+            self._meet(work.shared)
+
+    def _loaded(
+        self, work: Work, at: Position, visit: Any, of_round: int
+    ) -> tuple[list[cute.Tensor], Callable[[], None]]:
+        shared, turn = work.shared, self._turn(self._subtile(work, visit), of_round)
+        index = self._index(shared, turn, self.stages.exact)
+        self._await_loads(shared, turn)
+        loads = [s_load[(None, None, index)] for s_load in shared.loads]
+        return loads, partial(self._release, shared, work.tile, turn)
+
+    def _loads_read(self, work: Work, at: Position, visit: Any) -> Position:
+        return at
+
+    def _stores(self, work: Work, at: Position, visit: Any) -> list[cute.Tensor]:
+        if self.stages.store == 0:
+            return []
+        index = self._index(work.shared, self._subtile(work, visit), self.stages.store)
+        return [s_store[(None, None, index)] for s_store in work.shared.stores]
+
+    def _leave(self, work: Work, at: Position, visit: Any) -> Position:
+        shared, tile, subtile = work.shared, work.tile, self._subtile(work, visit)
+        cute.arch.sync_warp()
+        index, corner = self._index(shared, subtile, self.stages.store), self._corner(shared, tile, subtile)
+        for boxes, s_store in zip(self.store_planes, shared.stores, strict=True):
+            boxes.write(getattr(shared.glob, boxes.operand.name), s_store, index, corner, tile.lane)
+        if self.stages.store == 1:
+            cute.arch.sync_warp()  # before the next visit fills the stage again
+        return at
+
+    def _subtile(self, work: Work, visit: int) -> int:
+        """The index of a subtile among those of all blocks of rows."""
+        return int(work.seat.block * self.visits + visit)
 
     def _meet(self, shared: Sm80Shared) -> None:
         """Synchronises the warps of a warpgroup."""
@@ -423,7 +389,7 @@ class Sm80Gemm(FragmentGemm):
 
     def _corner(self, shared: Sm80Shared, tile: FragmentTile, subtile: int) -> Corner:
         """The corner of the warp's rows of a subtile in a plane."""
-        block, step = divmod(subtile, self.steps)
+        block, step = divmod(subtile, self.visits)
         return Corner(tile.warp_row(block), tile.n0 + step * self.config.subtile_n, tile.m, shared.n)
 
     def _origin(self, shared: Sm80Shared, place: Place) -> tuple[Int32, Int32]:

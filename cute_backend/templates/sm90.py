@@ -55,13 +55,14 @@ from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import ScaleStages, bring_tile
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
+from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import (
     Epilogue,
     in_subtiles,
     release_planes,
 )
-from cute_backend.templates.fragments import FragmentGemm
+from cute_backend.templates.fragments import FragmentGemm, RegisterSeat
 from cute_backend.templates.mainloop import (
     Sm90Mainloop,
     Sm90Plain,
@@ -570,23 +571,50 @@ class Sm90Gemm(FragmentGemm):
     def _consume(self, shared: Sm90Shared):
         """A consumer warpgroup: multiplies one of its tiles after another and runs the epilogue on each."""
         cute.arch.setmaxregister_increase(self.crew.registers[1])
-        config, stages = self.config, self.stages
-        schedule, sums = shared.schedule, shared.sums
-        add_mma, set_mma = shared.given.add_mma, shared.given.set_mma
+        config, stages, schedule, item_step = self.config, self.stages, shared.schedule, shared.item_step
+        seat = self._seat(shared)
+        ab, row = consumer_state(stages.ab), consumer_state(stages.row)
+        planes, of_segments = Position(consumer_state(stages.exact), Int32(0)), shared.of_segments()
+        item = shared.epilogue_item
+        if cutlass.const_expr(self.in_cluster):
+            if shared.cta_rank > 0:
+                tile = self._tile(shared, schedule.place(shared.first_item), seat.thread, seat.share)
+                self._multiply(seat, tile, ab, shared.k_tiles)
+                shared.sums.publish(seat.acc, seat.thread_of_all)
+        if cutlass.const_expr(config.pingpong):
+            ab.advance(seat.ring * self._k_tiles_at(shared, item))
+            item += seat.ring * item_step
+            if seat.ring == 1:
+                seat.turn.pass_on()
+            row.advance(seat.ring)
+        while schedule.is_valid(item):
+            place = schedule.place(item)
+            before = ab, planes
+            for i in cutlass.range_constexpr(len(self.segments)):
+                if self.segments[i].has(place):
+                    ab, planes = self.by_segment[i]._compute(
+                        of_segments[i], seat, self.segments[i].within(place), row, *before
+                    )
+            if cutlass.const_expr(stages.row > 0):
+                row.advance()
+            item += item_step
+            if cutlass.const_expr(config.pingpong):
+                # The next tile is the other warpgroup's.
+                ab.advance(self._k_tiles_at(shared, item))
+                item += item_step
+                row.advance(Int32(1))
+        if cutlass.const_expr(stages.store > 0):
+            seat.stores.producer_tail()
+
+    def _seat(self, shared: Sm90Shared) -> Seat:
+        """The seat of a thread among the warpgroups that multiply."""
+        config, add_mma, set_mma = self.config, shared.given.add_mma, shared.given.set_mma
         thread, _, _ = cute.arch.thread_idx()
-        k_tiles, item_step = shared.k_tiles, shared.item_step
         group = cute.arch.warp_redux_sync(Int32(thread // WARPGROUP), "max") - 1
-        seat = Seat(
-            group=group,
-            thread=thread % WARPGROUP,
-            warp=shared.warp % WARPS,
-            share=group % config.sharing,
-            ring=group // config.sharing,
-            barrier=pipeline.NamedBarrier(self.groups[0].barrier + group, self.groups[0].threads),
-        )
+        share = group % config.sharing
         add_mma.set(warpgroup.Field.ACCUMULATE, True)
         set_mma.set(warpgroup.Field.ACCUMULATE, False)
-        thr_mma = add_mma.get_slice(seat.share * WARPGROUP)
+        thr_mma = add_mma.get_slice(share * WARPGROUP)
         operands = WarpgroupOperands(
             ring=shared.ab_pipeline,
             a=add_mma.make_fragment_A(thr_mma.partition_A(shared.s_a)),
@@ -599,55 +627,22 @@ class Sm90Gemm(FragmentGemm):
             scales=shared.scales,
             by_rows=self.by_rows,
         )
-        acc = cute.make_rmem_tensor(thr_mma.partition_shape_C((config.tile_m, config.mma_n)), Float32)
-        mma_turn = Turn.of(self.turns[0], group)
-        store_group = pipeline.PipelineTmaStore.create(
-            num_stages=max(stages.store, 1), producer_group=agents(Arrivals(self.consume, 1, WARP))
+        return Seat(
+            config=config,
+            acc=cute.make_rmem_tensor(thr_mma.partition_shape_C((config.tile_m, config.mma_n)), Float32),
+            operands=operands,
+            group=group,
+            thread=thread % WARPGROUP,
+            thread_of_all=thread - WARPGROUP,
+            warp=shared.warp % WARPS,
+            share=share,
+            ring=group // config.sharing,
+            barrier=pipeline.NamedBarrier(self.groups[0].barrier + group, self.groups[0].threads),
+            turn=Turn.of(self.turns[0], group),
+            stores=pipeline.PipelineTmaStore.create(
+                num_stages=max(self.stages.store, 1), producer_group=agents(Arrivals(self.consume, 1, WARP))
+            ),
         )
-
-        ab_state, row_state = consumer_state(stages.ab), consumer_state(stages.row)
-        exact_state, store_plane = consumer_state(stages.exact), Int32(0)
-        of_segments = shared.of_segments()
-        item = shared.epilogue_item
-        if cutlass.const_expr(self.in_cluster):
-            mma_thread = thread - WARPGROUP
-            if shared.cta_rank > 0:
-                tile = self._tile(shared, schedule.place(shared.first_item), seat.thread, seat.share)
-                self._multiply(tile, operands, acc, ab_state.clone(), k_tiles, mma_turn)
-                sums.publish(acc, mma_thread)
-        if cutlass.const_expr(config.pingpong):
-            ab_state.advance(seat.ring * self._k_tiles_at(shared, item))
-            item += seat.ring * item_step
-            if seat.ring == 1:
-                mma_turn.pass_on()
-            row_state.advance(seat.ring)
-        while schedule.is_valid(item):
-            place = schedule.place(item)
-            # One of these branches is taken. Each advances states of its own.
-            states = [state.clone() for state in (ab_state, row_state, exact_state)]
-            for i in cutlass.range_constexpr(len(self.segments)):
-                if self.segments[i].has(place):
-                    ab_state, exact_state, store_plane = self.by_segment[i]._compute(
-                        of_segments[i],
-                        seat,
-                        self.segments[i].within(place),
-                        operands,
-                        acc,
-                        store_group,
-                        mma_turn,
-                        *[state.clone() for state in states],
-                        store_plane,
-                    )
-            if cutlass.const_expr(stages.row > 0):
-                row_state.advance()
-            item += item_step
-            if cutlass.const_expr(config.pingpong):
-                # The next tile is the other warpgroup's.
-                ab_state.advance(self._k_tiles_at(shared, item))
-                item += item_step
-                row_state.advance(Int32(1))
-        if cutlass.const_expr(stages.store > 0):
-            store_group.producer_tail()
 
     @cute.jit
     def _compute(
@@ -655,201 +650,121 @@ class Sm90Gemm(FragmentGemm):
         shared: Sm90Shared,
         seat: Seat,
         place: Place,
-        operands: WarpgroupOperands,
-        acc: cute.Tensor,
-        store_group: pipeline.PipelineTmaStore,
-        turn: Turn,
-        ab_state: pipeline.PipelineState,
-        row_state: pipeline.PipelineState,
-        exact_state: pipeline.PipelineState,
-        store_plane: Int32,
+        row: pipeline.PipelineState,
+        ab: pipeline.PipelineState,
+        planes: Position,
     ):
-        """Multiplies a tile and runs the epilogue on it. Returns the next stages of A and B and of exact
-        loads, and the next plane of outputs."""
-        config, stages, glob, row_pipeline = self.config, self.stages, shared.glob, shared.row_pipeline
+        """Multiplies a tile and runs the epilogue on it, with the staged rowvecs of the stage `row`. Returns
+        the next stage of A and B and the next position of planes."""
         tile = self._tile(shared, place, seat.thread, seat.share)
-        held = self.epilogue.begin(tile, glob)
+        held = self.epilogue.begin(tile, shared.glob)
 
-        if cutlass.const_expr(config.pingpong):
-            turn.wait()
+        if cutlass.const_expr(self.config.pingpong):
+            seat.turn.wait()
         k_tiles = self._k_tiles(place, self.tile_k, shared.k_tiles)
         if cutlass.const_expr(self.is_grouped and self.blocks > 1):
             if tile.m - tile.m0 > BLOCK_M:
-                ab_state = self._multiply(tile, operands, acc, ab_state, k_tiles, turn)
+                ab = self._multiply(seat, tile, ab, k_tiles)
             else:
                 # The last rows of a group are often few.
-                few, sums_of_few = operands.first_block(), block_of(acc, 0)
-                ab_state = self._multiply(tile, few, sums_of_few, ab_state, k_tiles, turn)
+                ab = self._multiply(seat.first_block(), tile, ab, k_tiles)
         else:
-            ab_state = self._multiply(tile, operands, acc, ab_state, k_tiles, turn)
+            ab = self._multiply(seat, tile, ab, k_tiles)
         if cutlass.const_expr(self.in_cluster):
-            shared.sums.reduce(acc, seat.thread + seat.group * WARPGROUP, config.split_k)
+            shared.sums.reduce(seat.acc, seat.thread_of_all, self.config.split_k)
 
         rows = []
-        if cutlass.const_expr(stages.row > 0):
-            row_pipeline.consumer_wait(row_state)
-            rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
-        if cutlass.const_expr(config.rolled):
-            for block in cutlass.range_constexpr(self.blocks):
-                self._roll(block, acc, tile, glob, held, rows)
-        else:
-            exact_state, store_plane = self._visit_planes(
-                shared,
-                seat,
-                place,
-                tile,
-                acc,
-                held,
-                rows,
-                store_group,
-                exact_state,
-                store_plane,
-            )
-        self._end(tile, glob, held)
-        if cutlass.const_expr(stages.row > 0):
-            row_pipeline.consumer_release(row_state)
-        return ab_state, exact_state, store_plane
+        if cutlass.const_expr(self.stages.row > 0):
+            shared.row_pipeline.consumer_wait(row)
+            rows = [s_row[(None, row.index)] for s_row in shared.rows]
+        work = Work(shared, seat, place, tile, held, rows)
+        planes = self._drain(work, planes)
+        self._end(work)
+        if cutlass.const_expr(self.stages.row > 0):
+            shared.row_pipeline.consumer_release(row)
+        return ab, planes
 
     @cute.jit
-    def _multiply(
-        self,
-        tile: FragmentTile,
-        operands: WarpgroupOperands,
-        acc: cute.Tensor,
-        ab_state: pipeline.PipelineState,
-        k_tiles: Int32,
-        turn: Turn,
-    ):
+    def _multiply(self, seat: Seat, tile: FragmentTile, ab: pipeline.PipelineState, k_tiles: Int32):
         """Multiplies all k tiles, at least one, and returns the pipeline state after them.
 
         Under ping-pong it passes the turn on as soon as the last k tile has been issued to the tensor cores.
         """
-        release_state = ab_state.clone()
-        held, ab_state = self.mainloop.begin(tile, operands, acc, ab_state)
-        left, most = k_tiles - self.mainloop.lead, self.mainloop.k_tiles_a_step
+        mainloop, operands, acc = self.mainloop, seat.operands, seat.acc
+        release = ab.clone()
+        held, ab = mainloop.begin(tile, operands, acc, ab.clone())
+        left, most = k_tiles - mainloop.lead, mainloop.k_tiles_a_step
         for _ in cutlass.range(left // most, unroll=1):
-            ab_state, release_state = self.mainloop.step(operands, acc, held, ab_state, release_state, most)
+            ab, release = self.mainloop.step(operands, acc, held, ab, release, most)
         for halving in cutlass.range_constexpr(1, most.bit_length()):
             count = most >> halving
             if left // count % 2 == 1:
-                ab_state, release_state = self.mainloop.step(
-                    operands, acc, held, ab_state, release_state, count
-                )
+                ab, release = self.mainloop.step(operands, acc, held, ab, release, count)
         if cutlass.const_expr(self.config.pingpong):
-            turn.pass_on()
-        self.mainloop.end(operands, acc, held, release_state)
-        return ab_state
+            seat.turn.pass_on()
+        mainloop.end(operands, acc, held, release)
+        return ab
 
-    @cute.jit
-    def _visit_planes(
-        self,
-        shared: Sm90Shared,
-        seat: Seat,
-        place: Place,
-        tile: FragmentTile,
-        acc: cute.Tensor,
-        held: Any,
-        rows: list,
-        store_group: pipeline.PipelineTmaStore,
-        exact_state: pipeline.PipelineState,
-        store_plane: Int32,
-    ):
-        """Visits each subtile of a tile, in an unrolled loop, with planes that TMA loads and stores. Returns
-        the next stage of exact loads and the next plane of outputs."""
-        config, stages, of_block = self.config, self.stages, held
-        warp_box, warp_subtile = (WARP_M, config.box_n), (WARP_M, config.subtile_n)
-        waits = stages.exact > 0 and self.visits_wait
-        for subtile in cutlass.range_constexpr(self.subtiles):
-            block, step = divmod(subtile, self.steps)
-            box, part = divmod(subtile, config.box_subtiles)
-            begins, ends = part == 0, part == config.box_subtiles - 1
-            if cutlass.const_expr(self._begins_block(step)):
-                if cutlass.const_expr(self.keeps_value):
-                    exact_state = self._keep_block(shared, seat, tile, acc, held, rows, exact_state, subtile)
-                of_block = self._reduced(block, step, step, acc, tile, shared.glob, held, rows)
-            sub = self.subtile_type(config, tile, block, step)
-            pieces = [sub.accumulators(acc, i, step) for i in range(self.values)]
-            if cutlass.const_expr(stages.store > 0 and begins):
-                store_group.producer_acquire()
-                cute.arch.sync_warp()
-            if cutlass.const_expr(stages.store == 0):
-                # Keeps the assembler from computing the addresses of all visits at once, which spills.
-                seat.barrier.arrive_and_wait()
-            loads: list[cute.Tensor] = []
-            release: Callable[[], None] = _keep_box
-            if cutlass.const_expr(waits):
-                loads, release = self._loaded(shared, seat, exact_state, part)
-            plane = (store_plane * config.warpgroups + seat.group) * WARPS + seat.warp
-            stores = [
-                cute.local_tile(
-                    in_subtiles(s_store[(None, None, plane)], config.subtile_n), warp_subtile, (0, part)
-                )
-                for s_store in shared.stores
-            ]
-            smem = self._smem(rows, loads, stores)
-            smem.release = release
-            self.epilogue.visit(sub, *pieces, shared.glob, of_block, smem)
-            if cutlass.const_expr(waits and not self.epilogue.shared_loads):
-                release()
-            if cutlass.const_expr(waits and ends):
-                exact_state.advance()
-            if cutlass.const_expr(stages.store > 0 and ends):
-                cute.arch.fence_proxy("async.shared", space="cta")
-                cute.arch.sync_warp()
-                row, column = self._box_coord(shared, place, box, seat.share)
-                coord = (row * WARPS + seat.warp, column)
-                self._store(shared.store_tmas, shared.stores, plane, warp_box, coord, place, shared.glob)
-                store_group.producer_commit()
-                store_plane = (store_plane + 1) % stages.store
-        return exact_state, store_plane
+    def _box(self, work: Work, visit: Any) -> tuple[int, int, bool]:
+        """The box of a subtile among those of a warpgroup's part of the tile, the subtile's place in it, and
+        whether it is the last there."""
+        box, part = divmod(work.seat.block * self.visits + visit, self.config.box_subtiles)
+        return box, part, part == self.config.box_subtiles - 1
+
+    def _make_room(self, work: Work, visit: Any) -> None:
+        if self.stages.store == 0:
+            self._pace(work)
+        elif self._box(work, visit)[1] == 0:
+            work.seat.stores.producer_acquire()
+            cute.arch.sync_warp()
+
+    def _pace(self, work: Work) -> None:
+        """Keeps the assembler from computing the addresses of all visits at once, which spills."""
+        if not self.config.rolled:
+            work.seat.barrier.arrive_and_wait()
 
     def _loaded(
-        self, shared: Sm90Shared, seat: Seat, exact_state: pipeline.PipelineState, part: int
+        self, work: Work, at: Position, visit: Any, of_round: int
     ) -> tuple[list[cute.Tensor], Callable[[], None]]:
-        """A warp's exact loads of the `part`-th subtile of a box, for which it waits at the first, and the
-        function that releases the box after the last."""
-        config, stage = self.config, in_ring(exact_state, seat.ring)
+        """A warp's exact loads of a subtile. It waits at the first subtile of a box, and releases the box
+        after the last."""
+        shared, seat, stage = work.shared, work.seat, in_ring(at.exact, work.seat.ring)
+        _, part, ends = self._box(work, visit)
         if part == 0:
             shared.exact_pipeline.consumer_wait(stage)
-        plane = (seat.ring * self.stages.exact + exact_state.index) * config.sharing + seat.share
-        loads = [
-            cute.local_tile(
-                in_subtiles(s_load[(None, None, plane)], config.subtile_n),
-                (WARP_M, config.subtile_n),
-                (seat.warp, part),
-            )
-            for s_load in shared.loads
-        ]
-        ends = part == config.box_subtiles - 1
+        plane = (seat.ring * self.stages.exact + at.exact.index) * self.config.sharing + seat.share
+        loads = [self._part_of_box(s_load, plane, (seat.warp, part)) for s_load in shared.loads]
         return loads, partial(release_planes, shared.exact_pipeline, stage) if ends else _keep_box
 
-    def _keep_block(
-        self,
-        shared: Sm90Shared,
-        seat: Seat,
-        tile: FragmentTile,
-        acc: cute.Tensor,
-        held: Any,
-        rows: list,
-        exact_state: pipeline.PipelineState,
-        first: int,
-    ) -> pipeline.PipelineState:
-        """Keeps the values of the block of columns that begins with the subtile `first`. Returns the next
-        stage of exact loads."""
-        for subtile in range(first, first + self.block_subtiles):
-            block, step = divmod(subtile, self.steps)
-            part = subtile % self.config.box_subtiles
-            smem = self._smem(rows, [], [])
-            if self.early_loads:
-                loads, release = self._loaded(shared, seat, exact_state, part)
-                smem = self._smem(rows, loads, [])
-                smem.release = release
-            else:
-                seat.barrier.arrive_and_wait()  # as for visits without planes in shared memory
-            self._keep(block, step, step, acc, tile, shared.glob, held, smem)
-            if self.early_loads and part == self.config.box_subtiles - 1:
-                exact_state.advance()
-        return exact_state
+    def _loads_read(self, work: Work, at: Position, visit: Any) -> Position:
+        return super()._loads_read(work, at, visit) if self._box(work, visit)[2] else at
+
+    def _stores(self, work: Work, at: Position, visit: Any) -> list[cute.Tensor]:
+        if self.stages.store == 0:
+            return []
+        place = (0, self._box(work, visit)[1])
+        return [self._part_of_box(s_store, self._plane(work, at), place) for s_store in work.shared.stores]
+
+    def _plane(self, work: Work, at: Position) -> Int32:
+        """The index of a warp's plane of outputs."""
+        return (at.store * self.config.warpgroups + work.seat.group) * WARPS + work.seat.warp
+
+    def _part_of_box(self, planes: cute.Tensor, plane: Int32, place: tuple) -> cute.Tensor:
+        """A warp's rows of a subtile in one of the boxes of planes."""
+        width = self.config.subtile_n
+        return cute.local_tile(in_subtiles(planes[(None, None, plane)], width), (WARP_M, width), place)
+
+    def _leave(self, work: Work, at: Position, visit: Any) -> Position:
+        box, _, ends = self._box(work, visit)
+        if not ends:
+            return at
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        row, column = self._box_coord(work.shared, work.place, box, work.seat.share)
+        coord = (row * WARPS + work.seat.warp, column)
+        self._store(work, self._plane(work, at), (WARP_M, self.config.box_n), coord)
+        work.seat.stores.producer_commit()
+        return at._replace(store=(at.store + 1) % self.stages.store)
 
     @cute.jit
     def _load_more(
@@ -989,21 +904,30 @@ class Sm90Shared(Shared):
     scales: ScaleStages | None
 
 
-@dataclass(frozen=True)
-class Seat:
-    """The position of a thread among the warpgroups that multiply.
+@dataclass(frozen=True, kw_only=True)
+class Seat(RegisterSeat):
+    """The position of a thread among the warpgroups that multiply, and what it multiplies.
 
-    `thread` and `warp` are indices within the warpgroup, and `group` is the warpgroup's index. `share` is the
-    part of each tile that the warpgroup computes, `ring` the ring of exact loads that it reads, and `barrier`
-    the named barrier of its threads.
+    `thread` and `warp` are indices within the warpgroup, `thread_of_all` is the thread's index among those of
+    all warpgroups, and `group` is the warpgroup's index. `share` is the part of each tile that the warpgroup
+    computes, `ring` the ring of exact loads that it reads, `barrier` the named barrier of its threads, and
+    `turn` its turn to multiply. `stores` are the TMA stores of the warp.
     """
 
+    operands: WarpgroupOperands
     group: Int32
     thread: Int32
+    thread_of_all: Int32
     warp: Int32
     share: Any
     ring: Any
     barrier: pipeline.NamedBarrier
+    turn: Turn
+    stores: pipeline.PipelineTmaStore
+
+    def first_block(self) -> Seat:
+        """The seat of a thread that multiplies only the first block of 64 rows."""
+        return replace(self, operands=self.operands.first_block(), acc=block_of(self.acc, 0))
 
 
 def _keep_box() -> None:

@@ -28,6 +28,7 @@ from cute_backend.templates import batch as batches
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name
 from cute_backend.templates.feed import Feed, Sm80Shared
+from cute_backend.templates.fragments import RegisterSeat
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.sm80 import ALL_SHARED, Sm80Gemm
 from cute_backend.templates.tile import FragmentSubtile, FragmentTile
@@ -251,12 +252,13 @@ class SumGemm(Sm80Gemm):
         products = self.config.products
         last = (shared.n - 1) // PAIR * PAIR
         for block in cutlass.range_constexpr(self.blocks):
+            seat = RegisterSeat(config=self.config, acc=acc, block=block)
             if tile.warp_row(block) < tile.m:
                 for part in cutlass.range(self.parts, unroll=self.parts_at_once):
-                    for step in cutlass.range_constexpr(self.steps):
-                        sub = self.subtile_type(self.config, tile, block, step)
+                    for step in cutlass.range_constexpr(self.visits):
+                        sub, *pieces = seat.finish(tile, seat.begin(0, step, products))
                         for product in cutlass.range_constexpr(products):
-                            piece = sub.accumulators(acc, product, step)
+                            piece = pieces[product]
                             further = product * (shared.a.stride[0] // products)
                             for e in cutlass.range_constexpr(0, sub.elements, PAIR):
                                 row = part * tile.m + sub.row(e)

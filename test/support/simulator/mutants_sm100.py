@@ -141,6 +141,23 @@ def _more_rows(call: Call) -> Any:
     return call(tensors={name: taller(plane) for name, plane in call.tensors.items()})
 
 
+def _rows_after_the_group(call: Call) -> None:
+    """Stores as if the group had 128 rows more."""
+    place = call.work.place
+    call(work=replace(call.work, place=replace(place, end=place.end + 128)))
+
+
+def _in_other_stage(call: Call) -> Any:
+    """Reads the accumulators of the other of two stages."""
+    sums = call.self.sums
+    return call(self=replace(call.self, sums=changed(sums, _index=1 - sums.index)))
+
+
+def _subtiles(columns: int, call: Call) -> int:
+    """The number of subtiles that make up so many columns."""
+    return columns // int(call.config.subtile_n)
+
+
 def _one_row_more(call: Call) -> Any:
     row, column, _ = call()
     return row, column, (row <= call.self.tile.m) & (column < call.self.tile.n)
@@ -151,15 +168,15 @@ MUTANTS = [
     Mutant(
         "every block has the results of the tile's first one on Blackwell",
         BLACKWELL_PASSES,
-        instead("sm100.Sm100Gemm._read_again", lambda call: call(first=0)),
+        instead("drain.Drain._reduced", lambda call: call(first=0)),
         WrongNumbers,
     ),
     Mutant(
         "accumulators released after the first block on Blackwell",
         BLACKWELL_PASSES,
         instead(
-            "sm100.Sm100Gemm._visit",
-            lambda call: call(self=changed(call.self, visits=call.self.block_subtiles)),
+            "tensor_memory.TensorMemorySeat.release",
+            lambda call: call(visit=call.visit + call.self.visits // 2),  # of two blocks
         ),
         RaceError,
         UNFINISHED.format(TMEM),
@@ -495,7 +512,7 @@ MUTANTS = [
     Mutant(
         "a neighbour's rows written",
         BLACKWELL_GROUPS,
-        instead("gemm.Gemm._store", lambda call: call(place=replace(call.place, end=call.place.end + 128))),
+        instead("gemm.Gemm._store", _rows_after_the_group),
         WrongNumbers,
     ),
     Mutant(
@@ -517,7 +534,7 @@ MUTANTS = [
     Mutant(
         "planes by columns written whole where a group ends",
         BLACKWELL_COLUMN_GROUPS,
-        instead("gemm.Gemm._store", lambda call: call(place=replace(call.place, end=call.place.end + 128))),
+        instead("gemm.Gemm._store", _rows_after_the_group),
         RaceError,
         "writes in the same kernel",
     ),
@@ -774,7 +791,10 @@ MUTANTS = [
     Mutant(
         "accumulator released after its first subtile",
         ONE,
-        instead("sm100.Sm100Gemm._visit", lambda call: call(self=changed(call.self, visits=1))),
+        instead(
+            "tensor_memory.TensorMemorySeat.release",
+            lambda call: call(visit=call.visit + call.self.visits - 1),
+        ),
         RaceError,
         TMEM,
     ),
@@ -802,7 +822,7 @@ MUTANTS = [
     Mutant(
         "accumulator of the other stage",
         ONE,
-        instead("sm100.Sm100Gemm._read", lambda call: call(stage=1 - call.stage)),
+        instead("tensor_memory.TensorMemorySeat.begin", _in_other_stage),
         RaceError,
         TMEM,
     ),
@@ -810,7 +830,8 @@ MUTANTS = [
         "accumulator of the other subtile",
         ONE,
         instead(
-            "sm100.Sm100Gemm._piece_of", lambda call: call(subtile=call.self.subtiles - 1 - call.subtile)
+            "tensor_memory.piece_of",
+            lambda call: call(subtile=_subtiles(call.config.tile_n, call) - 1 - call.subtile),
         ),
         WrongNumbers,
     ),
@@ -840,8 +861,11 @@ MUTANTS = [
         "accumulators of the other half",
         HALVES,
         instead(
-            "sm100.Sm100Gemm._piece_of",
-            lambda call: call(subtile=(call.subtile + call.self.visits) % call.self.subtiles),
+            "tensor_memory.piece_of",
+            lambda call: call(
+                subtile=(call.subtile + _subtiles(call.config.group_n, call))
+                % _subtiles(call.config.tile_n, call)
+            ),
         ),
         WrongNumbers,
     ),
@@ -849,9 +873,7 @@ MUTANTS = [
         "columns of the halves swapped",
         HALVES,
         instead(
-            "sm100.Sm100Gemm._subtile",
-            lambda call: call(group=1 - call.group),
-            inside="sm100.Sm100Gemm._visit",
+            "tensor_memory.subtile_of", lambda call: call(group=1 - call.group), inside="drain.Drain._visit"
         ),
         WrongNumbers,
     ),
@@ -864,7 +886,7 @@ MUTANTS = [
     Mutant(
         "lanes counted over both warpgroups",
         HALVES,
-        instead("sm100.Seat.__init__", lambda call: call(thread=call.group * 128 + call.thread)),
+        instead("tensor_memory.Thread.__init__", lambda call: call(thread=call.group * 128 + call.thread)),
         IllegalAccess,
         "may touch lanes",
     ),
@@ -885,8 +907,9 @@ MUTANTS = [
     Mutant(
         "one output buffer for both warpgroups",
         HALVES,
-        instead(
-            "sm100.Sm100Gemm._plane", lambda call: call(group=0), inside="sm100.Sm100Gemm._visit", call=2
+        (
+            *instead("sm100.Sm100Gemm._plane", lambda call: call(group=0), inside="sm100.Sm100Gemm._stores"),
+            *instead("sm100.Sm100Gemm._plane", lambda call: call(group=0), inside="sm100.Sm100Gemm._leave"),
         ),
         RaceError,
         "overwrites shared",
@@ -915,7 +938,7 @@ MUTANTS = [
     Mutant(
         "one named barrier for both warpgroups",
         HALVES,
-        instead("sm100.Seat.__init__", lambda call: call(barrier=pipeline.NamedBarrier(1, 128))),
+        instead("tensor_memory.Thread.__init__", lambda call: call(barrier=pipeline.NamedBarrier(1, 128))),
         RaceError,
         r"cp\.async\.bulk\.tensor.*reads shared",
     ),

@@ -49,10 +49,9 @@ def _begin_one_more(call: Call) -> Any:
 
 def _release_at_once(call: Call) -> Any:
     """Releases planes before they are read."""
-    smem = call()
-    smem.release()
-    smem.release = lambda: None
-    return smem
+    loads, release = call()
+    release()
+    return loads, lambda: None
 
 
 def _count_slices(call: Call) -> Any:

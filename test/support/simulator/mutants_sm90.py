@@ -23,7 +23,6 @@ from cute_backend.simulator.simulation_errors import (
 )
 from cute_backend.templates.crew import WARPS
 from cute_backend.templates.epilogue import release_planes
-from cute_backend.templates.mainloop import block_of
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.rings import in_ring, named_barrier
 from cute_backend.templates.sm90 import Turn
@@ -71,6 +70,7 @@ from support.simulator.mutants import (
 )
 from support.simulator.planting import (
     Call,
+    Effect,
     Wrong,
     as_written,
     changed,
@@ -81,12 +81,16 @@ from support.simulator.planting import (
 )
 
 
-def _keep_accumulators(call: Call) -> None:
-    """Leaves accumulators where a kept value would replace them."""
-    before = [call.acc[i] for i in range(cute.size(call.acc))]
-    call()
-    for i, value in enumerate(before):
-        call.acc[i] = value
+def _of_first_block() -> Effect:
+    """Blocks have the results of the tile's first one."""
+    found: list[Any] = []
+
+    def effect(call: Call) -> Any:
+        if call.first == 0:
+            found[:] = [call()]
+        return found[0]
+
+    return effect
 
 
 def _one_later(call: Call) -> Any:
@@ -134,10 +138,11 @@ def _release_early(call: Call) -> None:
 def _release_after_first(call: Call) -> Any:
     """Releases a box after its first subtile instead of its last."""
     loads, _ = call()
-    if call.part > 0:
+    _, part, _ = call.self._box(call.work, call.visit)
+    if part > 0:
         return loads, lambda: None
-    stage = in_ring(call.exact_state, call.seat.ring)
-    return loads, partial(release_planes, call.shared.exact_pipeline, stage)
+    stage = in_ring(call.at.exact, call.work.seat.ring)
+    return loads, partial(release_planes, call.work.shared.exact_pipeline, stage)
 
 
 def _in_order(call: Call) -> Any:
@@ -163,16 +168,7 @@ def _wait_for_less(wait: int) -> tuple[Wrong, ...]:
 
 def _stored_in(other: Callable[[Int32], Int32]) -> tuple[Wrong, ...]:
     """Outputs are written to other planes in shared memory than those of a warp, and stored from there."""
-    return (
-        *instead(
-            "Tensor.__getitem__",
-            lambda call: call(crd=(None, None, other(call.crd[2]))),
-            inside="sm90.Sm90Gemm._visit_planes",
-            outside=("sm90.Sm90Gemm._loaded", "gemm.Gemm._store"),
-            when=_is_plane,
-        ),
-        *instead("gemm.Gemm._store", lambda call: call(stage=other(call.stage))),
-    )
+    return instead("sm90.Sm90Gemm._plane", lambda call: other(call()))
 
 
 MUTANTS = [
@@ -192,14 +188,14 @@ MUTANTS = [
     Mutant(
         "visits of a block read the results of the tile's first block",
         PASSES,
-        instead("fragments.FragmentGemm._begins_block", lambda call: call.step == 0),
+        instead("drain.Drain._reduced", _of_first_block()),
         WrongNumbers,
     ),
     # Values that are kept.
     Mutant(
         "passes and visits begin with accumulators in place of the kept value",
         KEEPS,
-        instead("fragments.FragmentGemm._keep", _keep_accumulators),
+        without("fragments.RegisterSeat.write"),
         WrongNumbers,
     ),
     Mutant(
@@ -328,7 +324,7 @@ MUTANTS = [
         PING_PONG_GROUPS,
         instead(
             "sm90.Sm90Gemm._multiply",
-            lambda call: call(operands=call.operands.first_block(), acc=block_of(call.acc, 0)),
+            lambda call: call(seat=call.seat.first_block()),
             call=1,
         ),
         WrongNumbers,
