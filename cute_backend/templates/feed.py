@@ -28,7 +28,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import cutlass.cute as cute
@@ -37,7 +36,8 @@ from cutlass.memory import SmemAllocator
 
 from cute_backend.templates.crew import WARP, Ring, Role
 from cute_backend.templates.epilogue import by_name
-from cute_backend.templates.scheduler import Place, Schedule
+from cute_backend.templates.rings import Shared
+from cute_backend.templates.scheduler import Place
 from cute_backend.templates.staged import Stage
 from cute_backend.templates.warp_mainloop import Copies
 
@@ -46,44 +46,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sm80Shared:
-    """State that the warps of a CTA share: the problem, its operands in the feed's form, their stages, and
-    the feed's pipelines.
+class Sm80Shared(Shared):
+    """`Shared`, with the operands in the feed's form, their stages, and the number of the thread in the
+    CTA."""
 
-    A CTA processes `first_item` and every `item_step`-th work item after it. Each has `k_tiles` k tiles: all
-    of K, or one part of it under split-K. `thread` is the number of the thread that this is given to.
-    """
-
-    schedule: Schedule
-    n: Int32
-    glob: SimpleNamespace
-    loads: tuple[cute.Tensor, ...]
-    stores: tuple[cute.Tensor, ...]
-    rows: tuple[cute.Tensor, ...]
-    ab_pipeline: Any
-    row_pipeline: Any
     mma: cute.TiledMma | None
     a: Any
     bs: tuple
     s_a: cute.Tensor
     s_b: cute.Tensor
-    k_tiles: Int32
     thread: Int32
-    first_item: Int32
-    item_step: Int32
-
-    @property
-    def lane(self) -> Int32:
-        return self.thread % WARP
-
-    @property
-    def epilogue_item(self) -> Int32:
-        """The first work item whose epilogue the CTA runs."""
-        return self.first_item
-
-    def of_segments(self) -> list[Sm80Shared]:
-        """The state for tiles of each segment of columns: there is one here."""
-        return [self]
 
 
 class Feed(ABC):
@@ -147,10 +119,6 @@ class Feed(ABC):
             names = [operand.name for operand in self.gemm.epilogue.staged]
             rows = by_name(names, [s_row[(None, rows_at)] for s_row in shared.rows])
             self.gemm._stage(self.gemm._row_tile(shared, place, shared.thread), shared.glob, rows)
-
-    def first_k(self, shared: Sm80Shared, batch: Int32) -> Int32:
-        """The first k tile of a work item of the `batch`-th product, or of the `batch`-th part of K."""
-        return batch * shared.k_tiles if self.gemm.config.split_k > 1 else Int32(0)
 
     @abstractmethod
     def rows(self, shared: Sm80Shared, rows_at: Any) -> list[cute.Tensor]:

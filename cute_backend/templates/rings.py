@@ -7,9 +7,9 @@ barriers of the rings, and partitions the boxes that TMA moves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -22,10 +22,8 @@ from cute_backend.planning import TileConfig
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import MBARRIER_BYTES, SMEM_ALIGN, Arrivals, Meeting, Ring
 from cute_backend.templates.epilogue import SmemOperand
-from cute_backend.templates.scheduler import Place, Schedule
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from cute_backend.templates.scheduler import Place
+from cute_backend.templates.work_items import WorkItems
 
 ROW_ALIGN = 128
 """Alignment of staged rowvecs in bytes: more than the 16 bytes of the widest vector that reads them."""
@@ -50,36 +48,24 @@ class SegmentState:
 
 @dataclass(frozen=True)
 class Shared:
-    """State that the warps of a CTA share: the problem, the pipelines between them and their buffers; and the
-    numbers of the `warp` in the CTA and of the `lane` in the warp.
+    """State that the warps of a CTA share: its work items, the pipelines between the warps and their buffers.
+    `n` is the width of the plane, or of the segment of columns. `warp` and `lane` are the numbers of the
+    thread's warp in the CTA and of the thread in its warp."""
 
-    A CTA processes `first_item` and every `item_step`-th work item after it. The epilogue's items begin at
-    `epilogue_item`, which lies beyond the last item in a CTA that publishes its sums to another.
-    The fields of `SegmentState` are those of the first segment of columns. `of_segments` returns the state
-    with those of each."""
-
-    schedule: Schedule
-    m: Int32
+    items: WorkItems
     n: Int32
     glob: SimpleNamespace
     ab_pipeline: Any
-    exact_pipeline: Any
     row_pipeline: Any
-    loads: list[cute.Tensor]
-    stores: list[cute.Tensor]
-    rows: list[cute.Tensor]
-    load_tmas: list[cpasync.TmaInfo]
-    store_tmas: list[cpasync.TmaInfo]
-    segment_states: list[SegmentState]
+    loads: Sequence[cute.Tensor]
+    stores: Sequence[cute.Tensor]
+    rows: Sequence[cute.Tensor]
     warp: Int32
     lane: Int32
-    first_item: Int32
-    epilogue_item: Int32
-    item_step: Int32
 
-    def of_segments(self) -> list[Self]:
-        """The state for tiles of each segment of columns."""
-        return [replace(self, segment_states=[], **vars(state)) for state in self.segment_states]
+    def of_segments(self) -> list[Any]:
+        """The state for tiles of each segment of columns: there is one."""
+        return [self]
 
 
 def agents(*arrivals: Arrivals) -> pipeline.CooperativeGroup:

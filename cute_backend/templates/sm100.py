@@ -44,7 +44,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import cuda.bindings.driver as cuda
@@ -66,40 +65,36 @@ from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import bring_tile
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.drain import Position, Work
-from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import (
     Epilogue,
     release_planes,
 )
-from cute_backend.templates.gemm import Gemm
+from cute_backend.templates.loading import Source, Tiles
 from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Operands, Sm100Plain, check_face
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.partial_sums import PartialSums, ScaleRing
 from cute_backend.templates.rings import (
-    Shared,
     advanced,
     agents,
     check_stage,
     consumer_state,
     make_rows,
     named_barrier,
-    partition_box,
     producer_state,
     stages_of,
     swizzled,
 )
-from cute_backend.templates.scheduler import GroupSchedule, Place
-from cute_backend.templates.segments import Boxes, Part, allocate_buffers, dealt, make_exacts
-from cute_backend.templates.split_k import Sums
-from cute_backend.templates.tails import Tails, is_cut
+from cute_backend.templates.scheduler import Place
+from cute_backend.templates.segments import Boxes, Segment, allocate_buffers, dealt, make_exacts
 from cute_backend.templates.tensor_memory import WARPGROUP, Copy, TensorMemorySeat, Thread, subtile_of
 from cute_backend.templates.tile import Sm100Tile
+from cute_backend.templates.tma_gemm import Arguments, TmaGemm, TmaShared
 
 CTA_M = 128
 """Rows of a CTA's tile: one for each lane of tensor memory, and for each thread of an epilogue warpgroup."""
 
 
-class Sm100Gemm(Gemm):
+class Sm100Gemm(TmaGemm):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
     Several products of one A take either a B each, all of one layout, or one B (K, 2 N), in which the
@@ -142,7 +137,8 @@ class Sm100Gemm(Gemm):
         self.group = tcgen05.CtaGroup.TWO if config.ctas == 2 else tcgen05.CtaGroup.ONE
         self.subtiles = config.tile_n // config.subtile_n
         self.visits = config.group_n // config.subtile_n
-        self.box = (CTA_M, config.subtile_n)
+        self.exact_box = (CTA_M, config.subtile_n)
+        self.exact_parts, self.exact_elements = config.warpgroups, config.stage_elements
         self.crew = self._crew()
 
     def _crew(self) -> Crew:
@@ -225,11 +221,12 @@ class Sm100Gemm(Gemm):
         config, mainloop = self.config, self.mainloop
         a, bs = mainloop.values(a), [mainloop.values(b) for b in bs]
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
-        self.tile = (config.tile_m, config.mma_n, TILE_K_BYTES * 8 // self.a_dtype.width)
+        self.tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
+        self.tile = (config.tile_m, config.mma_n, self.tile_k)
         self.group_step = 1 if offsets is None else batches.group_step(a, self.is_k_grouped)
-        a, bs = batches.operands(a, bs, self.kind, self.tile[2])
+        a, bs = batches.operands(a, bs, self.kind, self.tile_k)
         m, n = cute.size(a, mode=[0]), self._width(cute.size(bs[0], mode=[0]))
-        self.piece = (config.tile_m, config.piece_n * config.ctas, self.tile[2])
+        self.piece = (config.tile_m, config.piece_n * config.ctas, self.tile_k)
         # The first multiplies; the second only gives the part of one B's tile that a CTA loads.
         majors = [LayoutEnum.from_tensor(operand).mma_major_mode() for operand in (a, bs[0])]
         tiled_mma, piece_mma = [
@@ -266,62 +263,40 @@ class Sm100Gemm(Gemm):
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         parts = self._parts(
             dealt(self._epilogues, loads, stores),
-            Boxes(come, self.box, self.stages.exact * groups, layout_of),
-            Boxes(go, self.box, self.stages.store * groups, layout_of),
+            Boxes(come, self.exact_box, self.stages.exact * groups, layout_of),
+            Boxes(go, self.exact_box, self.stages.store * groups, layout_of),
             partial(batches.plane, m=m, count=batches.products(a, offsets)),
         )
 
         lines = [m, *[cute.size(b, mode=[0]) for b in bs]]
         scale_tmas = mainloop.maps(scales, lines, a.shape[1], config)
-        schedule = batches.schedule(config, m, n, a, offsets, self.scale_rows, self.group_step)
-        if cutlass.const_expr(self.is_grouped):
-            items = cast(GroupSchedule, schedule).most_items
-        else:
-            items = schedule.items
-        if cutlass.const_expr(config.split_k > 1):
-            # One cluster for each tile, along the axis of the grid that has room for any number of them.
-            grid, launched = (config.split_k * items, 1, 1), (config.split_k, 1, 1)
-        else:
-            grid = (config.cluster_m, config.cluster_n, cutlass.min(items, max_active_clusters))
-            launched = cluster_shape
         given = Sm100Arguments(
-            tiled_mma=tiled_mma,
-            piece_mma=piece_mma,
-            cluster=cluster,
             a=a_tma,
             bs=b_tmas,
             a_smem=a_smem,
             b_smem=b_smem,
-            piece_smem=piece_smem,
             parts=parts,
             scale_tmas=scale_tmas,
             scales=list(scales) if self.block_scales else [],
             m=m,
             n=n,
             offsets=offsets,
+            tiled_mma=tiled_mma,
+            piece_mma=piece_mma,
+            cluster=cluster,
+            piece_smem=piece_smem,
         )
-        named(self.kernel, self.name)(given).launch(
-            grid=grid,
-            block=(self.threads, 1, 1),
-            cluster=launched,
-            min_blocks_per_mp=1,
-            use_pdl=True,
-            stream=stream,
-        )
+        self._launch(given, max_active_clusters, stream)
 
     @cute.kernel
     def kernel(self, given: Sm100Arguments):
         config, stages = self.config, self.stages
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         # The CTAs of a split share only sums: each loads and multiplies like a cluster of one.
-        cta_coord = given.cluster.get_flat_coord(cta_rank if config.split_k == 1 else Int32(0))
+        cta_coord = given.cluster.get_flat_coord(Int32(0) if self.in_cluster else rank)
 
-        maps = [part.load_tmas for part in given.parts] + [part.store_tmas for part in given.parts]
-        if warp == self.load.first:
-            cpasync.prefetch_descriptor(given.a.atom)
-            for tma in [*given.bs, *chain(*maps), *given.scale_tmas]:
-                cpasync.prefetch_descriptor(tma.atom)
+        self._prefetch(given, warp)
 
         smem = SmemAllocator()
         # Barriers come last: ahead of buffers, which are aligned to 1024 bytes, they would take 1024 bytes.
@@ -338,14 +313,11 @@ class Sm100Gemm(Gemm):
         ab_pipeline = pipeline.PipelineTmaUmma.create(
             **stages_of(smem, self.ab_ring), tx_count=ab_bytes * config.ctas, cta_layout_vmnk=given.cluster
         )
-        tails = None
-        if cutlass.const_expr(self.is_k_grouped and self.group_step > 1):
-            tails = Tails.allocate(smem, self.crew, ab_pipeline, [s_a, s_b], config.ctas)
-            tails.init(warp == self.load.first)
+        tails = self._tails(smem, warp, ab_pipeline, [s_a, s_b])
         acc_pipeline = pipeline.PipelineUmmaAsync.create(
             **stages_of(smem, self.acc_ring), cta_layout_vmnk=given.cluster
         )
-        exacts = make_exacts(smem, self.exact_ring, self._epilogues, config.stage_elements)
+        exacts = make_exacts(smem, self.exact_ring, self._epilogues, self.exact_elements)
         row_pipeline = make_rows(smem, self.row_ring)
         tmem = TmemAllocator(
             smem.allocate(Int32, 8),
@@ -353,36 +325,14 @@ class Sm100Gemm(Gemm):
             is_two_cta=config.ctas == 2,
             two_cta_tmem_dealloc_mbar_ptr=smem.allocate(cutlass.Int64, 8),
         )
-        sums = None
-        if cutlass.const_expr(config.split_k > 1):
-            sums = Sums.allocate(smem, config.thread_accumulators, self.visitors.warps * WARP)
-            if warp == self.load.first:
-                sums.init(cast(Ring, self.sum_ring))
-        in_step = given.cluster if config.split_k == 1 else cute.make_layout(config.split_k)
+        sums = self._sums(smem, warp, self.visitors.warps * WARP)
+        in_step = cute.make_layout(config.split_k) if self.in_cluster else given.cluster
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
-        schedule = batches.schedule(
-            config, given.m, given.n, given.a.tma_tensor, given.offsets, self.scale_rows, self.group_step
-        )
-        if cutlass.const_expr(self.is_grouped):
-            schedule = cast(GroupSchedule, schedule).counted()
-        block, _, first_item = cute.arch.block_idx()
-        _, _, item_step = cute.arch.grid_dim()
-        epilogue_item, first_k = first_item, 0
-        all_k_tiles = cute.ceil_div(given.a.tma_tensor.shape[1], self.tile[2])
-        k_tiles = cute.ceil_div(all_k_tiles, config.split_k)
-        if cutlass.const_expr(config.split_k > 1):
-            first_item, item_step, first_k = block // config.split_k, schedule.items, cta_rank * k_tiles
-            if cutlass.const_expr(self.block_scales is not None):
-                # K tiles beyond the last have no scales, so the last CTAs may get fewer k tiles, or 0.
-                k_tiles = cutlass.max(cutlass.min(k_tiles, all_k_tiles - first_k), 0)
-            epilogue_item = Int32(first_item)
-            if cta_rank > 0:
-                epilogue_item = schedule.items  # beyond the last: no epilogue here
+        items = self._items(given, self._schedule(given), rank, self.block_scales is not None)
         states = self._segment_states(given.n, given.parts, buffers, exacts)
         shared = Sm100Shared(
-            schedule=schedule,
-            m=given.m,
+            items=items,
             given=given,
             warp=warp,
             lane=cute.arch.lane_idx(),
@@ -397,12 +347,7 @@ class Sm100Gemm(Gemm):
             ab_pipeline=ab_pipeline,
             acc_pipeline=acc_pipeline,
             row_pipeline=row_pipeline,
-            k_tiles=k_tiles,
-            first_k=first_k,
-            cta_rank=cta_rank,
-            first_item=first_item,
-            epilogue_item=epilogue_item,
-            item_step=item_step,
+            rank=rank,
             sums=sums,
             scales=scales_in_ring,
         )
@@ -422,14 +367,14 @@ class Sm100Gemm(Gemm):
 
     def _piece_stages(self, s_b: cute.Tensor, piece: cute.ComposedLayout, index: int) -> cute.Tensor:
         """The part of each stage of B that one tensor fills."""
-        layout, elements = piece.outer, self.config.piece_n * self.piece[2]
+        layout, elements = piece.outer, self.config.piece_n * self.tile_k
         stages = cute.make_layout(self.stages.ab, stride=elements * self.config.pieces)
         stage = cute.slice_(layout, (None, None, None, 0))
         return cute.make_tensor(s_b.iterator + index * elements, cute.append(stage, stages))
 
     def _cta_tile(self, place: Place) -> tuple[Int32, Int32]:
         """The coordinates of the CTA's (128, tile_n) tile of its product."""
-        if self.config.split_k > 1:
+        if self.in_cluster:
             return Int32(place.row), Int32(place.column)
         x, y, _ = cute.arch.block_idx()
         return place.row * self.config.cluster_m + x, place.column * self.config.cluster_n + y
@@ -446,125 +391,73 @@ class Sm100Gemm(Gemm):
         m0, columns = place.first + row * CTA_M, self.config.tile_n
         return Sm100Tile(self.config, m0, column * columns, place.end, shared.n, lane, columns)
 
-    def _plane(self, state: pipeline.PipelineState, group: Any) -> Any:
-        """The index of a warpgroup's plane of a stage among an operand's planes in shared memory."""
-        return state.index * self.config.warpgroups + group
+    def _sources(self, shared: Sm100Shared) -> list[Source]:
+        """A, of which the CTAs in a row of the cluster load parts for each other, and each B, whose parts
+        MMAs in a column of the cluster share."""
+        config, given, coord = self.config, shared.given, shared.cta_coord
+        mma, piece_mma = [each.get_slice(coord[0]) for each in (given.tiled_mma, given.piece_mma)]
+        masks: list[Any] = [None, None]
+        if config.cluster_m * config.cluster_n > 1:
+            masks = [
+                cpasync.create_tma_multicast_mask(given.cluster, coord, mcast_mode=mode) for mode in (2, 1)
+            ]
+        box_a, box_b = (self.tile[0], self.tile_k), (self.piece[1], self.tile_k)
 
-    @cute.jit
-    def _load(self, shared: Sm100Shared):
-        """The load warp: A and B of every k tile, and the scales of their blocks."""
-        config, tile_k, given, cta_coord = self.config, self.tile[2], shared.given, shared.cta_coord
-        schedule, ab_pipeline, tails = shared.schedule, shared.ab_pipeline, shared.tails
-        a_tma, b_tmas, scale_tmas, s_a = given.a, given.bs, given.scale_tmas, shared.s_a
-        s_bs = [self._piece_stages(shared.s_b, given.piece_smem, piece) for _, piece in self.parts_of_b]
-        thr_mma, thr_piece = [mma.get_slice(cta_coord[0]) for mma in (given.tiled_mma, given.piece_mma)]
-        t_bs = [
-            self._partition_b(tma, s_b, thr_piece, cta_coord, tma.tma_tensor)
-            for tma, s_b in zip(b_tmas, s_bs, strict=True)
+        def boxes_of_a(tensor: cute.Tensor) -> cute.Tensor:
+            return cute.group_modes(mma.partition_A(batches.boxes(tensor, box_a)), 0, 3)
+
+        def boxes_of_b(tensor: cute.Tensor) -> cute.Tensor:
+            return cute.group_modes(piece_mma.partition_B(batches.boxes(tensor, box_b)), 0, 3)
+
+        a = Source(
+            given.a,
+            cute.group_modes(shared.s_a, 0, 3),
+            boxes_of_a,
+            lambda place: self._cta_tile(place)[0] // config.ctas,
+            coord[2],
+            config.cluster_n,
+            follows=True,
+            options={"mcast_mask": masks[0]},
+        )
+        bs = [
+            Source(
+                tma,
+                cute.group_modes(self._piece_stages(shared.s_b, given.piece_smem, piece), 0, 3),
+                boxes_of_b,
+                partial(self._column, segment),
+                coord[1],
+                config.cluster_m // config.ctas,
+                has=segment.has,
+                options={"mcast_mask": masks[1]},
+            )
+            for tma, (segment, piece) in zip(given.bs, self.parts_of_b, strict=True)
         ]
-        a_mask, b_mask = None, None
-        if cutlass.const_expr(config.cluster_m * config.cluster_n > 1):
-            a_mask = cpasync.create_tma_multicast_mask(given.cluster, cta_coord, mcast_mode=2)
-            b_mask = cpasync.create_tma_multicast_mask(given.cluster, cta_coord, mcast_mode=1)
-        ab_state = producer_state(self.stages.ab)
-        scale_state = producer_state(self.scale_ring.stages if self.scale_ring else 0)
-        item, item_step, tail_phases = shared.first_item, shared.item_step, Int32(0)
-        while schedule.is_valid(item):
-            place = schedule.place(item)
-            row, column = self._cta_tile(place)
-            rows_of_a = batches.from_first(a_tma.tma_tensor, place)
-            t_sa, t_ga = self._partition_a(a_tma, s_a, thr_mma, cta_coord, rows_of_a)
-            tile_a = batches.of_place(t_ga, place)[(None, row // config.ctas, None)]
-            t_scales = self.mainloop.boxes(scale_tmas, shared.s_scales, place, (row, column), config)
-            k_tiles = self._k_tiles(place, tile_k, shared.k_tiles)
-            for k_tile in cutlass.range(k_tiles, unroll=1):
-                k = shared.first_k + k_tile
-                if cutlass.const_expr(self.is_k_grouped):
-                    of_k = batches.of_k_tile(a_tma.tma_tensor, place, k)
-                    _, t_ga_of_k = self._partition_a(a_tma, s_a, thr_mma, cta_coord, of_k)
-                    box_of_a = t_ga_of_k[(None, row // config.ctas, 0, 0)]
-                else:
-                    box_of_a = tile_a[(None, k)]
-                if cutlass.const_expr(tails is not None):
-                    barrier = cast(Tails, tails).acquire(ab_state, is_cut(place, k_tile, k_tiles))
-                else:
-                    ab_pipeline.producer_acquire(ab_state)
-                    barrier = ab_pipeline.producer_get_barrier(ab_state)
-                stage = (None, ab_state.index)
-                cute.copy(a_tma.atom, box_of_a, t_sa[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
-                to_b = {"tma_bar_ptr": barrier, "mcast_mask": b_mask}
-                for i in cutlass.range_constexpr(len(b_tmas)):
-                    t_sb, t_gb = t_bs[i]
-                    if cutlass.const_expr(self.is_k_grouped):
-                        of_k = batches.of_k_tile(b_tmas[i].tma_tensor, place, k)
-                        _, t_gb_of_k = self._partition_b(b_tmas[i], s_bs[i], thr_piece, cta_coord, of_k)
-                        tile_b = t_gb_of_k[(None, column, 0, 0)]
-                        cute.copy(b_tmas[i].atom, tile_b, t_sb[stage], **to_b)
-                    elif self.parts_of_b[i][0].has(place):
-                        within = column - self.parts_of_b[i][0].first * config.cluster_n
-                        tile_b = batches.of_place(t_gb, place)[(None, within, k)]
-                        cute.copy(b_tmas[i].atom, tile_b, t_sb[stage], **to_b)
-                for i in cutlass.range_constexpr(len(scale_tmas)):
-                    t_s, t_g = t_scales[i]
-                    cute.copy(scale_tmas[i].atom, t_g[(None, k)], t_s[stage], tma_bar_ptr=barrier)
-                if cutlass.const_expr(tails is not None):
-                    if is_cut(place, k_tile, k_tiles):
-                        tail_phases = cast(Tails, tails).clear(ab_state, place, tail_phases)
-                ab_state.advance()
-                if cutlass.const_expr(self.block_scales is not None):
-                    scale_state = self._load_scales(
-                        shared, scale_state, (row * CTA_M, column * config.tile_n), k
-                    )
-            item += item_step
-        ab_pipeline.producer_tail(ab_state)
+        return [a, *bs]
 
-    @cute.jit
-    def _load_scales(
-        self, shared: Sm100Shared, state: pipeline.PipelineState, origin: tuple[Int32, Int32], k: Int32
+    def _column(self, segment: Segment, place: Place) -> Int32:
+        """The CTA's column of tiles, counted from the segment's first."""
+        return self._cta_tile(place)[1] - segment.first * self.config.cluster_n
+
+    def _beside(self, shared: Sm100Shared, place: Place, a: Tiles) -> ScaleBoxes:
+        tmas, tile = shared.given.scale_tmas, self._cta_tile(place)
+        return ScaleBoxes(tmas, self.mainloop.boxes(tmas, shared.s_scales, place, tile, self.config))
+
+    def _first_apart(self) -> pipeline.PipelineState:
+        return producer_state(self.scale_ring.stages if self.scale_ring else 0)
+
+    def _load_apart(
+        self, shared: Sm100Shared, place: Place, k: Int32, state: pipeline.PipelineState
     ) -> pipeline.PipelineState:
-        """Brings the scales of one k tile of the tile at `origin` to their ring. Returns the next stage."""
+        """Brings the scales of a k tile that the epilogue applies."""
+        if self.block_scales is None:
+            return state
         ring, config, scales = cast(ScaleRing, shared.scales), self.config, shared.given.scales
+        row, column = self._cta_tile(place)
+        origin = (row * CTA_M, column * config.tile_n)
         ring.pipeline.producer_acquire(state)
-        scaling, lane = cast(SumScales, self.block_scales), cute.arch.lane_idx()
-        bring_tile(ring.stages, state.index, scales, scaling, config, origin, k, lane)
+        bring_tile(ring.stages, state.index, scales, self.block_scales, config, origin, k, shared.lane)
         ring.pipeline.producer_commit(state)
-        state.advance()
-        return state
-
-    def _partition_a(
-        self, tma: cpasync.TmaInfo, s_a: cute.Tensor, thr_mma: Any, cta_coord: tuple, source: cute.Tensor
-    ) -> tuple:
-        """The stages of A, and the boxes of `source` that fill them, partitioned for TMA. The CTAs in a row
-        of the cluster share rows of A, and each loads a part."""
-        g_a = thr_mma.partition_A(batches.boxes(source, (self.tile[0], self.tile[2])))
-        return cpasync.tma_partition(
-            tma.atom,
-            cta_coord[2],
-            cute.make_layout(self.config.cluster_n),
-            cute.group_modes(s_a, 0, 3),
-            cute.group_modes(g_a, 0, 3),
-        )
-
-    def _partition_b(
-        self, tma: cpasync.TmaInfo, s_b: cute.Tensor, thr_piece: Any, cta_coord: tuple, source: cute.Tensor
-    ) -> tuple:
-        """Does for one B what `_partition_a` does for A. MMAs in a column of the cluster share columns of
-        B."""
-        # (MMA, MMA_N, MMA_K, tile, k tile)
-        g_b = thr_piece.partition_B(batches.boxes(source, (self.piece[1], self.piece[2])))
-        return cpasync.tma_partition(
-            tma.atom,
-            cta_coord[1],
-            cute.make_layout(self.config.cluster_m // self.config.ctas),
-            cute.group_modes(s_b, 0, 3),
-            cute.group_modes(g_b, 0, 3),
-        )
-
-    def _k_tiles_at(self, shared: Sm100Shared, item: Int32, k_tiles: Int32) -> Int32:
-        """The number of k tiles of a work item."""
-        if self.is_k_grouped:
-            return self._k_tiles(shared.schedule.place(item), self.tile[2], k_tiles)
-        return k_tiles
+        return advanced(state)
 
     @cute.jit
     def _multiply(self, shared: Sm100Shared):
@@ -585,52 +478,38 @@ class Sm100Gemm(Gemm):
     def _multiply_tiles(self, shared: Sm100Shared, operands: Sm100Operands, acc: cute.Tensor):
         """Fills one accumulator after the other, with the sums of a whole tile or, where the epilogue scales
         these, of one k tile."""
-        schedule, acc_pipeline, tiled_mma = shared.schedule, shared.acc_pipeline, shared.given.tiled_mma
+        items, acc_pipeline = shared.items, shared.acc_pipeline
         # The epilogue warps of both CTAs release the accumulators once their tensor memory is allocated. So
         # the producer, too, starts as if all buffers were in use.
-        ab_state, acc_state = consumer_state(self.stages.ab), consumer_state(self.acc_stages)
-        item, item_step = shared.first_item, shared.item_step
-        while schedule.is_valid(item):
-            _, column = self._cta_tile(schedule.place(item))
+        at = Issue(shared.given.tiled_mma, consumer_state(self.stages.ab), consumer_state(self.acc_stages))
+        item = items.first
+        while items.is_valid(item):
+            _, column = self._cta_tile(items.place(item))
             of_tile = self.mainloop.of_tile(operands, column, self.config)
-            k_tiles = self._k_tiles_at(shared, item, shared.k_tiles)
+            k_tiles = items.k_tiles_at(item)
             if cutlass.const_expr(self.block_scales is None):
-                tiled_mma, ab_state, acc_state = self._fill(
-                    shared, tiled_mma, of_tile, acc, k_tiles, ab_state, acc_state
-                )
+                at = self._fill(shared, of_tile, acc, k_tiles, at)
             else:
                 for _ in cutlass.range(k_tiles, unroll=1):
-                    tiled_mma, ab_state, acc_state = self._fill(
-                        shared, tiled_mma, of_tile, acc, 1, ab_state, acc_state
-                    )
-            item += item_step
-        acc_pipeline.producer_tail(acc_state)
+                    at = self._fill(shared, of_tile, acc, 1, at)
+            item += items.step
+        acc_pipeline.producer_tail(at.acc)
 
     @cute.jit
-    def _fill(
-        self,
-        shared: Sm100Shared,
-        tiled_mma: cute.TiledMma,
-        operands: Sm100Operands,
-        acc: cute.Tensor,
-        k_tiles: Any,
-        ab_state: pipeline.PipelineState,
-        acc_state: pipeline.PipelineState,
-    ) -> tuple[cute.TiledMma, pipeline.PipelineState, pipeline.PipelineState]:
+    def _fill(self, shared: Sm100Shared, operands: Sm100Operands, acc: cute.Tensor, k_tiles: Any, at: Issue):
         """Fills one accumulator with the sums of the next `k_tiles` k tiles. Returns the instruction to issue
         next, and the next stages."""
         ab_pipeline, acc_pipeline = shared.ab_pipeline, shared.acc_pipeline
-        acc_pipeline.producer_acquire(acc_state)
-        tile_acc = acc[(None, None, None, acc_state.index)]
-        tiled_mma = self.mainloop.begin(tiled_mma)
+        acc_pipeline.producer_acquire(at.acc)
+        tile_acc, ab = acc[(None, None, None, at.acc.index)], at.ab
+        mma = self.mainloop.begin(at.mma)
         for _ in cutlass.range(k_tiles, unroll=1):
-            ab_pipeline.consumer_wait(ab_state)
-            tiled_mma = self.mainloop.step(tiled_mma, tile_acc, operands, ab_state.index)
-            ab_pipeline.consumer_release(ab_state)
-            ab_state.advance()
-        acc_pipeline.producer_commit(acc_state)
-        acc_state.advance()
-        return tiled_mma, ab_state, acc_state
+            ab_pipeline.consumer_wait(ab)
+            mma = self.mainloop.step(mma, tile_acc, operands, ab.index)
+            ab_pipeline.consumer_release(ab)
+            ab.advance()
+        acc_pipeline.producer_commit(at.acc)
+        return Issue(mma, ab, advanced(at.acc))
 
     @cute.jit
     def _load_rows(self, shared: Sm100Shared):
@@ -641,73 +520,41 @@ class Sm100Gemm(Gemm):
     @cute.jit
     def _load_exact(self, shared: Sm100Shared):
         """The exact warp: the exact loads of one subtile after the other."""
-        schedule, of_segments = shared.schedule, shared.of_segments()
-        exact_state = producer_state(self.stages.exact)
-        item, item_step = shared.epilogue_item, shared.item_step
-        while schedule.is_valid(item):
-            place = schedule.place(item)
+        items, of_segments = shared.items, shared.of_segments()
+        exact_state, item = producer_state(self.stages.exact), items.epilogue
+        while items.is_valid(item):
+            place = items.place(item)
             state = exact_state.clone()
             for i in cutlass.range_constexpr(len(self.segments)):
                 if self.segments[i].has(place):
                     exact_state = self.by_segment[i]._load_planes(
                         of_segments[i], self.segments[i].within(place), state.clone()
                     )
-            item += item_step
+            item += items.step
         shared.exact_pipeline.producer_tail(exact_state)
 
     @cute.jit
     def _load_planes(self, shared: Sm100Shared, place: Place, exact_state: pipeline.PipelineState):
         """Loads the exact operands of each subtile of a tile. Returns the stage after the last."""
-        if cutlass.const_expr(len(self.rounds) == 1):
-            for visit in cutlass.range(self.visits, unroll=1):
-                exact_state = self._load_subtile(shared, place, exact_state, self.rounds[0], visit)
-        else:
-            # First come the loads ahead of passes, for all subtiles of a block, and then those of visits.
-            whole = self.block_subtiles
-            for block in cutlass.range(self.visits // whole, unroll=1):
-                for operands in cutlass.range_constexpr(len(self.rounds)):
-                    for within in cutlass.range(whole, unroll=1):
-                        exact_state = self._load_subtile(
-                            shared,
-                            place,
-                            exact_state,
-                            self.rounds[operands],
-                            block * whole + within,
-                        )
+        # Loads ahead of passes, if there are such, come first for all subtiles of a block.
+        whole = self.visits if len(self.rounds) == 1 else self.block_subtiles
+        for block in cutlass.range(self.visits // whole, unroll=1):
+            for turn in cutlass.range_constexpr(len(self.rounds)):
+                for within in cutlass.range(whole, unroll=1):
+                    self._load_boxes(shared, place, self.rounds[turn], block * whole + within, exact_state)
+                    exact_state.advance()
         return exact_state
 
-    @cute.jit
-    def _load_subtile(
-        self,
-        shared: Sm100Shared,
-        place: Place,
-        exact_state: pipeline.PipelineState,
-        operands: cutlass.Constexpr[Sequence[int]],
-        visit: Int32,
-    ):
-        """Loads the exact `operands` of a subtile of each warpgroup. Returns the next stage."""
-        exact_pipeline = self._stage_of(shared.exact_pipeline, operands, self.config.stage_elements)
+    def _exact_coord(self, shared: Sm100Shared, place: Place, index: Int32, part: int) -> tuple[Int32, Int32]:
         row, column = self._cta_tile(place)
-        exact_pipeline.producer_acquire(exact_state)
-        barrier = exact_pipeline.producer_get_barrier(exact_state)
-        for group in cutlass.range_constexpr(self.config.warpgroups):
-            coord = (row, column * self.subtiles + subtile_of(self.config, group, visit))
-            plane = self._plane(exact_state, group)
-            for i in operands:
-                repeats = self.epilogue.shared_loads[i].repeats
-                t_s, t_g = partition_box(
-                    shared.load_tmas[i], shared.loads[i], self.box, coord, place, repeats
-                )
-                cute.copy(shared.load_tmas[i].atom, t_g, t_s[(None, plane)], tma_bar_ptr=barrier)
-        exact_state.advance()
-        return exact_state
+        return row, column * self.subtiles + subtile_of(self.config, part, index)
 
     @cute.jit
     def _visit_tiles(self, shared: Sm100Shared):
         """The epilogue warps: they read accumulators from tensor memory, call the epilogue's hooks, and store
         by TMA."""
         config, stages = self.config, self.stages
-        schedule, of_segments, tmem = shared.schedule, shared.of_segments(), shared.tmem
+        items, of_segments, tmem = shared.items, shared.of_segments(), shared.tmem
         if cutlass.const_expr(config.warpgroups > 1):
             cute.arch.setmaxregister_increase(self.crew.registers[0])
         tmem.allocate(tmem_columns(config, self.mainloop.scaling))
@@ -722,12 +569,12 @@ class Sm100Gemm(Gemm):
             free.advance()
         planes = Position(consumer_state(stages.exact), producer_state(stages.store))
         scales = consumer_state(self.scale_ring.stages if self.scale_ring else 0)
-        item, item_step = shared.epilogue_item, shared.item_step
-        if cutlass.const_expr(config.split_k > 1):
-            if shared.cta_rank > 0:
+        item = items.epilogue
+        if cutlass.const_expr(self.in_cluster):
+            if shared.rank > 0:
                 self._publish(shared, seat, scales)
-        while schedule.is_valid(item):
-            place = schedule.place(item)
+        while items.is_valid(item):
+            place = items.place(item)
             before = Tally(sums, scales, planes)
             after = before
             for i in cutlass.range_constexpr(len(self.segments)):
@@ -739,7 +586,7 @@ class Sm100Gemm(Gemm):
             if cutlass.const_expr(stages.row > 0):
                 row.advance()
             sums.advance()
-            item += item_step
+            item += items.step
         if seat.thread.warp == 0:
             seat.stores.producer_tail()
         # Tensor memory may be freed once all warps have read their part of it.
@@ -767,11 +614,11 @@ class Sm100Gemm(Gemm):
             cute.local_tile(s_row[(None, row.index)], part, (seat.thread.group,)) for s_row in shared.rows
         ]
         sums, scales = self._await_sums(shared, seat, at.sums, at.scales)
-        if cutlass.const_expr(self.config.split_k > 1):
+        if cutlass.const_expr(self.in_cluster):
             shared.sums.wait()
         work = Work(shared, replace(seat, sums=sums), place, tile, held, rows)
         planes = self._drain(work, at.planes)
-        if cutlass.const_expr(self.config.split_k > 1):
+        if cutlass.const_expr(self.in_cluster):
             shared.sums.release(self.config.split_k)
         self._end(work)
         if cutlass.const_expr(self.stages.row > 0):
@@ -809,7 +656,7 @@ class Sm100Gemm(Gemm):
         thread.barrier.arrive_and_wait()
         if thread.warp == 0:
             coord = (row, column * self.subtiles + subtile)
-            self._store(work, self._plane(at.store, thread.group), self.box, coord)
+            self._store(work, self._plane(at.store, thread.group), self.exact_box, coord)
             stores.producer_commit()
         return at._replace(store=advanced(at.store))
 
@@ -828,7 +675,7 @@ class Sm100Gemm(Gemm):
         else:
             own = PartialSums.of(seat.acc, self.config, seat.thread.group, seat.thread.thread)
             sums, scales = own.add_up(
-                shared.acc_pipeline, sums, cast(ScaleRing, shared.scales), scales, shared.k_tiles
+                shared.acc_pipeline, sums, cast(ScaleRing, shared.scales), scales, shared.items.k_tiles
             )
         return sums, scales
 
@@ -871,6 +718,15 @@ class Sm100Gemm(Gemm):
         )
 
 
+class Issue(NamedTuple):
+    """What the MMA warp goes on with: the instruction to issue next, and the next stages of A and B and of
+    accumulators."""
+
+    mma: cute.TiledMma
+    ab: pipeline.PipelineState
+    acc: pipeline.PipelineState
+
+
 class Tally(NamedTuple):
     """The stages of a warp of the epilogue: that of the sums of a tile, the next one of scales, and the next
     position of planes."""
@@ -881,44 +737,35 @@ class Tally(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sm100Arguments:
-    """The arguments of the kernel: the MMA and that of a piece of B, which only divides its tile; the layout
-    of a `cluster`; maps and layouts of A, of each B and of a piece of B; the `parts` of the segments; the
-    maps of scales that the MMA applies, or `scales` that the epilogue does; and the rest as the host has
-    it."""
+class ScaleBoxes:
+    """The scales that the MMA applies, of A and of each B: their maps, and for all k tiles of an output tile
+    their stages and boxes."""
+
+    tmas: list[cpasync.TmaInfo]
+    boxes: list[tuple[cute.Tensor, cute.Tensor]]
+
+    def bring(self, k: Int32, stage: Int32, barrier: cute.Pointer) -> None:
+        for tma, (stages, boxes) in zip(self.tmas, self.boxes, strict=True):
+            cute.copy(tma.atom, boxes[(None, k)], stages[(None, stage)], tma_bar_ptr=barrier)
+
+
+@dataclass(frozen=True)
+class Sm100Arguments(Arguments):
+    """`Arguments`, with the MMA and that of a piece of B, which only divides its tile, the layout of a
+    `cluster`, and that of a piece of B."""
 
     tiled_mma: cute.TiledMma
     piece_mma: cute.TiledMma
     cluster: cute.Layout
-    a: cpasync.TmaInfo
-    bs: list[cpasync.TmaInfo]
-    a_smem: cute.ComposedLayout
-    b_smem: cute.ComposedLayout
     piece_smem: cute.ComposedLayout
-    parts: list[Part]
-    scale_tmas: list
-    scales: list[cute.Tensor]
-    m: Int32
-    n: Int32
-    offsets: cute.Tensor | None
 
 
 @dataclass(frozen=True)
-class Sm100Shared(Shared):
-    """`Shared`, with the kernel's arguments, the CTA's coordinates in its cluster, the stages of A, B and
-    their scales, tensor memory and the ring of its accumulators, and the CTA's part of K: `k_tiles` from
-    `first_k` on."""
+class Sm100Shared(TmaShared):
+    """`TmaShared`, with the CTA's coordinates in its cluster, the stages of the scales that the MMA applies,
+    and tensor memory and the ring of its accumulators."""
 
-    given: Sm100Arguments
     cta_coord: tuple
-    s_a: cute.Tensor
-    s_b: cute.Tensor
     s_scales: list
-    tails: Tails | None
     tmem: TmemAllocator
     acc_pipeline: pipeline.PipelineUmmaAsync
-    k_tiles: Int32
-    first_k: Any
-    cta_rank: Int32
-    sums: Any
-    scales: ScaleRing | None

@@ -53,6 +53,7 @@ from cute_backend.templates.warp_columns import (
 )
 from cute_backend.templates.warp_copies import WarpCopies
 from cute_backend.templates.warp_mainloop import MMA_K_BYTES, Sm80Mainloop, Sm80Plain, WarpOperands
+from cute_backend.templates.work_items import WorkItems
 
 WARPGROUP = WARPS * WARP
 """Threads of a warpgroup, which works on 64 rows of a tile at a time."""
@@ -176,7 +177,15 @@ class Sm80Gemm(FragmentGemm):
         planes = self._planes(smem)
         ab_pipeline, row_pipeline = self.feed.open(smem)
         shared = Sm80Shared(
-            schedule=batches.schedule(self.config, given.m, given.n, left),
+            items=WorkItems(
+                schedule=batches.schedule(self.config, given.m, given.n, left),
+                first=first_item,
+                step=item_step,
+                epilogue=first_item,
+                tile_k=s_a.shape[1],
+                k_tiles=cute.ceil_div(cute.ceil_div(left.shape[1], s_a.shape[1]), self.config.split_k),
+                rows=given.m if self.config.split_k > 1 else None,
+            ),
             n=given.n,
             glob=by_name(self.epilogue.loads + self.epilogue.stores, given.loads + given.stores),
             **planes,
@@ -187,10 +196,9 @@ class Sm80Gemm(FragmentGemm):
             bs=tuple(given.bs),
             s_a=s_a,
             s_b=s_b,
-            k_tiles=cute.ceil_div(cute.ceil_div(left.shape[1], s_a.shape[1]), self.config.split_k),
             thread=thread,
-            first_item=first_item,
-            item_step=item_step,
+            warp=warp,
+            lane=thread % WARP,
         )
         if self.crew.has_role(warp, self.work):
             self._work(shared)
@@ -210,7 +218,7 @@ class Sm80Gemm(FragmentGemm):
     def _work(self, shared: Sm80Shared):
         """All tiles of a CTA, one after the other."""
         config, stages = self.config, self.stages
-        schedule, glob, thread = shared.schedule, shared.glob, shared.thread
+        items, glob, thread = shared.items, shared.glob, shared.thread
         group = cute.arch.make_warp_uniform(thread // WARPGROUP)
         # `FragmentSubtile` expects this order: the four sums of an instruction, then the columns of a block.
         fragments = ((2, 2), self.blocks, config.mma_n // MMA_N)
@@ -219,9 +227,9 @@ class Sm80Gemm(FragmentGemm):
         )
         sum_up = self._summing(shared, acc)
         at, rows_at = self.feed.begin(shared)
-        item = Int32(shared.first_item)
-        while schedule.is_valid(item):
-            place = schedule.place(item)
+        item = Int32(items.first)
+        while items.is_valid(item):
+            place = items.place(item)
             tile = self._tile(shared, place, thread % WARPGROUP, group)
             held = self.epilogue.begin(tile, glob)
             if cutlass.const_expr(stages.exact > 0):
@@ -238,7 +246,7 @@ class Sm80Gemm(FragmentGemm):
             self._drain(work, Position(None, None))
             self._end(work)
             rows_at = self.feed.rows_read(shared, rows_at)
-            item += shared.item_step
+            item += items.step
         self.feed.end()
 
     def _summing(self, shared: Sm80Shared, acc: cute.Tensor) -> Callable[[FragmentTile, Any], Any]:
@@ -262,7 +270,7 @@ class Sm80Gemm(FragmentGemm):
     ):
         """Multiplies all k tiles of a tile. Warps that multiply side by side then exchange their sums."""
         sums = self.mainloop.begin(multiplied)
-        for _ in cutlass.range(shared.k_tiles, unroll=1):
+        for _ in cutlass.range(shared.items.k_tiles, unroll=1):
             stage = self.feed.wait(shared, at)
             step = partial(self.mainloop.step, operands, multiplied, sums, stage)
             at = self.feed.multiply(shared, at, step)

@@ -36,7 +36,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any, cast
 
 import cuda.bindings.driver as cuda
@@ -56,13 +55,15 @@ from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import ScaleStages, bring_tile
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.drain import Position, Work
-from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import (
     Epilogue,
+    SmemOperand,
     in_subtiles,
     release_planes,
 )
+from cute_backend.templates.few_rows import A_BOXES, FurtherBoxes, clear
 from cute_backend.templates.fragments import FragmentGemm, RegisterSeat
+from cute_backend.templates.loading import Source, Tiles, all_boxes
 from cute_backend.templates.mainloop import (
     Sm90Mainloop,
     Sm90Plain,
@@ -72,22 +73,19 @@ from cute_backend.templates.mainloop import (
 )
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.rings import (
-    Shared,
     agents,
     check_stage,
     consumer_state,
     in_ring,
     make_rows,
-    partition_box,
     producer_state,
     stages_of,
     swizzled,
 )
-from cute_backend.templates.scheduler import GroupSchedule, Place
-from cute_backend.templates.segments import Boxes, Part, allocate_buffers, dealt, make_exacts
-from cute_backend.templates.split_k import Sums
-from cute_backend.templates.tails import Tails, is_cut
+from cute_backend.templates.scheduler import Place
+from cute_backend.templates.segments import Boxes, Segment, allocate_buffers, dealt, make_exacts
 from cute_backend.templates.tile import FragmentTile
+from cute_backend.templates.tma_gemm import Arguments, TmaGemm, TmaShared
 
 WARPGROUP = WARPS * WARP
 """Threads of a warpgroup."""
@@ -95,12 +93,6 @@ BLOCK_M = 64
 """Rows of one wgmma instruction."""
 WARP_M = BLOCK_M // WARPS
 """Rows of one wgmma instruction whose accumulators a warp holds (PTX ISA, wgmma register fragments)."""
-
-A_BOXES = 4
-"""The number of boxes in which TMA loads a tile of 64 rows. The kernel skips boxes beyond A's last row,
-because TMA zero-fills rows beyond a tensor more slowly than it loads rows: M = 16, N = K = 8192 in fp8 took
-22.0 us with those boxes and 17.9 us without. A tile of 128 rows is loaded as one box: with several boxes,
-M = N = K = 4096 took 2 percent longer (H200)."""
 
 LOAD_REGISTERS = 40
 """Registers per thread of the loading warpgroup if each other thread has `Target.epilogue_registers`. It has
@@ -139,7 +131,7 @@ class Turn:
         self.other.arrive()
 
 
-class Sm90Gemm(FragmentGemm):
+class Sm90Gemm(TmaGemm, FragmentGemm):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
     Several products may share one A. Each then has its own B, all in the same layout, or they share one B of
@@ -177,10 +169,12 @@ class Sm90Gemm(FragmentGemm):
                 f"tile {config.name} gives a warpgroup {self.blocks} blocks of 64 rows, and its mainloop "
                 f"multiplies {pieces} pieces: of the columns, which takes one block, or blocks of rows"
             )
-        self.in_cluster = config.split_k > 1 and not config.sums_in_memory
         if (self.is_grouped or self.is_k_grouped) and config.split_k > 1:
             raise ValueError(f"tile {config.name} has split-K, which a grouped product does not support")
         self.rings = config.warpgroups // config.sharing
+        self.exact_box = (BLOCK_M, config.box_n)
+        self.exact_parts = config.sharing
+        self.exact_elements = BLOCK_M * config.box_n * config.sharing
         self.crew = self._crew()
 
     def _crew(self) -> Crew:
@@ -286,58 +280,32 @@ class Sm90Gemm(FragmentGemm):
             partial(batches.plane, m=m, count=batches.products(a, offsets)),
         )
 
-        schedule = batches.schedule(config, m, n, a, offsets, group_step=self.group_step)
-        if cutlass.const_expr(self.is_grouped):
-            items = cast(GroupSchedule, schedule).most_items
-        else:
-            items = schedule.items
-        if cutlass.const_expr(self.in_cluster):
-            # One cluster per tile, along the axis of the grid that has room for any number.
-            grid, cluster = (config.split_k * items, 1, 1), (config.split_k, 1, 1)
-        else:
-            clusters = cutlass.min(items, max_active_clusters)
-            grid, cluster = (
-                (config.cluster_m, config.cluster_n, clusters),
-                (config.cluster_m, config.cluster_n, 1),
-            )
         given = Sm90Arguments(
-            add_mma, set_mma, a_tma, b_tmas, a_smem, b_smem, parts, list(scales), m, n, offsets
+            a=a_tma,
+            bs=b_tmas,
+            a_smem=a_smem,
+            b_smem=b_smem,
+            parts=parts,
+            scale_tmas=[],
+            scales=list(scales),
+            m=m,
+            n=n,
+            offsets=offsets,
+            add_mma=add_mma,
+            set_mma=set_mma,
         )
-        named(self.kernel, self.name)(given).launch(
-            grid=grid,
-            block=(self.threads, 1, 1),
-            cluster=cluster,
-            min_blocks_per_mp=1,
-            use_pdl=True,
-            stream=stream,
-        )
+        self._launch(given, max_active_clusters, stream)
 
     @cute.kernel
     def kernel(self, given: Sm90Arguments):
         config, stages = self.config, self.stages
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        block, _, first_item = cute.arch.block_idx()
-        _, _, item_step = cute.arch.grid_dim()
         cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
-        cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        cta_m, cta_n, _ = cta_layout.get_flat_coord(cta_rank)
-        schedule = batches.schedule(
-            config, given.m, given.n, given.a.tma_tensor, given.offsets, group_step=self.group_step
-        )
-        if cutlass.const_expr(self.in_cluster):
-            cta_m = cta_n = Int32(0)
-            first_item, item_step = block // config.split_k, schedule.items
-        epilogue_item = Int32(first_item)
-        if cutlass.const_expr(self.in_cluster):
-            if cta_rank > 0:
-                epilogue_item = schedule.items  # beyond the last: no epilogue here
-
-        maps = [part.load_tmas for part in given.parts] + [part.store_tmas for part in given.parts]
-        if warp == self.load.first:
-            cpasync.prefetch_descriptor(given.a.atom)
-            for tma in [*given.bs, *chain(*maps)]:
-                cpasync.prefetch_descriptor(tma.atom)
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        cta_m, cta_n, _ = cta_layout.get_flat_coord(Int32(0) if self.in_cluster else rank)
+        schedule = self._schedule(given)
+        self._prefetch(given, warp)
 
         smem = SmemAllocator()
         # Barriers come last: ahead of buffers aligned to 1024 bytes, they would take up 1024 bytes.
@@ -347,11 +315,7 @@ class Sm90Gemm(FragmentGemm):
         scale_stages = None
         if cutlass.const_expr(self.scaling is not None):
             scale_stages = ScaleStages.allocate(smem, stages.ab, cast(SumScales, self.scaling), config)
-        sums = None
-        if cutlass.const_expr(self.in_cluster):
-            sums = Sums.allocate(smem, config.thread_accumulators, WARPGROUP * config.sharing)
-            if warp == self.load.first:
-                sums.init(cast(Ring, self.sum_ring))
+        sums = self._sums(smem, warp, WARPGROUP * config.sharing)
         a_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(given.a_smem, (None, None, 0)))
         self.box_bytes = a_bytes // self.a_boxes
         b_bytes = cute.size_in_bytes(self.b_dtype, cute.slice_(given.b_smem, (None, None, 0)))
@@ -361,34 +325,21 @@ class Sm90Gemm(FragmentGemm):
             tx_count=self.box_bytes + b_bytes,
             cta_layout_vmnk=cute.make_layout((1, *cta_layout.shape)),
         )
-        tails = None
-        if cutlass.const_expr(self.is_k_grouped and self.group_step > 1):
-            tails = Tails.allocate(smem, self.crew, ab_pipeline, [s_a, s_b])
-            tails.init(warp == self.load.first)
-        box_elements = BLOCK_M * config.box_n * config.sharing
-        exacts = make_exacts(smem, self.exact_ring, self._epilogues, box_elements)
+        tails = self._tails(smem, warp, ab_pipeline, [s_a, s_b])
+        exacts = make_exacts(smem, self.exact_ring, self._epilogues, self.exact_elements)
         row_pipeline = make_rows(smem, self.row_ring)
         if cutlass.const_expr(self.a_boxes > 1):
             # The last CTAs of a cluster may lie wholly beyond A's last row.
             if Boolean(self.is_grouped) | (given.m % (config.tile_m * config.cluster_m) != 0):
-                self._clear(s_a, thread)
+                clear(s_a, thread, self.threads)
         in_step = cute.make_layout(config.cluster_size)
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
         pipeline.pipeline_init_wait(cluster_shape_mn=in_step)
-        if cutlass.const_expr(self.is_grouped):
-            schedule = cast(GroupSchedule, schedule).counted()
-        all_k_tiles = cute.ceil_div(given.a.tma_tensor.shape[1], self.tile_k)
-        k_tiles, first_k = cute.ceil_div(all_k_tiles, config.split_k), 0
-        if cutlass.const_expr(self.in_cluster):
-            first_k = cta_rank * k_tiles
-        if cutlass.const_expr(self.in_cluster and self.scaling is not None):
-            # K tiles beyond the last have no scales, so the last CTAs of a split may get fewer k tiles, or 0.
-            k_tiles = cutlass.max(cutlass.min(k_tiles, all_k_tiles - first_k), 0)
+        items = self._items(given, schedule, rank, self.scaling is not None)
         states = self._segment_states(given.n, given.parts, buffers, exacts)
         shared = Sm90Shared(
-            schedule=schedule,
-            m=given.m,
+            items=items,
             given=given,
             warp=warp,
             lane=thread % WARP,
@@ -399,14 +350,9 @@ class Sm90Gemm(FragmentGemm):
             segment_states=states,
             ab_pipeline=ab_pipeline,
             row_pipeline=row_pipeline,
-            k_tiles=k_tiles,
-            first_k=first_k,
             cta_m=cta_m,
             cta_n=cta_n,
-            cta_rank=cta_rank,
-            first_item=first_item,
-            epilogue_item=epilogue_item,
-            item_step=item_step,
+            rank=rank,
             sums=sums,
             scales=scale_stages,
         )
@@ -416,103 +362,76 @@ class Sm90Gemm(FragmentGemm):
         self.crew.run(self.crew.roles, warp, shared)
 
     @cute.jit
-    def _load(self, shared: Sm90Shared):
-        """The load warp: loads A and B of every k tile."""
-        config, schedule, ab_pipeline = self.config, shared.schedule, shared.ab_pipeline
-        a_tma, b_tmas, s_a, s_b, tails = shared.given.a, shared.given.bs, shared.s_a, shared.s_b, shared.tails
-        cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
+    def _sources(self, shared: Sm90Shared):
+        config, given, grid = self.config, shared.given, shared.items.schedule
         cta_m, cta_n = shared.cta_m, shared.cta_n
-        box_m = config.tile_m // self.a_boxes
-        t_bs = [
-            self._partition_b(tma, s_b, piece, cta_m)
-            for tma, (_, piece) in zip(b_tmas, self.parts_of_b, strict=True)
-        ]
-        cta_coord = (cta_m, cta_n, 0)
-        a_mask = b_mask = None
-        if cutlass.const_expr(config.cluster_n > 1):
-            a_mask = cute.make_layout_image_mask(cta_layout, cta_coord, mode=1)
-        if cutlass.const_expr(config.cluster_m > 1):
-            b_mask = cute.make_layout_image_mask(cta_layout, cta_coord, mode=0)
         a_priority, b_priority = Int64(EVICT_FIRST), Int64(EVICT_FIRST)
-        if schedule.grid_n > 1:
+        if grid.grid_n > 1:
             a_priority = Int64(EVICT_LAST)
-        if schedule.grid_m > 1:
+        if grid.grid_m > 1:
             b_priority = Int64(EVICT_LAST)
-        ab_state = producer_state(self.stages.ab)
-        # Without scales all parts of K are equally long: TMA fills k tiles beyond the last with zeros.
-        item, tail_phases = Int32(shared.first_item), Int32(0)
-        while schedule.is_valid(item):
-            place = schedule.place(item)
-            first_box = (place.row * config.cluster_m + cta_m) * self.a_boxes
-            boxes = cutlass.min(cute.ceil_div(place.end - place.first, box_m) - first_box, self.a_boxes)
-            column = place.column * config.cluster_n + cta_n
-            first_k = shared.first_k
-            if cutlass.const_expr(config.sums_in_memory):
-                # Each part of K writes its own rows of the sums, but reads all rows of A.
-                first_k = place.batch * shared.k_tiles
-                place = replace(place, first=0, end=shared.m)
-            t_sa, t_ga = self._partition_a(a_tma, s_a, place, cta_n)
-            boxes_of_a = batches.of_place(t_ga, place)
-            k_tiles = self._k_tiles(place, self.tile_k, shared.k_tiles)
-            for k_tile in cutlass.range(k_tiles, unroll=1):
-                k = first_k + k_tile
-                if cutlass.const_expr(self.is_k_grouped):
-                    _, t_ga_of_k = self._partition_a(a_tma, s_a, place, cta_n, k_tile)
-                    box_of_a = t_ga_of_k[(None, first_box, 0, 0)]
-                else:
-                    box_of_a = boxes_of_a[(None, first_box, k)]
-                if cutlass.const_expr(tails is not None):
-                    barrier = cast(Tails, tails).acquire(ab_state, is_cut(place, k_tile, k_tiles))
-                else:
-                    ab_pipeline.producer_acquire(ab_state)
-                    barrier = ab_pipeline.producer_get_barrier(ab_state)
-                to_b = {"tma_bar_ptr": barrier, "mcast_mask": b_mask, "cache_policy": b_priority}
-                if cutlass.const_expr(self.a_boxes > 1):
-                    stage_a = t_sa[(None, None, ab_state.index)]
-                    self._load_more(a_tma.atom, boxes_of_a, stage_a, first_box, boxes, k, barrier, a_priority)
-                cute.copy(
-                    a_tma.atom,
-                    box_of_a,
-                    t_sa[(None, 0, ab_state.index)],
-                    tma_bar_ptr=barrier,
-                    mcast_mask=a_mask,
-                    cache_policy=a_priority,
-                )
-                for i in cutlass.range_constexpr(len(b_tmas)):
-                    t_sb, t_gb = t_bs[i]
-                    stage_b = t_sb[(None, ab_state.index)]
-                    if cutlass.const_expr(self.is_k_grouped):
-                        _, t_gb_of_k = self._partition_b(b_tmas[i], s_b, i, cta_m, place, k_tile)
-                        box_of_b = t_gb_of_k[(None, column, 0, 0)]
-                        cute.copy(b_tmas[i].atom, box_of_b, stage_b, **to_b)
-                    elif self.parts_of_b[i][0].has(place):
-                        within = column - self.parts_of_b[i][0].first * config.cluster_n
-                        box_of_b = batches.of_place(t_gb, place)[(None, within, k)]
-                        cute.copy(b_tmas[i].atom, box_of_b, stage_b, **to_b)
-                if cutlass.const_expr(tails is not None):
-                    if is_cut(place, k_tile, k_tiles):
-                        tail_phases = cast(Tails, tails).clear(ab_state, place, tail_phases)
-                ab_state.advance()
-            item += shared.item_step
-        ab_pipeline.producer_tail(ab_state)
+        box_a = (config.tile_m // self.a_boxes, self.tile_k)
+        box_b = (config.piece_n, cute.size(shared.s_b, mode=[1]))
+        layout, coord = cute.make_layout((config.cluster_m, config.cluster_n, 1)), (cta_m, cta_n, 0)
+        masks = [
+            cute.make_layout_image_mask(layout, coord, mode=mode) if ctas > 1 else None
+            for mode, ctas in ((0, config.cluster_m), (1, config.cluster_n))
+        ]
+        a = Source(
+            given.a,
+            cute.group_modes(cute.local_tile(shared.s_a, box_a, (None, 0, None)), 0, 2),
+            partial(all_boxes, box_a),
+            lambda place: (place.row * config.cluster_m + cta_m) * self.a_boxes,
+            cta_n,
+            config.cluster_n,
+            follows=True,
+            options={"mcast_mask": masks[1], "cache_policy": a_priority},
+        )
+        stages_b = (*box_b, self.stages.ab)
+        bs = [
+            Source(
+                tma,
+                cute.group_modes(cute.local_tile(shared.s_b, stages_b, (piece, 0, 0)), 0, 2),
+                partial(all_boxes, box_b),
+                partial(self._column, shared, segment),
+                cta_m,
+                config.cluster_m,
+                has=segment.has,
+                options={"mcast_mask": masks[0], "cache_policy": b_priority},
+            )
+            for tma, (segment, piece) in zip(given.bs, self.parts_of_b, strict=True)
+        ]
+        return [a, *bs]
+
+    def _column(self, shared: Sm90Shared, segment: Segment, place: Place) -> Int32:
+        """The CTA's column of tiles, counted from the segment's first."""
+        width = self.config.cluster_n
+        return place.column * width + shared.cta_n - segment.first * width
+
+    def _beside(self, shared: Sm90Shared, place: Place, a: Tiles) -> Any:
+        if self.a_boxes == 1:
+            return super()._beside(shared, place, a)
+        rows = shared.items.of_a(place)
+        box_m = self.config.tile_m // self.a_boxes
+        count = cutlass.min(cute.ceil_div(rows.end - rows.first, box_m) - a.line, self.a_boxes)
+        return FurtherBoxes(a, count, self.box_bytes)
 
     @cute.jit
     def _load_exact(self, shared: Sm90Shared):
         """The exact warp: loads the exact operands of one box of subtiles after another."""
-        schedule, item_step = shared.schedule, shared.item_step
-        exact_state, of_segments = producer_state(self.stages.exact), shared.of_segments()
-        item = shared.epilogue_item
-        while schedule.is_valid(item):
+        items, of_segments = shared.items, shared.of_segments()
+        exact_state, item = producer_state(self.stages.exact), items.epilogue
+        while items.is_valid(item):
             for ring in cutlass.range_constexpr(self.rings):
-                if schedule.is_valid(item + ring * item_step):
-                    place = schedule.place(item + ring * item_step)
+                if items.is_valid(item + ring * items.step):
+                    place = items.place(item + ring * items.step)
                     for i in cutlass.range_constexpr(len(self.segments)):
                         if self.segments[i].has(place):
                             self.by_segment[i]._load_planes(
                                 of_segments[i], self.segments[i].within(place), exact_state, ring
                             )
             exact_state.advance(self.boxes * len(self.by_segment[0].rounds))
-            item += self.rings * item_step
+            item += self.rings * items.step
 
     @cute.jit
     def _load_planes(
@@ -524,71 +443,58 @@ class Sm90Gemm(FragmentGemm):
     ):
         """Loads the exact operands of each box of a tile. If passes and visits both read some, the boxes of
         a block of columns come once for each."""
-        config, box = self.config, (BLOCK_M, self.config.box_n)
-        elements = BLOCK_M * config.box_n * config.sharing
-        ring_state, rounds = exact_state.clone(), self.rounds
+        config, rounds, state = self.config, self.rounds, exact_state.clone()
         together = self.boxes if len(rounds) == 1 else self.block_subtiles // config.box_subtiles
         for turn in cutlass.range_constexpr(self.boxes * len(rounds)):
             block, within = divmod(turn, together * len(rounds))
-            operands, index = rounds[within // together], block * together + within % together
-            exact_pipeline = self._stage_of(shared.exact_pipeline, operands, elements)
-            stage = in_ring(ring_state, ring)
-            exact_pipeline.producer_acquire(stage)
-            barrier = exact_pipeline.producer_get_barrier(stage)
-            for i in operands:
-                for share in cutlass.range_constexpr(config.sharing):
-                    coord = self._box_coord(shared, place, index, share)
-                    repeats = self.epilogue.shared_loads[i].repeats
-                    t_s, t_g = partition_box(shared.load_tmas[i], shared.loads[i], box, coord, place, repeats)
-                    cute.copy(
-                        shared.load_tmas[i].atom,
-                        t_g,
-                        t_s[(None, stage.index * config.sharing + share)],
-                        tma_bar_ptr=barrier,
-                        cache_policy=Int64(EVICT_LAST if repeats else EVICT_FIRST),
-                    )
-            ring_state.advance()
+            stage, operands = in_ring(state, ring), rounds[within // together]
+            self._load_boxes(shared, place, operands, block * together + within % together, stage)
+            state.advance()
+
+    def _priority(self, operand: SmemOperand) -> dict[str, Any]:
+        return {"cache_policy": Int64(EVICT_LAST if operand.repeats else EVICT_FIRST)}
 
     @cute.jit
     def _load_scales(self, shared: Sm90Shared):
         """The scale warp: loads the scales of every k tile into the stage of its A and B. The copies of each
         lane count as an arrival at the stage's barrier."""
-        stages, schedule, ring = cast(ScaleStages, shared.scales), shared.schedule, shared.ab_pipeline
+        stages, items, ring = cast(ScaleStages, shared.scales), shared.items, shared.ab_pipeline
         scaling, scales, lane = cast(SumScales, self.scaling), shared.given.scales, shared.lane
         state = producer_state(self.stages.ab)
-        item = Int32(shared.first_item)
-        while schedule.is_valid(item):
-            origin = self._origin(shared, schedule.place(item))
-            for k_tile in cutlass.range(shared.k_tiles, unroll=1):
+        item = Int32(items.first)
+        while items.is_valid(item):
+            place = items.place(item)
+            origin, begin = self._origin(shared, place), items.begin_k(place.batch)
+            for k_tile in cutlass.range(items.k_tiles_of(place), unroll=1):
                 ring.sync_object_empty.wait(state.index, state.phase)
-                k = shared.first_k + k_tile
+                k = begin + k_tile
                 bring_tile(stages, state.index, scales, scaling, self.config, origin, k, lane)
                 ring.sync_object_full.arrive_cp_async_mbarrier(state.index)
                 state.advance()
-            item += shared.item_step
+            item += items.step
 
     @cute.jit
     def _consume(self, shared: Sm90Shared):
         """A consumer warpgroup: multiplies one of its tiles after another and runs the epilogue on each."""
         cute.arch.setmaxregister_increase(self.crew.registers[1])
-        config, stages, schedule, item_step = self.config, self.stages, shared.schedule, shared.item_step
+        config, stages, items = self.config, self.stages, shared.items
         seat = self._seat(shared)
         ab, row = consumer_state(stages.ab), consumer_state(stages.row)
         planes, of_segments = Position(consumer_state(stages.exact), Int32(0)), shared.of_segments()
-        item = shared.epilogue_item
+        item = items.epilogue
         if cutlass.const_expr(self.in_cluster):
-            if shared.cta_rank > 0:
-                tile = self._tile(shared, schedule.place(shared.first_item), seat.thread, seat.share)
-                self._multiply(seat, tile, ab, shared.k_tiles)
+            if shared.rank > 0:
+                tile = self._tile(shared, items.place(items.first), seat.thread, seat.share)
+                self._multiply(seat, tile, ab, items.k_tiles)
                 shared.sums.publish(seat.acc, seat.thread_of_all)
         if cutlass.const_expr(config.pingpong):
-            ab.advance(seat.ring * self._k_tiles_at(shared, item))
-            item += seat.ring * item_step
+            ab.advance(seat.ring * items.k_tiles_at(item))
+            item += seat.ring * items.step
             if seat.ring == 1:
                 seat.turn.pass_on()
             row.advance(seat.ring)
-        while schedule.is_valid(item):
-            place = schedule.place(item)
+        while items.is_valid(item):
+            place = items.place(item)
             before = ab, planes
             for i in cutlass.range_constexpr(len(self.segments)):
                 if self.segments[i].has(place):
@@ -597,11 +503,11 @@ class Sm90Gemm(FragmentGemm):
                     )
             if cutlass.const_expr(stages.row > 0):
                 row.advance()
-            item += item_step
+            item += items.step
             if cutlass.const_expr(config.pingpong):
                 # The next tile is the other warpgroup's.
-                ab.advance(self._k_tiles_at(shared, item))
-                item += item_step
+                ab.advance(items.k_tiles_at(item))
+                item += items.step
                 row.advance(Int32(1))
         if cutlass.const_expr(stages.store > 0):
             seat.stores.producer_tail()
@@ -661,7 +567,7 @@ class Sm90Gemm(FragmentGemm):
 
         if cutlass.const_expr(self.config.pingpong):
             seat.turn.wait()
-        k_tiles = self._k_tiles(place, self.tile_k, shared.k_tiles)
+        k_tiles = shared.items.k_tiles_of(place)
         if cutlass.const_expr(self.is_grouped and self.blocks > 1):
             if tile.m - tile.m0 > BLOCK_M:
                 ab = self._multiply(seat, tile, ab, k_tiles)
@@ -743,9 +649,11 @@ class Sm90Gemm(FragmentGemm):
         if self.stages.store == 0:
             return []
         place = (0, self._box(work, visit)[1])
-        return [self._part_of_box(s_store, self._plane(work, at), place) for s_store in work.shared.stores]
+        return [
+            self._part_of_box(s_store, self._output_plane(work, at), place) for s_store in work.shared.stores
+        ]
 
-    def _plane(self, work: Work, at: Position) -> Int32:
+    def _output_plane(self, work: Work, at: Position) -> Int32:
         """The index of a warp's plane of outputs."""
         return (at.store * self.config.warpgroups + work.seat.group) * WARPS + work.seat.warp
 
@@ -760,100 +668,16 @@ class Sm90Gemm(FragmentGemm):
             return at
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
-        row, column = self._box_coord(work.shared, work.place, box, work.seat.share)
+        row, column = self._exact_coord(work.shared, work.place, box, work.seat.share)
         coord = (row * WARPS + work.seat.warp, column)
-        self._store(work, self._plane(work, at), (WARP_M, self.config.box_n), coord)
+        self._store(work, self._output_plane(work, at), (WARP_M, self.config.box_n), coord)
         work.seat.stores.producer_commit()
         return at._replace(store=(at.store + 1) % self.stages.store)
-
-    @cute.jit
-    def _load_more(
-        self,
-        atom: cute.CopyAtom,
-        boxes_of_a: cute.Tensor,
-        stage: cute.Tensor,
-        first: Int32,
-        count: Int32,
-        k: Int32,
-        barrier: cute.Pointer,
-        priority: Int64,
-    ):
-        """Loads the boxes of a tile of A after the first, except those beyond A's last row.
-
-        Call this before the copies that the barrier already expects: their arrival would complete its phase.
-        """
-        nbytes = self.box_bytes * cutlass.max(count - 1, 0)
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_expect_tx(barrier, nbytes)
-        for box in cutlass.range_constexpr(1, self.a_boxes):
-            if box < count:
-                source, target = boxes_of_a[(None, first + box, k)], stage[(None, box)]
-                cute.copy(atom, source, target, tma_bar_ptr=barrier, cache_policy=priority)
-
-    @cute.jit
-    def _clear(self, s_a: cute.Tensor, thread: Int32):
-        """Zeroes every stage of A, because some rows are multiplied but never loaded."""
-        vectors = cute.cosize(s_a) * s_a.element_type.width // 128
-        words = cute.make_tensor(
-            cute.recast_ptr(s_a.iterator, dtype=Int32), cute.make_layout((4, vectors), stride=(1, 4))
-        )
-        zeros = cute.make_rmem_tensor(4, Int32)
-        zeros.fill(0)
-        for i in cutlass.range(thread, vectors, self.threads, unroll=1):
-            cute.autovec_copy(zeros, words[(None, i)])
-        cute.arch.fence_proxy("async.shared", space="cta")
-
-    def _partition_a(
-        self, tma: cpasync.TmaInfo, s_a: cute.Tensor, place: Place, cta_n: Int32, k_tile: Int32 | None = None
-    ) -> tuple:
-        """The boxes of A's stages and their sources in global memory, partitioned for TMA. With `k_tile`, the
-        sources begin at that k tile of the group."""
-        box = (self.config.tile_m // self.a_boxes, self.tile_k)
-        if k_tile is None:
-            source = batches.from_first(tma.tma_tensor, place)
-        else:
-            source = batches.of_k_tile(tma.tma_tensor, place, k_tile)
-        return cpasync.tma_partition(
-            tma.atom,
-            cta_n,
-            cute.make_layout(self.config.cluster_n),
-            cute.group_modes(cute.local_tile(s_a, box, (None, 0, None)), 0, 2),
-            cute.group_modes(batches.boxes(source, box), 0, 2),
-        )
 
     def _piece(self, s_b: cute.Tensor, index: int) -> cute.Tensor:
         """The columns of one piece, which an MMA multiplies at once, in all stages of B."""
         columns = self.config.mma_n // self.column_pieces
         return cute.local_tile(s_b, (columns, cute.size(s_b, mode=[1]), self.stages.ab), (index, 0, 0))
-
-    def _partition_b(
-        self,
-        tma: cpasync.TmaInfo,
-        s_b: cute.Tensor,
-        index: int,
-        cta_m: Int32,
-        place: Place | None = None,
-        k_tile: Int32 | None = None,
-    ) -> tuple:
-        """The stages of a piece of B and its source tiles in global memory, partitioned for TMA. With `place`
-        and `k_tile`, the sources begin at that k tile of the place's group."""
-        box = (self.config.piece_n, cute.size(s_b, mode=[1]))
-        s_piece = cute.local_tile(s_b, (*box, self.stages.ab), (index, 0, 0))
-        source = tma.tma_tensor if place is None else batches.of_k_tile(tma.tma_tensor, place, k_tile)
-        g_piece = batches.boxes(source, box)
-        return cpasync.tma_partition(
-            tma.atom,
-            cta_m,
-            cute.make_layout(self.config.cluster_m),
-            cute.group_modes(s_piece, 0, 2),
-            cute.group_modes(g_piece, 0, 2),
-        )
-
-    def _k_tiles_at(self, shared: Sm90Shared, item: Int32) -> Int32:
-        """Like `_k_tiles`, for an item that may lie beyond the last."""
-        if self.is_k_grouped:
-            return self._k_tiles(shared.schedule.place(item), self.tile_k, shared.k_tiles)
-        return shared.k_tiles
 
     def _origin(self, shared: Sm90Shared, place: Place) -> tuple[Int32, Int32]:
         """The first row and column of a CTA's tile, among those of its product."""
@@ -861,47 +685,27 @@ class Sm90Gemm(FragmentGemm):
         m0 = (place.row * config.cluster_m + shared.cta_m) * config.tile_m
         return m0, (place.column * config.cluster_n + shared.cta_n) * config.tile_n
 
-    def _box_coord(self, shared: Sm90Shared, place: Place, index: int, share: Any) -> tuple[Int32, Int32]:
+    def _exact_coord(self, shared: Sm90Shared, place: Place, index: int, part: Any) -> tuple[Int32, Int32]:
         """The place of a box of a warpgroup's part of a tile, counted in (64, box_n) boxes of its product."""
         (m0, n0), (block, step) = self._origin(shared, place), divmod(index, self.boxes // self.blocks)
-        row = m0 // BLOCK_M + block * self.config.sharing + share
+        row = m0 // BLOCK_M + block * self.config.sharing + part
         return row, n0 // self.config.box_n + step
 
 
 @dataclass(frozen=True)
-class Sm90Arguments:
-    """The arguments of the kernel: the MMA that adds to the accumulators and the one that overwrites them,
-    maps and layouts of A and of each B, the `parts` of the segments, and the rest as the host has it."""
+class Sm90Arguments(Arguments):
+    """`Arguments`, with the MMA that adds to the accumulators and the one that overwrites them."""
 
     add_mma: cute.TiledMma
     set_mma: cute.TiledMma
-    a: cpasync.TmaInfo
-    bs: list[cpasync.TmaInfo]
-    a_smem: cute.ComposedLayout
-    b_smem: cute.ComposedLayout
-    parts: list[Part]
-    scales: list[cute.Tensor]
-    m: Int32
-    n: Int32
-    offsets: cute.Tensor | None
 
 
 @dataclass(frozen=True)
-class Sm90Shared(Shared):
-    """`Shared`, with the kernel's arguments, the stages of A and B, the CTA's place in its cluster, and its
-    part of K: `k_tiles` from `first_k` on."""
+class Sm90Shared(TmaShared):
+    """`TmaShared`, with the CTA's place in its cluster."""
 
-    given: Sm90Arguments
-    s_a: cute.Tensor
-    s_b: cute.Tensor
-    tails: Tails | None
-    k_tiles: Int32
-    first_k: Int32
     cta_m: Int32
     cta_n: Int32
-    cta_rank: Int32
-    sums: Any
-    scales: ScaleStages | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from cutlass.memory import SmemAllocator
 from cute_backend.planning import Stages, TileConfig
 from cute_backend.planning.naming import PARTS
 from cute_backend.templates import batch as batches
+from cute_backend.templates.crew import WARP
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name
 from cute_backend.templates.feed import Feed, Sm80Shared
@@ -33,6 +34,7 @@ from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.sm80 import ALL_SHARED, Sm80Gemm
 from cute_backend.templates.tile import FragmentSubtile, FragmentTile
 from cute_backend.templates.warp_mainloop import Copies, Sm80Mainloop
+from cute_backend.templates.work_items import WorkItems
 from cute_backend.templates.workspace import sums_pitch
 
 PAIR = 2
@@ -224,7 +226,14 @@ class SumGemm(Sm80Gemm):
         if cutlass.const_expr(self.config.target.pdl):
             await_earlier_kernels()
         shared = Sm80Shared(
-            schedule=batches.schedule(self.config, m, n, sums),
+            items=WorkItems(
+                schedule=batches.schedule(self.config, m, n, sums),
+                first=first_item,
+                step=item_step,
+                epilogue=first_item,
+                tile_k=1,
+                k_tiles=Int32(0),
+            ),
             n=n,
             glob=by_name(self.epilogue.loads + self.epilogue.stores, loads + stores),
             **self._planes(SmemAllocator()),
@@ -235,10 +244,9 @@ class SumGemm(Sm80Gemm):
             bs=(),
             s_a=None,
             s_b=None,
-            k_tiles=Int32(0),
             thread=thread,
-            first_item=first_item,
-            item_step=item_step,
+            warp=thread // WARP,
+            lane=thread % WARP,
         )
         self._work(shared)
 

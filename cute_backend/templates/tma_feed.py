@@ -5,6 +5,7 @@ tile."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import cutlass
@@ -14,9 +15,9 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, Arrivals, Ring, Role, one
 from cute_backend.templates.feed import Feed
+from cute_backend.templates.loading import Source, all_boxes
 from cute_backend.templates.rings import consumer_state, make_rows, producer_state, stages_of
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.staged import Stage
@@ -66,37 +67,28 @@ class TmaFeed(Feed):
     @cute.jit
     def _load(self, shared: Sm80Shared):
         """The load warp: loads A and B of every k tile."""
-        schedule, ring = shared.schedule, shared.ab_pipeline
-        cpasync.prefetch_descriptor(shared.a.atom)
-        for b in shared.bs:
-            cpasync.prefetch_descriptor(b.atom)
-        s_a, g_a = _partition(shared.a, shared.s_a, self.gemm.a_stage, 0)
-        pieces = [_partition(b, shared.s_b, self.gemm.piece, i) for i, b in enumerate(shared.bs)]
+        items, ring = shared.items, shared.ab_pipeline
+        sources = [
+            _source(shared.a, shared.s_a, self.gemm.a_stage, 0, lambda place: place.row),
+            *[
+                _source(b, shared.s_b, self.gemm.piece, i, lambda place: place.column)
+                for i, b in enumerate(shared.bs)
+            ],
+        ]
+        for source in sources:
+            cpasync.prefetch_descriptor(source.tma.atom)
         state = producer_state(self.stages.ab)
-        item = Int32(shared.first_item)
-        while schedule.is_valid(item):
-            place = schedule.place(item)
-            a_boxes = batches.of_place(g_a, place)
-            first_k = self.first_k(shared, Int32(place.batch))
-            for k in cutlass.range(first_k, first_k + shared.k_tiles, unroll=1):
+        item = Int32(items.first)
+        while items.is_valid(item):
+            place = items.place(item)
+            tiles, begin = [source.at(place) for source in sources], items.begin_k(place.batch)
+            for k in cutlass.range(begin, begin + items.k_tiles, unroll=1):
                 ring.producer_acquire(state)
                 barrier = ring.producer_get_barrier(state)
-                cute.copy(
-                    shared.a.atom,
-                    a_boxes[(None, place.row, k)],
-                    s_a[(None, state.index)],
-                    tma_bar_ptr=barrier,
-                )
-                for i in cutlass.range_constexpr(len(pieces)):
-                    s_b, g_b = pieces[i]
-                    cute.copy(
-                        shared.bs[i].atom,
-                        batches.of_place(g_b, place)[(None, place.column, k)],
-                        s_b[(None, state.index)],
-                        tma_bar_ptr=barrier,
-                    )
+                for i in cutlass.range_constexpr(len(tiles)):
+                    tiles[i].bring(k, state.index, barrier)
                 state.advance()
-            item += shared.item_step
+            item += items.step
         ring.producer_tail(state)
 
     def begin(self, shared: Sm80Shared) -> tuple[pipeline.PipelineState, pipeline.PipelineState]:
@@ -139,15 +131,10 @@ class TmaFeed(Feed):
         return rows_at
 
 
-def _partition(tma: cpasync.TmaInfo, staged: cute.Tensor, part: Stage, index: int) -> tuple:
-    """The `index`-th part of every stage of an operand, and all boxes that it is loaded from, partitioned for
-    TMA."""
+def _source(
+    tma: cpasync.TmaInfo, staged: cute.Tensor, part: Stage, index: int, line: Callable[[Place], Int32]
+) -> Source:
+    """An operand that fills the `index`-th part of every stage."""
     box = (part.rows, part.columns)
-    s_part = cute.local_tile(staged, (*box, cute.size(staged, mode=[2])), (index, 0, 0))
-    return cpasync.tma_partition(
-        tma.atom,
-        0,
-        cute.make_layout(1),
-        cute.group_modes(s_part, 0, 2),
-        cute.group_modes(batches.boxes(tma.tma_tensor, box), 0, 2),
-    )
+    stages = cute.local_tile(staged, (*box, cute.size(staged, mode=[2])), (index, 0, 0))
+    return Source(tma, cute.group_modes(stages, 0, 2), partial(all_boxes, box), line)

@@ -41,7 +41,7 @@ class WarpCopies(Feed):
     leaves_a_stage = True
 
     def begin(self, shared: Sm80Shared) -> tuple[KTile, Int32]:
-        ahead = self._first(shared, Int32(shared.first_item))
+        ahead = self._first(shared, Int32(shared.items.first))
         for _ in range(self.stages.ab - 1):
             self._bring_a(shared, ahead)
             self._bring_b(shared, ahead)
@@ -75,7 +75,7 @@ class WarpCopies(Feed):
 
     def _end(self, shared: Sm80Shared, ahead: Ahead) -> Int32:
         """The index after the last k tile of the work item of one."""
-        return self.first_k(shared, ahead.batch) + shared.k_tiles
+        return shared.items.begin_k(ahead.batch) + shared.items.k_tiles
 
     def _is_whole(self, shared: Sm80Shared, ahead: Ahead) -> Boolean:
         """Whether a k tile lies wholly within A and B. All B have one shape."""
@@ -93,7 +93,7 @@ class WarpCopies(Feed):
     @cute.jit
     def await_first_planes(self, shared: Sm80Shared, later: int):
         # The group of the planes also has k tile `stages - 1`. If the tile has one, the k loop waited for it.
-        if shared.k_tiles < self.stages.ab:
+        if shared.items.k_tiles < self.stages.ab:
             cute.arch.cp_async_wait_group(0)
 
     def rows(self, shared: Sm80Shared, rows_at: Int32) -> list[cute.Tensor]:
@@ -122,16 +122,16 @@ class WarpCopies(Feed):
 
     def _first(self, shared: Sm80Shared, item: Int32) -> Ahead:
         """The first k tile of a work item, in stage 0. It has no rows if there is no such item."""
-        config, place = self.gemm.config, shared.schedule.place(item)
+        config, place = self.gemm.config, shared.items.place(item)
         m0, n0 = self.gemm._origin(shared, place)
         b0 = n0 * config.products // config.pieces
-        valid = shared.schedule.is_valid(item)
+        valid = shared.items.is_valid(item)
         rows_a, rows_b = (
             cutlass.select_(valid, Int32(operand.shape[0] - row), Int32(0))
             for operand, row in ((shared.a, m0), (shared.bs[0], b0))
         )
         columns, batch = self.gemm.a_stage.columns, Int32(place.batch)
-        k = self.first_k(shared, batch)
+        k = shared.items.begin_k(batch)
         place_a = self.gemm.a_stage.place(shared.a, Int32(m0), k * columns, batch, shared.thread)
         places_b = tuple(
             self.gemm.piece.place(b, Int32(b0), k * columns, batch, shared.thread) for b in shared.bs
@@ -150,7 +150,7 @@ class WarpCopies(Feed):
         """The k tile that follows one: the next of its work item, or the first of the next work item."""
         after = self._beside(shared, ahead)
         if after.k == self._end(shared, ahead):
-            first = self._first(shared, ahead.item + shared.item_step)
+            first = self._first(shared, ahead.item + shared.items.step)
             after = replace(first, stage=after.stage)
         return after
 

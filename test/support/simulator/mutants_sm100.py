@@ -512,7 +512,7 @@ MUTANTS = [
     Mutant(
         "a neighbour's rows written",
         BLACKWELL_GROUPS,
-        instead("gemm.Gemm._store", _rows_after_the_group),
+        instead("tma_gemm.TmaGemm._store", _rows_after_the_group),
         WrongNumbers,
     ),
     Mutant(
@@ -527,14 +527,14 @@ MUTANTS = [
     Mutant(
         "a row of the next group written among the last of a group",
         BLACKWELL_COLUMN_GROUPS,
-        instead("gemm.Gemm._store_rows", lambda call: call(count=call.count + 1)),
+        instead("tma_gemm.TmaGemm._store_rows", lambda call: call(count=call.count + 1)),
         IllegalAccess,
         "past the end of argument",
     ),
     Mutant(
         "planes by columns written whole where a group ends",
         BLACKWELL_COLUMN_GROUPS,
-        instead("gemm.Gemm._store", _rows_after_the_group),
+        instead("tma_gemm.TmaGemm._store", _rows_after_the_group),
         RaceError,
         "writes in the same kernel",
     ),
@@ -606,7 +606,7 @@ MUTANTS = [
     Mutant(
         "parts of K from the first k tile on",
         BLACKWELL_PARTS,
-        instead("sm100.Sm100Shared.__init__", lambda call: call(first_k=0 * call.first_k)),
+        instead("work_items.WorkItems.__init__", lambda call: call(first_k=0 * call.first_k)),
         WrongNumbers,
     ),
     Mutant(
@@ -908,8 +908,8 @@ MUTANTS = [
         "one output buffer for both warpgroups",
         HALVES,
         (
-            *instead("sm100.Sm100Gemm._plane", lambda call: call(group=0), inside="sm100.Sm100Gemm._stores"),
-            *instead("sm100.Sm100Gemm._plane", lambda call: call(group=0), inside="sm100.Sm100Gemm._leave"),
+            *instead("tma_gemm.TmaGemm._plane", lambda call: call(part=0), inside="sm100.Sm100Gemm._stores"),
+            *instead("tma_gemm.TmaGemm._plane", lambda call: call(part=0), inside="sm100.Sm100Gemm._leave"),
         ),
         RaceError,
         "overwrites shared",
@@ -917,7 +917,7 @@ MUTANTS = [
     Mutant(
         "one buffer for the exact loads of both",
         HALVES,
-        instead("sm100.Sm100Gemm._plane", lambda call: call(group=0), inside="sm100.Sm100Gemm._load_subtile"),
+        instead("tma_gemm.TmaGemm._plane", lambda call: call(part=0), inside="tma_gemm.TmaGemm._load_boxes"),
         RaceError,
         "overwrites shared",
     ),
@@ -1046,7 +1046,7 @@ MUTANTS = [
     Mutant(
         "output map with rows that are not there",
         ONE,
-        instead("gemm.Gemm._maps", _more_rows, when=lambda call: call.written),
+        instead("tma_gemm.TmaGemm._maps", _more_rows, when=lambda call: call.written),
         IllegalAccess,
         "past the end of argument 5",
     ),
@@ -1095,7 +1095,7 @@ MUTANTS = [
     Mutant(
         "rows of one batch alone",
         BLACKWELL_HEADS,
-        instead("cute.ceil_div", lambda call: 0, inside="gemm.Gemm._store_heads"),
+        instead("cute.ceil_div", lambda call: 0, inside="tma_gemm.TmaGemm._store_heads"),
         WrongNumbers,
     ),
     Mutant(
@@ -1104,7 +1104,7 @@ MUTANTS = [
         instead(
             "cute.size",
             lambda call: 1 << 30,
-            inside="gemm.Gemm._store_heads",
+            inside="tma_gemm.TmaGemm._store_heads",
             when=lambda call: call.mode == [1],
         ),
         MissingProxyFence,

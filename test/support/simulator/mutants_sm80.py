@@ -315,13 +315,13 @@ MUTANTS = [
     Mutant(
         "every part is the first",
         SUMS_IN_MEMORY,
-        instead("feed.Feed.first_k", lambda call: call(batch=0 * call.batch)),
+        instead("work_items.WorkItems.begin_k", lambda call: call(batch=0 * call.batch)),
         WrongNumbers,
     ),
     Mutant(
         "every part begins a k tile late",
         SUMS_BY_TMA,
-        instead("feed.Feed.first_k", lambda call: call() + 1),
+        instead("work_items.WorkItems.begin_k", lambda call: call() + 1),
         WrongNumbers,
     ),
     Mutant(

@@ -168,7 +168,7 @@ def _wait_for_less(wait: int) -> tuple[Wrong, ...]:
 
 def _stored_in(other: Callable[[Int32], Int32]) -> tuple[Wrong, ...]:
     """Outputs are written to other planes in shared memory than those of a warp, and stored from there."""
-    return instead("sm90.Sm90Gemm._plane", lambda call: other(call()))
+    return instead("sm90.Sm90Gemm._output_plane", lambda call: other(call()))
 
 
 MUTANTS = [
@@ -298,13 +298,13 @@ MUTANTS = [
     Mutant(
         "every part from the first k tile on",
         PARTS,
-        instead("sm90.Sm90Shared.__init__", lambda call: call(first_k=0 * call.first_k)),
+        instead("work_items.WorkItems.__init__", lambda call: call(first_k=0 * call.first_k)),
         WrongNumbers,
     ),
     Mutant(
         "every part has an epilogue",
         PARTS,
-        instead("sm90.Sm90Shared.__init__", lambda call: call(epilogue_item=call.first_item)),
+        instead("work_items.WorkItems.__init__", lambda call: call(epilogue=call.first)),
         Deadlock,
         "waits",
     ),
@@ -406,7 +406,7 @@ MUTANTS = [
         "the k tiles of its own group skipped for those of the other warpgroup's",
         K_GROUPS,
         instead(
-            "sm90.Sm90Gemm._k_tiles_at", lambda call: call(item=call.item + call.shared.item_step), call=2
+            "work_items.WorkItems.k_tiles_at", lambda call: call(item=call.item + call.self.step), call=2
         ),
         Deadlock,
     ),
@@ -435,8 +435,8 @@ MUTANTS = [
         "a tile of two clusters",
         replace(FEW_ROWS, clusters=2),
         instead(
-            "sm90.Sm90Shared.__init__",
-            lambda call: call(first_item=0 * call.first_item, epilogue_item=0 * call.epilogue_item),
+            "work_items.WorkItems.__init__",
+            lambda call: call(first=0 * call.first, epilogue=0 * call.epilogue),
         ),
         RaceError,
         STORED_TWICE,
@@ -768,7 +768,7 @@ MUTANTS = [
     Mutant(
         "parts of K beyond the last block",
         SCALED_PARTS,
-        instead("sm90.Sm90Shared.__init__", lambda call: call(k_tiles=Int32(2))),  # as other parts have
+        instead("work_items.WorkItems.__init__", lambda call: call(k_tiles=Int32(2))),  # as other parts have
         IllegalAccess,
     ),
     Mutant(
@@ -875,7 +875,7 @@ MUTANTS = [
     Mutant(
         "the other warpgroup's operands not skipped",
         PING_PONG,
-        instead("sm90.Sm90Gemm._k_tiles_at", lambda call: Int32(0), call=2),
+        instead("work_items.WorkItems.k_tiles_at", lambda call: Int32(0), call=2),
         Deadlock,
         "wgmma warp(.|\\n)*128 of 256 threads have arrived",
     ),
@@ -905,7 +905,10 @@ MUTANTS = [
         "a box of rows too few",
         FEW_ROWS,
         (
-            *instead("sm90.Sm90Gemm._load_more", lambda call: call(count=call.count - 1)),
+            *instead(
+                "few_rows.FurtherBoxes.bring",
+                lambda call: call(self=replace(call.self, count=call.self.count - 1)),
+            ),
             *instead("arch.mbarrier_expect_tx", lambda call: call(bytes=call.bytes + 2048)),  # those of a box
         ),
         Deadlock,
@@ -975,7 +978,10 @@ MUTANTS = [
     Mutant(
         "rows of a warpgroup's first warp stored by all",
         PING_PONG,
-        instead("gemm.Gemm._store", lambda call: call(coord=(call.coord[0] // WARPS * WARPS, call.coord[1]))),
+        instead(
+            "tma_gemm.TmaGemm._store",
+            lambda call: call(coord=(call.coord[0] // WARPS * WARPS, call.coord[1])),
+        ),
         RaceError,
         STORED_TWICE,
     ),
