@@ -10,6 +10,7 @@ products, and operands that are `cut_along_k` leave out of a box what lies beyon
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -115,29 +116,32 @@ def ragged_box_at(tensor: cute.Tensor, box: tuple, row: Int32, column: Int32, co
     return cute.local_tile(inside, box, (0, column, 0))
 
 
+@dataclass(frozen=True)
+class Groups:
+    """The groups of a product: the `offsets` at which they end, the multiple `step` at which they begin, and
+    if it is not 0 the rows of the tiles in which each group of rows has scales."""
+
+    offsets: cute.Tensor
+    step: int = 1
+    tile_rows: int = 0
+
+
 def schedule(
-    config: TileConfig,
-    m: Int32,
-    n: Int32,
-    a: cute.Tensor,
-    offsets: cute.Tensor | None = None,
-    tile_rows: int = 0,
-    group_step: int = 1,
+    config: TileConfig, m: Int32, n: Int32, a: cute.Tensor, groups: Groups | None = None
 ) -> Schedule:
-    """The schedule of all products. With `offsets`, these are groups of K if A is `cut_along_k`, otherwise
-    groups of rows, each with scales in tiles of `tile_rows` rows if that is not 0. Groups begin at
-    multiples of `group_step`. Without offsets, A is (M, K) for one product, or (M, K, B) for B products.
-    Parts of K whose sums go to memory are scheduled as products of a batch."""
+    """The schedule of all products. With `groups`, these are of K if A is `cut_along_k`, otherwise of rows.
+    Without, A is (M, K) for one product, or (M, K, B) for B products. Parts of K whose sums go to memory are
+    scheduled as products of a batch."""
     if config.sums_in_memory:
         return BatchSchedule.of(config, m, n, Int32(config.split_k))
-    if offsets is None:
+    if groups is None:
         return (
             TileSchedule.of(config, m, n) if cute.rank(a) == 2 else BatchSchedule.of(config, m, n, a.shape[2])
         )
     if cute.rank(a) == 2:
-        return GroupSchedule.of(config, m, n, offsets, tile_rows, group_step)
-    every = BatchSchedule.of(config, m, n, offsets.shape[0])
-    return KGroupSchedule(every, a.shape[2] - 1, offsets, group_step)
+        return GroupSchedule.of(config, m, n, groups.offsets, groups.tile_rows, groups.step)
+    every = BatchSchedule.of(config, m, n, groups.offsets.shape[0])
+    return KGroupSchedule(every, a.shape[2] - 1, groups.offsets, groups.step)
 
 
 def boxes(tensor: cute.Tensor, box: tuple) -> cute.Tensor:

@@ -24,6 +24,19 @@ from cute_backend.templates.crew import WARP
 
 
 @dataclass(frozen=True)
+class Lines:
+    """Every `width`-th row or column from `first` on, of which `lines` neighbours share a scale."""
+
+    first: Int32
+    width: int
+    lines: int
+
+    def scale(self, i: Int32) -> Int32:
+        """The index of the scale of the `i`-th of them."""
+        return (self.first + i * self.width) // self.lines
+
+
+@dataclass(frozen=True)
 class ScaleStages:
     """The scales in all stages of a ring. `a` holds the scales of a tile's rows and `b` those of the columns
     of all Bs, each as (scales, stages). `widths` are the numbers of rows and of columns that share a
@@ -32,6 +45,8 @@ class ScaleStages:
     a: cute.Tensor
     b: cute.Tensor
     widths: tuple[int, int]
+    scaling: SumScales
+    config: TileConfig
 
     @staticmethod
     def allocate(smem: SmemAllocator, stages: int, scaling: SumScales, config: TileConfig) -> ScaleStages:
@@ -42,56 +57,47 @@ class ScaleStages:
             return smem.allocate_tensor(Float32, layout, SCALE_ALIGN)
 
         a, b = map(scales, scaling.counts(config))
-        return ScaleStages(a, b, scaling.widths(config))
+        return ScaleStages(a, b, scaling.widths(config), scaling, config)
+
+    def bring_tile(
+        self,
+        stage: Int32,
+        scales: Sequence[cute.Tensor],
+        origin: tuple[Int32, Int32],
+        k: Int32,
+        lane: Int32,
+    ) -> None:
+        """Copies the scales of one k tile of an output tile to a stage. `scales` lists the scales of A, (rows
+        or blocks of rows, k tiles), then those of each B, (k tiles, columns or blocks of columns)."""
+        of_a, *of_bs = scales
+        m0, n0 = origin
+        scaling, config, (width_a, width_b) = self.scaling, self.config, self.widths
+        count_a, count_b = scaling.counts(config)
+        rows = Lines(m0, width_a, scaling.a.lines)
+        bring(of_a[(None, k)], self.a[(None, stage)].iterator, count_a, rows, lane)
+        piece = count_b // config.pieces
+        columns = Lines(n0 * (config.mma_n // config.pieces // config.tile_n), width_b, scaling.b.lines)
+        for i, of_b in enumerate(of_bs):
+            # The compiler reads three neighbouring scales as four, so the fourth must be initialized too.
+            count = scaling.pitch(count_b) - i * piece if i == config.pieces - 1 and count_b > 2 else piece
+            target = self.b[(None, stage)].iterator + i * piece
+            bring(of_b[(k, None)], target, count, columns, lane)
 
 
 @cute.jit
 def bring(
-    source: cute.Tensor,
-    target: cute.Tensor,
-    offset: cutlass.Constexpr[int],
-    count: cutlass.Constexpr[int],
-    width: cutlass.Constexpr[int],
-    lines: cutlass.Constexpr[int],
-    first: Int32,
-    lane: Int32,
+    source: cute.Tensor, target: cute.Pointer, count: cutlass.Constexpr[int], lines: Lines, lane: Int32
 ):
-    """Copies `count` scales to `target`, from `offset` on, with one warp. They are the scales of every
-    `width`-th row or column from `first` on; in `source`, `lines` rows or columns share a scale. Rows and
-    columns beyond the last get the last scale, because their results are never stored."""
+    """Copies `count` scales, those of `lines`, to `target` with one warp. Rows and columns beyond the last
+    get the last scale, because their results are never stored."""
     copy = cute.make_copy_atom(cpasync.CopyG2SOp(), Float32, num_bits_per_copy=Float32.width)
     one = cute.make_layout(1)
     for step in cutlass.range_constexpr((count + WARP - 1) // WARP):
         i = lane + step * WARP
         if i < count:
-            index = cutlass.min((first + i * width) // lines, cute.size(source) - 1)
+            index = cutlass.min(lines.scale(i), cute.size(source) - 1)
             cute.copy(
                 copy,
                 cute.make_tensor(source.iterator + cute.crd2idx(index, source.layout), one),
-                cute.make_tensor(target.iterator + (offset + i), one),
+                cute.make_tensor(target + i, one),
             )
-
-
-def bring_tile(
-    stages: ScaleStages,
-    stage: Int32,
-    scales: Sequence[cute.Tensor],
-    scaling: SumScales,
-    config: TileConfig,
-    origin: tuple[Int32, Int32],
-    k: Int32,
-    lane: Int32,
-) -> None:
-    """Copies the scales of one k tile of an output tile to a stage. `scales` lists the scales of A, (rows or
-    blocks of rows, k tiles), then those of each B, (k tiles, columns or blocks of columns)."""
-    of_a, *of_bs = scales
-    m0, n0 = origin
-    (count_a, count_b), (width_a, width_b) = scaling.counts(config), scaling.widths(config)
-    bring(of_a[(None, k)], stages.a[(None, stage)], 0, count_a, width_a, scaling.a.lines, m0, lane)
-    piece = count_b // config.pieces
-    first = n0 * (config.mma_n // config.pieces // config.tile_n)
-    for i, of_b in enumerate(of_bs):
-        # The compiler reads three neighbouring scales as four, so the fourth must be initialized too.
-        count = scaling.pitch(count_b) - i * piece if i == config.pieces - 1 and count_b > 2 else piece
-        target = stages.b[(None, stage)]
-        bring(of_b[(k, None)], target, i * piece, count, width_b, scaling.b.lines, first, lane)

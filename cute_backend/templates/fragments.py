@@ -19,7 +19,13 @@ from cute_backend.templates.epilogue import Epilogue
 from cute_backend.templates.gemm import Gemm
 from cute_backend.templates.opaque import opaque
 from cute_backend.templates.scheduler import Place
-from cute_backend.templates.tile import FragmentSubtile, FragmentTile, InterleavedSubtile, InterleavedTile
+from cute_backend.templates.tile import (
+    Corner,
+    FragmentSubtile,
+    FragmentTile,
+    InterleavedSubtile,
+    InterleavedTile,
+)
 
 
 class FragmentGemm(Gemm):
@@ -60,11 +66,12 @@ class FragmentGemm(Gemm):
         """The part of the CTA's tile that an epilogue thread owns, among all rows of the output. `thread` is
         its index in its warpgroup, and `share` the warpgroup's index among those that share the tile."""
         m0, n0 = self._origin(shared, place)
-        return self.tile_type(self.config, place.first + m0, n0, place.end, shared.n, thread, share)
+        corner = Corner(place.first + m0, n0, place.end, shared.n)
+        return self.tile_type(self.config, corner, thread, share)
 
     def _row_tile(self, shared: Any, place: Place, lane: Int32) -> FragmentTile:
         m0, n0 = self._origin(shared, place)
-        return FragmentTile(self.config, place.first + m0, n0, place.end, shared.n, lane, Int32(0))
+        return FragmentTile(self.config, Corner(place.first + m0, n0, place.end, shared.n), lane, Int32(0))
 
 
 @dataclass(frozen=True, kw_only=True)

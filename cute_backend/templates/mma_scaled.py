@@ -69,6 +69,19 @@ class ScaleOperands:
     b: cute.Tensor
 
 
+@dataclass(frozen=True)
+class ScaleBoxes:
+    """The scales that the MMA applies, of A and of each B: their maps, and for all k tiles of an output tile
+    their stages and boxes."""
+
+    tmas: list[cpasync.TmaInfo]
+    boxes: list[tuple[cute.Tensor, cute.Tensor]]
+
+    def bring(self, k: Int32, stage: Int32, barrier: cute.Pointer) -> None:
+        for tma, (stages, boxes) in zip(self.tmas, self.boxes, strict=True):
+            cute.copy(tma.atom, boxes[(None, k)], stages[(None, stage)], tma_bar_ptr=barrier)
+
+
 class Sm100MmaScaled:
     """tcgen05.mma with block_scale, for operands of `dtype` with the blocks and scales of `scaling`."""
 

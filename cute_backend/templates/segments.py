@@ -10,7 +10,7 @@ number of stages of each ring, whether or not its epilogue uses them, so that th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +24,7 @@ from cutlass.memory import SmemAllocator
 from cute_backend.planning import TileConfig
 from cute_backend.planning.shared_memory import shared_buffers
 from cute_backend.templates.crew import SMEM_ALIGN, Ring
-from cute_backend.templates.epilogue import Epilogue, SmemOperand, of_runs, run_box
+from cute_backend.templates.epilogue import Epilogue, SmemOperand, heads_apart, of_runs, one_stage, run_box
 from cute_backend.templates.rings import allocate_rows, make_exact
 from cute_backend.templates.scheduler import Place
 
@@ -149,6 +149,21 @@ class Boxes:
         box, runs = run_box(self.shape, self.count, plane)
         return of_runs(self.layout_of(operand.dtype, operand.layout, box, runs), self.count)
 
+    def maps(
+        self,
+        operands: Sequence[SmemOperand],
+        planes: Mapping[str, cute.Tensor],
+        view_of: Callable[[SmemOperand], Callable[[cute.Tensor], cute.Tensor]],
+    ) -> tuple[list[cpasync.TmaInfo], list[cute.ComposedLayout]]:
+        """For each operand, the TMA atom and tensor that move boxes of a view of its plane, and the layout of
+        its boxes."""
+        layouts = [self.layout(operand, planes[operand.name]) for operand in operands]
+        views = [heads_apart if operand.by_heads else view_of(operand) for operand in operands]
+        return [
+            cpasync.make_tiled_tma_atom(self.op, view(planes[operand.name]), one_stage(layout), self.shape)
+            for view, operand, layout in zip(views, operands, layouts, strict=True)
+        ], layouts
+
 
 @dataclass(frozen=True)
 class Part:
@@ -158,8 +173,8 @@ class Part:
     loads: list[cute.Tensor]
     stores: list[cute.Tensor]
     load_tmas: list[cpasync.TmaInfo]
-    store_tmas: list[cpasync.TmaInfo]
     load_planes: list[cute.ComposedLayout]
+    store_tmas: list[cpasync.TmaInfo]
     store_planes: list[cute.ComposedLayout]
 
 

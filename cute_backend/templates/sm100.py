@@ -41,7 +41,7 @@ ring of their own (`partial_sums.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -51,7 +51,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Boolean, Float32, Int32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import LayoutEnum
@@ -62,15 +62,15 @@ from cute_backend.planning.shared_memory import SumScales
 from cute_backend.planning.tiles import STARTING_REGISTERS
 from cute_backend.spec import SCALE_TILE, ProductKind
 from cute_backend.templates import batch as batches
-from cute_backend.templates.block_scales import bring_tile
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.epilogue import (
     Epilogue,
-    release_planes,
 )
+from cute_backend.templates.group_planes import CTA_M, GroupPlanes
 from cute_backend.templates.loading import Source, Tiles
 from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Operands, Sm100Plain, check_face
+from cute_backend.templates.mma_scaled import ScaleBoxes
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.partial_sums import PartialSums, ScaleRing
 from cute_backend.templates.rings import (
@@ -85,16 +85,13 @@ from cute_backend.templates.rings import (
     swizzled,
 )
 from cute_backend.templates.scheduler import Place
-from cute_backend.templates.segments import Boxes, Segment, allocate_buffers, dealt, make_exacts
-from cute_backend.templates.tensor_memory import WARPGROUP, Copy, TensorMemorySeat, Thread, subtile_of
-from cute_backend.templates.tile import Sm100Tile
-from cute_backend.templates.tma_gemm import Arguments, TmaGemm, TmaShared
-
-CTA_M = 128
-"""Rows of a CTA's tile: one for each lane of tensor memory, and for each thread of an epilogue warpgroup."""
+from cute_backend.templates.segments import Segment, allocate_buffers, dealt, make_exacts
+from cute_backend.templates.tensor_memory import WARPGROUP, Copy, TensorMemorySeat, Thread
+from cute_backend.templates.tile import Corner, Sm100Tile
+from cute_backend.templates.tma_gemm import Arguments, TmaShared
 
 
-class Sm100Gemm(TmaGemm):
+class Sm100Gemm(GroupPlanes):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
     Several products of one A take either a B each, all of one layout, or one B (K, 2 N), in which the
@@ -135,10 +132,7 @@ class Sm100Gemm(TmaGemm):
         self.block_scales = scaling if isinstance(scaling := self.mainloop.scaling, SumScales) else None
         self.scale_rows = SCALE_TILE[0] if isinstance(self.mainloop.scaling, MmaScales) else 0
         self.group = tcgen05.CtaGroup.TWO if config.ctas == 2 else tcgen05.CtaGroup.ONE
-        self.subtiles = config.tile_n // config.subtile_n
-        self.visits = config.group_n // config.subtile_n
-        self.exact_box = (CTA_M, config.subtile_n)
-        self.exact_parts, self.exact_elements = config.warpgroups, config.stage_elements
+        self._set_boxes()
         self.crew = self._crew()
 
     def _crew(self) -> Crew:
@@ -170,24 +164,14 @@ class Sm100Gemm(TmaGemm):
         finished = Arrivals(self.visitors, warps, 1, config.ctas)
         self.acc_ring = Ring("acc", self.acc_stages, one(self.multiply), finished)
         roles, rings = [self.load, self.multiply], [self.ab_ring, self.acc_ring]
-        self.row_ring = self.exact_ring = self.sum_ring = self.scale_ring = None
+        self.scale_ring = None
         if self.block_scales is not None:
             filled, emptied = Arrivals(self.load, 1, WARP), Arrivals(self.visitors, warps, 1)
             self.scale_ring = Ring("scales", stages.ab + self.block_scales.ahead(config), filled, emptied)
-        if stages.row:
-            filled, emptied = Arrivals(self.staging, 1, WARP), Arrivals(self.visitors, warps, WARP)
-            self.row_ring = Ring("row", stages.row, filled, emptied)
-        if stages.exact:
-            self.exact_ring = Ring("exact", stages.exact, one(self.exact), Arrivals(self.visitors, warps, 1))
-        roles += [
-            role for role, ring in ((self.staging, self.row_ring), (self.exact, self.exact_ring)) if ring
-        ]
-        roles.append(self.visitors)
-        if config.split_k > 1:
-            filled = Arrivals(self.visitors, warps, 1, config.split_k - 1)
-            self.sum_ring = Ring("sums", 1, filled, Arrivals(self.visitors, warps, 1))
-        optional = (self.row_ring, self.exact_ring, self.sum_ring, self.scale_ring)
-        rings += [ring for ring in optional if ring]
+        rings += self._epilogue_rings(self.visitors, warps)
+        rings += [self.scale_ring] if self.scale_ring else []
+        optional = ((self.staging, self.row_ring), (self.exact, self.exact_ring))
+        roles += [*[role for role, ring in optional if ring], self.visitors]
         of_group = [f" of half {i}" * (groups > 1) for i in range(groups)]
         self.subtile_meetings = tuple(
             Meeting(f"the end of a subtile{half}", 1 + i, ((self.visitors, WARPS),))
@@ -259,15 +243,12 @@ class Sm100Gemm(TmaGemm):
             for b in bs
         ]
 
-        groups, layout_of = config.warpgroups, blackwell.make_smem_layout_epi
-        come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         parts = self._parts(
             dealt(self._epilogues, loads, stores),
-            Boxes(come, self.exact_box, self.stages.exact * groups, layout_of),
-            Boxes(go, self.exact_box, self.stages.store * groups, layout_of),
-            partial(batches.plane, m=m, count=batches.products(a, offsets)),
+            blackwell.make_smem_layout_epi,
+            m,
+            batches.products(a, offsets),
         )
-
         lines = [m, *[cute.size(b, mode=[0]) for b in bs]]
         scale_tmas = mainloop.maps(scales, lines, a.shape[1], config)
         given = Sm100Arguments(
@@ -329,7 +310,7 @@ class Sm100Gemm(TmaGemm):
         in_step = cute.make_layout(config.split_k) if self.in_cluster else given.cluster
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
-        items = self._items(given, self._schedule(given), rank, self.block_scales is not None)
+        items = self._items(given, self._start(given), rank, self.block_scales is not None)
         states = self._segment_states(given.n, given.parts, buffers, exacts)
         shared = Sm100Shared(
             items=items,
@@ -372,24 +353,17 @@ class Sm100Gemm(TmaGemm):
         stage = cute.slice_(layout, (None, None, None, 0))
         return cute.make_tensor(s_b.iterator + index * elements, cute.append(stage, stages))
 
-    def _cta_tile(self, place: Place) -> tuple[Int32, Int32]:
-        """The coordinates of the CTA's (128, tile_n) tile of its product."""
-        if self.in_cluster:
-            return Int32(place.row), Int32(place.column)
-        x, y, _ = cute.arch.block_idx()
-        return place.row * self.config.cluster_m + x, place.column * self.config.cluster_n + y
-
     def _tile(self, shared: Sm100Shared, place: Place, thread: Thread) -> Sm100Tile:
         """The part of the CTA's tile that an epilogue thread owns, among all rows of the output."""
         row, column = self._cta_tile(place)
         m0, columns = place.first + row * CTA_M, self.config.group_n
         n0 = column * self.config.tile_n + thread.group * columns
-        return Sm100Tile(self.config, m0, n0, place.end, shared.n, thread.thread, columns)
+        return Sm100Tile(self.config, Corner(m0, n0, place.end, shared.n), thread.thread, columns)
 
     def _row_tile(self, shared: Sm100Shared, place: Place, lane: Int32) -> Sm100Tile:
         row, column = self._cta_tile(place)
         m0, columns = place.first + row * CTA_M, self.config.tile_n
-        return Sm100Tile(self.config, m0, column * columns, place.end, shared.n, lane, columns)
+        return Sm100Tile(self.config, Corner(m0, column * columns, place.end, shared.n), lane, columns)
 
     def _sources(self, shared: Sm100Shared) -> list[Source]:
         """A, of which the CTAs in a row of the cluster load parts for each other, and each B, whose parts
@@ -451,11 +425,11 @@ class Sm100Gemm(TmaGemm):
         """Brings the scales of a k tile that the epilogue applies."""
         if self.block_scales is None:
             return state
-        ring, config, scales = cast(ScaleRing, shared.scales), self.config, shared.given.scales
+        ring, scales = cast(ScaleRing, shared.scales), shared.given.scales
         row, column = self._cta_tile(place)
-        origin = (row * CTA_M, column * config.tile_n)
+        origin = (row * CTA_M, column * self.config.tile_n)
         ring.pipeline.producer_acquire(state)
-        bring_tile(ring.stages, state.index, scales, self.block_scales, config, origin, k, shared.lane)
+        ring.stages.bring_tile(state.index, scales, origin, k, shared.lane)
         ring.pipeline.producer_commit(state)
         return advanced(state)
 
@@ -516,38 +490,6 @@ class Sm100Gemm(TmaGemm):
         """The staging warp: the staged rowvecs of one tile after the other."""
         row_state = self._stage_rows(shared)
         shared.row_pipeline.producer_tail(row_state)
-
-    @cute.jit
-    def _load_exact(self, shared: Sm100Shared):
-        """The exact warp: the exact loads of one subtile after the other."""
-        items, of_segments = shared.items, shared.of_segments()
-        exact_state, item = producer_state(self.stages.exact), items.epilogue
-        while items.is_valid(item):
-            place = items.place(item)
-            state = exact_state.clone()
-            for i in cutlass.range_constexpr(len(self.segments)):
-                if self.segments[i].has(place):
-                    exact_state = self.by_segment[i]._load_planes(
-                        of_segments[i], self.segments[i].within(place), state.clone()
-                    )
-            item += items.step
-        shared.exact_pipeline.producer_tail(exact_state)
-
-    @cute.jit
-    def _load_planes(self, shared: Sm100Shared, place: Place, exact_state: pipeline.PipelineState):
-        """Loads the exact operands of each subtile of a tile. Returns the stage after the last."""
-        # Loads ahead of passes, if there are such, come first for all subtiles of a block.
-        whole = self.visits if len(self.rounds) == 1 else self.block_subtiles
-        for block in cutlass.range(self.visits // whole, unroll=1):
-            for turn in cutlass.range_constexpr(len(self.rounds)):
-                for within in cutlass.range(whole, unroll=1):
-                    self._load_boxes(shared, place, self.rounds[turn], block * whole + within, exact_state)
-                    exact_state.advance()
-        return exact_state
-
-    def _exact_coord(self, shared: Sm100Shared, place: Place, index: Int32, part: int) -> tuple[Int32, Int32]:
-        row, column = self._cta_tile(place)
-        return row, column * self.subtiles + subtile_of(self.config, part, index)
 
     @cute.jit
     def _visit_tiles(self, shared: Sm100Shared):
@@ -625,41 +567,6 @@ class Sm100Gemm(TmaGemm):
             shared.row_pipeline.consumer_release(row)
         return Tally(sums, scales, planes)
 
-    def _has_rows(self, work: Work) -> Boolean:
-        """With planes in shared memory every warp visits, since all wait for the planes and release them."""
-        every = self.stages.exact + self.stages.store > 0 or getattr(self.epilogue, "pads_rows", False)
-        return Boolean(every) | (work.tile.warp_row() < work.tile.m)
-
-    def _loaded(
-        self, work: Work, at: Position, visit: Any, of_round: int
-    ) -> tuple[list[cute.Tensor], Callable[[], None]]:
-        loads, ring = work.shared.loads, work.shared.exact_pipeline
-        ring.consumer_wait(at.exact)
-        plane = self._plane(at.exact, work.seat.thread.group)
-        return [s_load[(None, None, plane)] for s_load in loads], partial(release_planes, ring, at.exact)
-
-    def _stores(self, work: Work, at: Position, visit: Any) -> list[cute.Tensor]:
-        plane = self._plane(at.store, work.seat.thread.group)
-        return [s_store[(None, None, plane)] for s_store in work.shared.stores]
-
-    @cute.jit
-    def _leave(self, work: Work, at: Position, visit: Any):
-        """Stores planes by TMA. One barrier for each subtile suffices. Before it, the warp that issues the
-        stores waits until TMA has read the next buffer. So the barrier that hands it the full buffer also
-        frees the next one to be written."""
-        thread, stores = work.seat.thread, work.seat.stores
-        row, column = self._cta_tile(work.place)
-        subtile = subtile_of(self.config, thread.group, visit)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        if thread.warp == 0:
-            stores.producer_acquire()
-        thread.barrier.arrive_and_wait()
-        if thread.warp == 0:
-            coord = (row, column * self.subtiles + subtile)
-            self._store(work, self._plane(at.store, thread.group), self.exact_box, coord)
-            stores.producer_commit()
-        return at._replace(store=advanced(at.store))
-
     @cute.jit
     def _await_sums(
         self,
@@ -734,19 +641,6 @@ class Tally(NamedTuple):
     sums: pipeline.PipelineState
     scales: pipeline.PipelineState
     planes: Position
-
-
-@dataclass(frozen=True)
-class ScaleBoxes:
-    """The scales that the MMA applies, of A and of each B: their maps, and for all k tiles of an output tile
-    their stages and boxes."""
-
-    tmas: list[cpasync.TmaInfo]
-    boxes: list[tuple[cute.Tensor, cute.Tensor]]
-
-    def bring(self, k: Int32, stage: Int32, barrier: cute.Pointer) -> None:
-        for tma, (stages, boxes) in zip(self.tmas, self.boxes, strict=True):
-            cute.copy(tma.atom, boxes[(None, k)], stages[(None, stage)], tma_bar_ptr=barrier)
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ from cute_backend.templates.fragments import FragmentGemm, RegisterSeat
 from cute_backend.templates.mainloop import check_face
 from cute_backend.templates.rings import allocate_rows, check_stage
 from cute_backend.templates.scheduler import Place
-from cute_backend.templates.staged import Corner, Planes, Stage
-from cute_backend.templates.tile import FragmentTile
+from cute_backend.templates.staged import Planes, Stage
+from cute_backend.templates.tile import Corner, FragmentTile
 from cute_backend.templates.warp_columns import (
     MMA_M,
     MMA_N,
@@ -256,23 +256,24 @@ class Sm80Gemm(FragmentGemm):
             shared.mma, self.a_stage, self.b_stage, shared.s_a, shared.s_b, shared.thread
         )
         multiplied = pair_sums(self.config, self.blocks) if self.side_by_side else acc
-        return partial(self._multiply, shared, operands, multiplied, acc)
+        return partial(self._multiply, shared, operands, (multiplied, acc))
 
     @cute.jit
     def _multiply(
         self,
         shared: Sm80Shared,
         operands: WarpOperands,
-        multiplied: cute.Tensor,
-        acc: cute.Tensor,
+        sums: tuple[cute.Tensor, cute.Tensor],
         tile: FragmentTile,
         at: Any,
     ):
-        """Multiplies all k tiles of a tile. Warps that multiply side by side then exchange their sums."""
-        sums = self.mainloop.begin(multiplied)
+        """Multiplies all k tiles of a tile to the first of two `sums`. Warps that multiply side by side then
+        exchange their sums, whose places are the second."""
+        multiplied, acc = sums
+        held = self.mainloop.begin(multiplied)
         for _ in cutlass.range(shared.items.k_tiles, unroll=1):
             stage = self.feed.wait(shared, at)
-            step = partial(self.mainloop.step, operands, multiplied, sums, stage)
+            step = partial(self.mainloop.step, operands, multiplied, held, stage)
             at = self.feed.multiply(shared, at, step)
         if cutlass.const_expr(self.side_by_side):
             cute.arch.sync_threads()  # all warps must be done with the stage before it is overwritten

@@ -16,8 +16,8 @@ rowvec, loads a plane and stores one:
 
     ring   stages  filled by                            emptied by
     ab     5       1 warp of load                       4 warps of consume x 2 CTAs = 8
-    exact  8       1 warp of exact                      4 warps of consume
     row    2       1 warp of staging x 32 threads = 32  4 warps of consume x 32 threads = 128
+    exact  8       1 warp of exact                      4 warps of consume
 
     barrier  of           threads
     1        turn 0       256
@@ -33,10 +33,10 @@ memory, each part of K is a work item, like a product of a batch, and a second k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -52,23 +52,19 @@ from cute_backend.planning import TILE_K_BYTES, Stages, TileConfig
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
-from cute_backend.templates.block_scales import ScaleStages, bring_tile
+from cute_backend.templates.block_scales import ScaleStages
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.epilogue import (
     Epilogue,
-    SmemOperand,
-    in_subtiles,
-    release_planes,
 )
 from cute_backend.templates.few_rows import A_BOXES, FurtherBoxes, clear
-from cute_backend.templates.fragments import FragmentGemm, RegisterSeat
+from cute_backend.templates.fragments import FragmentGemm
 from cute_backend.templates.loading import Source, Tiles, all_boxes
 from cute_backend.templates.mainloop import (
     Sm90Mainloop,
     Sm90Plain,
     WarpgroupOperands,
-    block_of,
     check_face,
 )
 from cute_backend.templates.overlap import await_earlier_kernels
@@ -76,62 +72,24 @@ from cute_backend.templates.rings import (
     agents,
     check_stage,
     consumer_state,
-    in_ring,
     make_rows,
     producer_state,
     stages_of,
     swizzled,
 )
 from cute_backend.templates.scheduler import Place
-from cute_backend.templates.segments import Boxes, Segment, allocate_buffers, dealt, make_exacts
+from cute_backend.templates.segments import Segment, allocate_buffers, dealt, make_exacts
 from cute_backend.templates.tile import FragmentTile
-from cute_backend.templates.tma_gemm import Arguments, TmaGemm, TmaShared
-
-WARPGROUP = WARPS * WARP
-"""Threads of a warpgroup."""
-BLOCK_M = 64
-"""Rows of one wgmma instruction."""
-WARP_M = BLOCK_M // WARPS
-"""Rows of one wgmma instruction whose accumulators a warp holds (PTX ISA, wgmma register fragments)."""
+from cute_backend.templates.tma_gemm import Arguments, TmaShared
+from cute_backend.templates.warp_planes import BLOCK_M, EVICT_FIRST, EVICT_LAST, WARPGROUP, WarpPlanes
+from cute_backend.templates.warpgroups import Seat, Turn
 
 LOAD_REGISTERS = 40
 """Registers per thread of the loading warpgroup if each other thread has `Target.epilogue_registers`. It has
 those, too, that the others leave (`TileConfig.epilogue_registers`)."""
 
-EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
-"""L2 cache policies, as `createpolicy.fractional` encodes them for all of a copy's data (PTX ISA). Data that
-is read once is evicted first, so that operands read by several tiles stay in L2. This gains 3 percent at
-M = N = 8192, K = 1024 on an H200."""
 
-
-@dataclass(frozen=True)
-class Turn:
-    """The turn of one of two warpgroups to multiply, under ping-pong.
-
-    Both warpgroups walk the same ring of A and B, and each skips the other's stages. A waiting thread knows a
-    barrier's phase only by its parity. So a warpgroup may wait for its own fill of a stage only after the
-    other warpgroup has consumed the previous fill.
-    """
-
-    own: pipeline.NamedBarrier
-    other: pipeline.NamedBarrier
-
-    @staticmethod
-    def of(first: Meeting, group: Int32) -> Turn:
-        """The turn of warpgroup 0 or 1, whose named barrier is `first` or the one after it."""
-        own, other = first.barrier + group, first.barrier + 1 - group
-        return Turn(pipeline.NamedBarrier(own, first.threads), pipeline.NamedBarrier(other, first.threads))
-
-    def wait(self) -> None:
-        """Waits until the other warpgroup has passed the turn on."""
-        self.own.arrive_and_wait()
-
-    def pass_on(self) -> None:
-        """Lets the other warpgroup go on."""
-        self.other.arrive()
-
-
-class Sm90Gemm(TmaGemm, FragmentGemm):
+class Sm90Gemm(WarpPlanes, FragmentGemm):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
     Several products may share one A. Each then has its own B, all in the same layout, or they share one B of
@@ -171,10 +129,7 @@ class Sm90Gemm(TmaGemm, FragmentGemm):
             )
         if (self.is_grouped or self.is_k_grouped) and config.split_k > 1:
             raise ValueError(f"tile {config.name} has split-K, which a grouped product does not support")
-        self.rings = config.warpgroups // config.sharing
-        self.exact_box = (BLOCK_M, config.box_n)
-        self.exact_parts = config.sharing
-        self.exact_elements = BLOCK_M * config.box_n * config.sharing
+        self._set_boxes()
         self.crew = self._crew()
 
     def _crew(self) -> Crew:
@@ -192,19 +147,7 @@ class Sm90Gemm(TmaGemm, FragmentGemm):
         scales = Arrivals(self.scales, 1, WARP) if self.scaling is not None else None
         emptied = Arrivals(self.consume, warps, 1, readers)
         self.ab_ring = Ring("ab", stages.ab, one(self.load), emptied, scales)
-        self.exact_ring = self.row_ring = self.sum_ring = None
-        if stages.exact:
-            emptied = Arrivals(self.consume, warps, 1)
-            self.exact_ring = Ring("exact", self.rings * stages.exact, one(self.exact), emptied)
-        if stages.row:
-            filled, emptied = Arrivals(self.staging, 1, WARP), Arrivals(self.consume, warps, WARP)
-            self.row_ring = Ring("row", stages.row, filled, emptied)
-        if self.in_cluster:
-            filled, emptied = (
-                Arrivals(self.consume, warps, 1, config.split_k - 1),
-                Arrivals(self.consume, warps, 1),
-            )
-            self.sum_ring = Ring("sums", 1, filled, emptied)
+        rings = (self.ab_ring, *self._epilogue_rings(self.consume, warps, self.rings))
         optional = ((self.exact, self.exact_ring), (self.staging, self.row_ring), (self.scales, scales))
         self.turns = tuple(Meeting(f"turn {i}", 1 + i, ((self.consume, 2 * WARPS),)) for i in range(2))
         self.groups = tuple(
@@ -214,9 +157,7 @@ class Sm90Gemm(TmaGemm, FragmentGemm):
         loading = LOAD_REGISTERS + (config.target.epilogue_registers - dealt) * config.warpgroups
         return Crew(
             roles=(self.load, *(role for role, needed in optional if needed), self.consume),
-            rings=tuple(
-                ring for ring in (self.ab_ring, self.exact_ring, self.row_ring, self.sum_ring) if ring
-            ),
+            rings=rings,
             meetings=(*(self.turns if config.pingpong else ()), *self.groups),
             registers=(loading, *[dealt] * config.warpgroups),
         )
@@ -271,15 +212,12 @@ class Sm90Gemm(TmaGemm, FragmentGemm):
         piece_smem = hopper.make_smem_layout_b(b_layout, piece, self.b_dtype, self.stages.ab)
         b_tmas = [_tma_load(b, piece_smem, piece[1:], config.cluster_m) for b in bs]
 
-        groups, layout_of = config.warpgroups, hopper.make_smem_layout_epi
-        come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         parts = self._parts(
             dealt(self._epilogues, loads, stores),
-            Boxes(come, (BLOCK_M, config.box_n), self.stages.exact * groups, layout_of),
-            Boxes(go, (WARP_M, config.box_n), self.stages.store * groups * WARPS, layout_of),
-            partial(batches.plane, m=m, count=batches.products(a, offsets)),
+            hopper.make_smem_layout_epi,
+            m,
+            batches.products(a, offsets),
         )
-
         given = Sm90Arguments(
             a=a_tma,
             bs=b_tmas,
@@ -304,7 +242,7 @@ class Sm90Gemm(TmaGemm, FragmentGemm):
         cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         cta_m, cta_n, _ = cta_layout.get_flat_coord(Int32(0) if self.in_cluster else rank)
-        schedule = self._schedule(given)
+        start = self._start(given)
         self._prefetch(given, warp)
 
         smem = SmemAllocator()
@@ -336,7 +274,7 @@ class Sm90Gemm(TmaGemm, FragmentGemm):
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
         pipeline.pipeline_init_wait(cluster_shape_mn=in_step)
-        items = self._items(given, schedule, rank, self.scaling is not None)
+        items = self._items(given, start, rank, self.scaling is not None)
         states = self._segment_states(given.n, given.parts, buffers, exacts)
         shared = Sm90Shared(
             items=items,
@@ -417,49 +355,10 @@ class Sm90Gemm(TmaGemm, FragmentGemm):
         return FurtherBoxes(a, count, self.box_bytes)
 
     @cute.jit
-    def _load_exact(self, shared: Sm90Shared):
-        """The exact warp: loads the exact operands of one box of subtiles after another."""
-        items, of_segments = shared.items, shared.of_segments()
-        exact_state, item = producer_state(self.stages.exact), items.epilogue
-        while items.is_valid(item):
-            for ring in cutlass.range_constexpr(self.rings):
-                if items.is_valid(item + ring * items.step):
-                    place = items.place(item + ring * items.step)
-                    for i in cutlass.range_constexpr(len(self.segments)):
-                        if self.segments[i].has(place):
-                            self.by_segment[i]._load_planes(
-                                of_segments[i], self.segments[i].within(place), exact_state, ring
-                            )
-            exact_state.advance(self.boxes * len(self.by_segment[0].rounds))
-            item += self.rings * items.step
-
-    @cute.jit
-    def _load_planes(
-        self,
-        shared: Sm90Shared,
-        place: Place,
-        exact_state: pipeline.PipelineState,
-        ring: int,
-    ):
-        """Loads the exact operands of each box of a tile. If passes and visits both read some, the boxes of
-        a block of columns come once for each."""
-        config, rounds, state = self.config, self.rounds, exact_state.clone()
-        together = self.boxes if len(rounds) == 1 else self.block_subtiles // config.box_subtiles
-        for turn in cutlass.range_constexpr(self.boxes * len(rounds)):
-            block, within = divmod(turn, together * len(rounds))
-            stage, operands = in_ring(state, ring), rounds[within // together]
-            self._load_boxes(shared, place, operands, block * together + within % together, stage)
-            state.advance()
-
-    def _priority(self, operand: SmemOperand) -> dict[str, Any]:
-        return {"cache_policy": Int64(EVICT_LAST if operand.repeats else EVICT_FIRST)}
-
-    @cute.jit
     def _load_scales(self, shared: Sm90Shared):
         """The scale warp: loads the scales of every k tile into the stage of its A and B. The copies of each
         lane count as an arrival at the stage's barrier."""
         stages, items, ring = cast(ScaleStages, shared.scales), shared.items, shared.ab_pipeline
-        scaling, scales, lane = cast(SumScales, self.scaling), shared.given.scales, shared.lane
         state = producer_state(self.stages.ab)
         item = Int32(items.first)
         while items.is_valid(item):
@@ -468,7 +367,7 @@ class Sm90Gemm(TmaGemm, FragmentGemm):
             for k_tile in cutlass.range(items.k_tiles_of(place), unroll=1):
                 ring.sync_object_empty.wait(state.index, state.phase)
                 k = begin + k_tile
-                bring_tile(stages, state.index, scales, scaling, self.config, origin, k, lane)
+                stages.bring_tile(state.index, shared.given.scales, origin, k, shared.lane)
                 ring.sync_object_full.arrive_cp_async_mbarrier(state.index)
                 state.advance()
             item += items.step
@@ -495,11 +394,11 @@ class Sm90Gemm(TmaGemm, FragmentGemm):
             row.advance(seat.ring)
         while items.is_valid(item):
             place = items.place(item)
-            before = ab, planes
+            before = Progress(ab, row, planes)
             for i in cutlass.range_constexpr(len(self.segments)):
                 if self.segments[i].has(place):
                     ab, planes = self.by_segment[i]._compute(
-                        of_segments[i], seat, self.segments[i].within(place), row, *before
+                        of_segments[i], seat, self.segments[i].within(place), before
                     )
             if cutlass.const_expr(stages.row > 0):
                 row.advance()
@@ -551,17 +450,10 @@ class Sm90Gemm(TmaGemm, FragmentGemm):
         )
 
     @cute.jit
-    def _compute(
-        self,
-        shared: Sm90Shared,
-        seat: Seat,
-        place: Place,
-        row: pipeline.PipelineState,
-        ab: pipeline.PipelineState,
-        planes: Position,
-    ):
-        """Multiplies a tile and runs the epilogue on it, with the staged rowvecs of the stage `row`. Returns
-        the next stage of A and B and the next position of planes."""
+    def _compute(self, shared: Sm90Shared, seat: Seat, place: Place, at: Progress):
+        """Multiplies a tile and runs the epilogue on it. Returns the next stage of A and B and the next
+        position of planes."""
+        ab, row, planes = at
         tile = self._tile(shared, place, seat.thread, seat.share)
         held = self.epilogue.begin(tile, shared.glob)
 
@@ -611,69 +503,6 @@ class Sm90Gemm(TmaGemm, FragmentGemm):
         mainloop.end(operands, acc, held, release)
         return ab
 
-    def _box(self, work: Work, visit: Any) -> tuple[int, int, bool]:
-        """The box of a subtile among those of a warpgroup's part of the tile, the subtile's place in it, and
-        whether it is the last there."""
-        box, part = divmod(work.seat.block * self.visits + visit, self.config.box_subtiles)
-        return box, part, part == self.config.box_subtiles - 1
-
-    def _make_room(self, work: Work, visit: Any) -> None:
-        if self.stages.store == 0:
-            self._pace(work)
-        elif self._box(work, visit)[1] == 0:
-            work.seat.stores.producer_acquire()
-            cute.arch.sync_warp()
-
-    def _pace(self, work: Work) -> None:
-        """Keeps the assembler from computing the addresses of all visits at once, which spills."""
-        if not self.config.rolled:
-            work.seat.barrier.arrive_and_wait()
-
-    def _loaded(
-        self, work: Work, at: Position, visit: Any, of_round: int
-    ) -> tuple[list[cute.Tensor], Callable[[], None]]:
-        """A warp's exact loads of a subtile. It waits at the first subtile of a box, and releases the box
-        after the last."""
-        shared, seat, stage = work.shared, work.seat, in_ring(at.exact, work.seat.ring)
-        _, part, ends = self._box(work, visit)
-        if part == 0:
-            shared.exact_pipeline.consumer_wait(stage)
-        plane = (seat.ring * self.stages.exact + at.exact.index) * self.config.sharing + seat.share
-        loads = [self._part_of_box(s_load, plane, (seat.warp, part)) for s_load in shared.loads]
-        return loads, partial(release_planes, shared.exact_pipeline, stage) if ends else _keep_box
-
-    def _loads_read(self, work: Work, at: Position, visit: Any) -> Position:
-        return super()._loads_read(work, at, visit) if self._box(work, visit)[2] else at
-
-    def _stores(self, work: Work, at: Position, visit: Any) -> list[cute.Tensor]:
-        if self.stages.store == 0:
-            return []
-        place = (0, self._box(work, visit)[1])
-        return [
-            self._part_of_box(s_store, self._output_plane(work, at), place) for s_store in work.shared.stores
-        ]
-
-    def _output_plane(self, work: Work, at: Position) -> Int32:
-        """The index of a warp's plane of outputs."""
-        return (at.store * self.config.warpgroups + work.seat.group) * WARPS + work.seat.warp
-
-    def _part_of_box(self, planes: cute.Tensor, plane: Int32, place: tuple) -> cute.Tensor:
-        """A warp's rows of a subtile in one of the boxes of planes."""
-        width = self.config.subtile_n
-        return cute.local_tile(in_subtiles(planes[(None, None, plane)], width), (WARP_M, width), place)
-
-    def _leave(self, work: Work, at: Position, visit: Any) -> Position:
-        box, _, ends = self._box(work, visit)
-        if not ends:
-            return at
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.sync_warp()
-        row, column = self._exact_coord(work.shared, work.place, box, work.seat.share)
-        coord = (row * WARPS + work.seat.warp, column)
-        self._store(work, self._output_plane(work, at), (WARP_M, self.config.box_n), coord)
-        work.seat.stores.producer_commit()
-        return at._replace(store=(at.store + 1) % self.stages.store)
-
     def _piece(self, s_b: cute.Tensor, index: int) -> cute.Tensor:
         """The columns of one piece, which an MMA multiplies at once, in all stages of B."""
         columns = self.config.mma_n // self.column_pieces
@@ -685,11 +514,14 @@ class Sm90Gemm(TmaGemm, FragmentGemm):
         m0 = (place.row * config.cluster_m + shared.cta_m) * config.tile_m
         return m0, (place.column * config.cluster_n + shared.cta_n) * config.tile_n
 
-    def _exact_coord(self, shared: Sm90Shared, place: Place, index: int, part: Any) -> tuple[Int32, Int32]:
-        """The place of a box of a warpgroup's part of a tile, counted in (64, box_n) boxes of its product."""
-        (m0, n0), (block, step) = self._origin(shared, place), divmod(index, self.boxes // self.blocks)
-        row = m0 // BLOCK_M + block * self.config.sharing + part
-        return row, n0 // self.config.box_n + step
+
+class Progress(NamedTuple):
+    """The stages of a warp that multiplies: the next ones of A and B and of staged rowvecs, and the next
+    position of planes."""
+
+    ab: pipeline.PipelineState
+    row: pipeline.PipelineState
+    planes: Position
 
 
 @dataclass(frozen=True)
@@ -706,36 +538,6 @@ class Sm90Shared(TmaShared):
 
     cta_m: Int32
     cta_n: Int32
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seat(RegisterSeat):
-    """The position of a thread among the warpgroups that multiply, and what it multiplies.
-
-    `thread` and `warp` are indices within the warpgroup, `thread_of_all` is the thread's index among those of
-    all warpgroups, and `group` is the warpgroup's index. `share` is the part of each tile that the warpgroup
-    computes, `ring` the ring of exact loads that it reads, `barrier` the named barrier of its threads, and
-    `turn` its turn to multiply. `stores` are the TMA stores of the warp.
-    """
-
-    operands: WarpgroupOperands
-    group: Int32
-    thread: Int32
-    thread_of_all: Int32
-    warp: Int32
-    share: Any
-    ring: Any
-    barrier: pipeline.NamedBarrier
-    turn: Turn
-    stores: pipeline.PipelineTmaStore
-
-    def first_block(self) -> Seat:
-        """The seat of a thread that multiplies only the first block of 64 rows."""
-        return replace(self, operands=self.operands.first_block(), acc=block_of(self.acc, 0))
-
-
-def _keep_box() -> None:
-    """Keeps a box of planes that the next subtile reads, too."""
 
 
 def _check_shares(operand: str, extent: int, ctas: int) -> None:

@@ -15,6 +15,7 @@ from cute_backend.templates.cp_async import SWIZZLED_BYTES, VECTOR_BYTES, Box, W
 from cute_backend.templates.crew import SMEM_ALIGN, WARP
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.rings import swizzled
+from cute_backend.templates.tile import Corner
 
 L2_LINE = 128
 """Bytes of a line of L2."""
@@ -193,13 +194,3 @@ class Planes:
         if self.operand.order is Order.ROW:
             return first, stride_m, Within(rows, columns)
         return first, stride_n, Within(columns, rows)
-
-
-@dataclass(frozen=True)
-class Corner:
-    """The first row and column of a box in a plane, and those at which the plane's accessible part ends."""
-
-    row: Int32
-    column: Int32
-    end_row: Int32
-    end_column: Int32

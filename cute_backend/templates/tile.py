@@ -7,6 +7,7 @@ r counts the thread's rows of a tile, and c its columns. Element e of a subtile'
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -17,6 +18,16 @@ from cutlass.cute.nvgpu import warp
 from cute_backend.philox import SHARED_BITS
 from cute_backend.planning import TileConfig
 from cute_backend.spec import BColumns
+
+
+@dataclass(frozen=True)
+class Corner:
+    """The first row and column of a box in a plane, and those at which the plane's accessible part ends."""
+
+    row: Int32
+    column: Int32
+    end_row: Int32
+    end_column: Int32
 
 
 class Tile(ABC):
@@ -36,8 +47,8 @@ class Tile(ABC):
     """The differences between the numbers of lanes that exchange partials, to combine those of a whole warp:
     powers of two."""
 
-    def __init__(self, config: TileConfig, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32):
-        self.m0, self.n0, self.m, self.n = m0, n0, m, n
+    def __init__(self, config: TileConfig, corner: Corner, thread: Int32):
+        self.m0, self.n0, self.m, self.n = corner.row, corner.column, corner.end_row, corner.end_column
         self.tile_n = config.tile_n
         self.thread = thread
         self.lane = thread % 32
@@ -321,15 +332,13 @@ class FragmentTile(Tile):
     `share` is the index of this warpgroup among those that share the tile. Their blocks alternate.
     """
 
-    def __init__(
-        self, config: TileConfig, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32, share: int | Int32
-    ):
-        super().__init__(config, m0, n0, m, n, thread)
+    def __init__(self, config: TileConfig, corner: Corner, thread: Int32, share: int | Int32):
+        super().__init__(config, corner, thread)
         self.rows = config.tile_m // (32 * config.sharing)
         self.columns = config.tile_n // 4
         self._block_step = config.block_m * config.sharing
         self._warp = share * 4 + thread // 32
-        self._row0 = m0 + share * config.block_m + thread // 32 * 16 + self.lane // 4
+        self._row0 = self.m0 + share * config.block_m + thread // 32 * 16 + self.lane // 4
         self._column0 = self.lane % 4 * 2
 
     row_lanes = (1, 2)
@@ -498,7 +507,7 @@ def _matrix_copy(op: Any, dtype: type[cutlass.Numeric]) -> cute.TiledCopy:
 class Sm100Tile(Tile):
     """A thread's elements as tcgen05.ld.32x32b reads tensor memory: one row, all its columns (PTX ISA).
 
-    The tile begins at (m0, n0) and has `columns` columns: a warpgroup's, or those of the whole tile for the
+    The tile has `columns` columns: a warpgroup's, or those of the whole tile for the
     warp that stages vectors. `thread` is the thread's number in its warpgroup.
     """
 
@@ -507,10 +516,8 @@ class Sm100Tile(Tile):
     warp_rows = 32
     strips = 1
 
-    def __init__(
-        self, config: TileConfig, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32, columns: int
-    ):
-        super().__init__(config, m0, n0, m, n, thread)
+    def __init__(self, config: TileConfig, corner: Corner, thread: Int32, columns: int):
+        super().__init__(config, corner, thread)
         self.tile_n = self.columns = columns
 
     def row_target(self, r: int) -> tuple[Int32, Int32, Boolean]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -19,10 +19,10 @@ from cutlass.memory import SmemAllocator
 
 from cute_backend.spec import Order
 from cute_backend.templates import batch as batches
-from cute_backend.templates.crew import WARP, Ring, Role
+from cute_backend.templates.crew import WARP, Arrivals, Ring, Role, one
 from cute_backend.templates.drain import Work
 from cute_backend.templates.entry import named
-from cute_backend.templates.epilogue import SmemOperand, by_name, heads_apart, one_stage
+from cute_backend.templates.epilogue import SmemOperand, by_name
 from cute_backend.templates.gemm import Gemm
 from cute_backend.templates.loading import Source, Tiles
 from cute_backend.templates.rings import (
@@ -96,8 +96,15 @@ class TmaGemm(Gemm):
     """A kernel whose load warp brings A and B by TMA, and whose cluster may share them or split K."""
 
     load: Role
+    exact: Role
+    staging: Role
+    exact_ring: Ring | None
+    row_ring: Ring | None
     sum_ring: Ring | None
     exact_box: tuple[int, int]
+    store_box: tuple[int, int]
+    stores_a_group: int
+    """Boxes of an output, each of `store_box`, that a warpgroup stores at a time."""
     exact_parts: int
     exact_elements: int
     """Elements of an exact load in one stage of its ring, in `exact_parts` boxes of `exact_box`, one for each
@@ -112,30 +119,47 @@ class TmaGemm(Gemm):
         """Whether the CTAs of a cluster split K."""
         return self.config.split_k > 1 and not self.config.sums_in_memory
 
+    def _epilogue_rings(self, visitors: Role, warps: int, rings: int = 1) -> list[Ring]:
+        """The rings between the epilogue and the warps that load for it, of which `warps` empty a stage.
+        Exact loads have a ring for each tile that is in work at a time, one after another."""
+        config, stages = self.config, self.stages
+        emptied = Arrivals(visitors, warps, 1)
+        self.exact_ring = self.row_ring = self.sum_ring = None
+        if stages.row:
+            filled = Arrivals(self.staging, 1, WARP)
+            self.row_ring = Ring("row", stages.row, filled, Arrivals(visitors, warps, WARP))
+        if stages.exact:
+            self.exact_ring = Ring("exact", rings * stages.exact, one(self.exact), emptied)
+        if self.in_cluster:
+            self.sum_ring = Ring("sums", 1, replace(emptied, ctas=config.split_k - 1), emptied)
+        return [ring for ring in (self.row_ring, self.exact_ring, self.sum_ring) if ring]
+
     def _parts(
-        self,
-        dealt: Sequence[Operands],
-        come: Boxes,
-        go: Boxes,
-        plane: Callable[[cute.Tensor], cute.Tensor],
+        self, dealt: Sequence[Operands], layout_of: Callable[..., cute.ComposedLayout], m: Int32, count: Any
     ) -> list[Part]:
-        """The arguments for each segment, whose planes `come` and `go` in boxes."""
-        found = []
-        for each in dealt:
-            epilogue, loads, stores = each.epilogue, each.load_of, each.store_of
-            loaded = [come.layout(operand, loads[operand.name]) for operand in epilogue.shared_loads]
-            stored = [go.layout(operand, stores[operand.name]) for operand in epilogue.shared_stores]
-            found.append(
-                Part(
-                    each.loads,
-                    each.stores,
-                    self._maps(come, epilogue.shared_loads, loads, loaded, plane),
-                    self._maps(go, epilogue.shared_stores, stores, stored, plane, written=True),
-                    loaded,
-                    stored,
-                )
+        """The arguments for each segment, whose planes have `m` rows for each of `count` products.
+        `layout_of` lays boxes out."""
+        groups = self.config.warpgroups
+        come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        loaded = Boxes(come, self.exact_box, self.stages.exact * groups, layout_of)
+        stored = Boxes(go, self.store_box, self.stages.store * groups * self.stores_a_group, layout_of)
+        plane, ragged = (
+            partial(batches.plane, m=m, count=count),
+            partial(batches.ragged, rows=self.store_box[0]),
+        )
+        return [
+            Part(
+                each.loads,
+                each.stores,
+                *loaded.maps(each.epilogue.shared_loads, each.load_of, lambda operand: plane),
+                *stored.maps(
+                    each.epilogue.shared_stores,
+                    each.store_of,
+                    lambda operand: ragged if self._is_ragged(operand) else plane,
+                ),
             )
-        return found
+            for each in dealt
+        ]
 
     def _segment_states(
         self, n: Any, parts: Sequence[Part], buffers: Sequence[Buffers], exacts: Sequence[Any]
@@ -157,28 +181,6 @@ class TmaGemm(Gemm):
             )
         ]
 
-    def _maps(
-        self,
-        boxes: Boxes,
-        operands: Sequence[SmemOperand],
-        tensors: Mapping[str, cute.Tensor],
-        layouts: Sequence[cute.ComposedLayout],
-        plane: Callable[[cute.Tensor], cute.Tensor],
-        written: bool = False,
-    ) -> list[cpasync.TmaInfo]:
-        """For each operand, the TMA atom and tensor that copy boxes of its `plane` to or from one stage of
-        shared memory. In a grouped product, outputs, which are `written`, are `ragged` by the rows of a box
-        if they have rows."""
-        ragged = partial(batches.ragged, rows=boxes.shape[0])
-        views = [
-            heads_apart if operand.by_heads else ragged if written and self._is_ragged(operand) else plane
-            for operand in operands
-        ]
-        return [
-            cpasync.make_tiled_tma_atom(boxes.op, view(tensors[operand.name]), one_stage(layout), boxes.shape)
-            for view, operand, layout in zip(views, operands, layouts, strict=True)
-        ]
-
     def _is_ragged(self, operand: SmemOperand) -> bool:
         """Whether TMA cuts boxes of an output off at the end of a group. It can't along the contiguous
         axis."""
@@ -186,10 +188,10 @@ class TmaGemm(Gemm):
 
     def _schedule(self, given: Arguments) -> Any:
         """The schedule of all products."""
-        tensor = given.a.tma_tensor
-        return batches.schedule(
-            self.config, given.m, given.n, tensor, given.offsets, self.scale_rows, self.group_step
-        )
+        groups = None
+        if given.offsets is not None:
+            groups = batches.Groups(given.offsets, self.group_step, self.scale_rows)
+        return batches.schedule(self.config, given.m, given.n, given.a.tma_tensor, groups)
 
     def _launch(self, given: Arguments, max_active_clusters: Int32, stream: cuda.CUstream) -> None:
         """Launches the kernel. A cluster that splits K has one tile, along the axis of the grid that has room
@@ -238,15 +240,18 @@ class TmaGemm(Gemm):
                 sums.init(cast(Ring, self.sum_ring))
         return sums
 
+    def _start(self, given: Arguments) -> tuple[tuple, tuple, Any]:
+        """The place of the CTA in the grid, the grid's size, and the schedule."""
+        return cute.arch.block_idx(), cute.arch.grid_dim(), self._schedule(given)
+
     @cute.jit
-    def _items(self, given: Arguments, schedule: Any, rank: Int32, scaled: cutlass.Constexpr[bool]):
-        """The work items of a CTA. If k tiles are `scaled` by copied scales, those beyond the last have
-        none. Kernels that leave the offsets of groups must have ended."""
+    def _items(self, given: Arguments, start: tuple, rank: Int32, scaled: cutlass.Constexpr[bool]):
+        """The work items of a CTA, from its `_start`. If k tiles are `scaled` by copied scales, those beyond
+        the last have none. Kernels that leave the offsets of groups must have ended."""
+        (block, _, first), (_, _, step), schedule = start
         config = self.config
         if cutlass.const_expr(self.is_grouped):
             schedule = cast(GroupSchedule, schedule).counted()
-        block, _, first = cute.arch.block_idx()
-        _, _, step = cute.arch.grid_dim()
         epilogue, first_k = first, 0
         all_k_tiles = cute.ceil_div(given.a.tma_tensor.shape[1], self.tile_k)
         # Without scales all parts of K are equally long: TMA fills k tiles beyond the last with zeros.
@@ -346,11 +351,11 @@ class TmaGemm(Gemm):
         return {}
 
     @cute.jit
-    def _store(self, work: Work, plane: Int32, box: tuple[int, int], coord: tuple[Int32, Int32]):
+    def _store(self, work: Work, plane: Int32, coord: tuple[Int32, Int32]):
         """Starts the TMA stores of one `plane` of every output, at `coord` counted from the first box of one
         product. In a grouped product, only the rows that belong to the group are written. The warp writes a
         plane by columns by element where the group ends within the box."""
-        shared, place = work.shared, work.place
+        shared, place, box = work.shared, work.place, self.store_box
         outputs = zip(self.epilogue.shared_stores, shared.store_tmas, shared.stores, strict=True)
         if cutlass.const_expr(self.is_grouped):
             row = place.first + coord[0] * box[0]
@@ -376,7 +381,7 @@ class TmaGemm(Gemm):
             for operand, tma, planes in outputs:
                 if cutlass.const_expr(operand.by_heads):
                     target = getattr(shared.glob, operand.name)
-                    self._store_heads(tma, planes[(None, None, plane)], target, box, coord)
+                    self._store_heads(tma, planes[(None, None, plane)], target, coord)
                 else:
                     t_s, t_g = partition_box(tma, planes, box, coord, place)
                     cute.copy(tma.atom, t_s[(None, plane)], t_g)
@@ -387,13 +392,12 @@ class TmaGemm(Gemm):
         tma: cpasync.TmaInfo,
         plane: cute.Tensor,
         target: cute.Tensor,
-        box: tuple[int, int],
         coord: tuple[Int32, Int32],
     ):
         """Starts the TMA store of a box to an output that is viewed `by_heads`. TMA cuts the box off where
         the rows of its first batch end, and the warp writes the rows of later batches by element: a box that
         TMA stores can't begin before row 0 (CUDA Programming Guide, "Multi-dimensional arrays")."""
-        (rows, _), (columns, heads) = target.shape
+        (rows, _), (columns, heads), box = *target.shape, self.store_box
         width = cute.size(columns)
         row, column = coord[0] * box[0], coord[1] * box[1]
         end = cutlass.min(row + box[0], cute.size(target, mode=[0]))

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Boolean, Int16
-from cutlass.cute.nvgpu import tcgen05
+from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.cutlass_dsl import if_generate
 
 from cute_backend.planning.mma_scales import tmem_columns
@@ -138,7 +138,12 @@ def _more_rows(call: Call) -> Any:
         m, n = plane.shape
         return cute.make_tensor(plane.iterator, cute.make_layout((m + 128, n), stride=plane.stride))
 
-    return call(tensors={name: taller(plane) for name, plane in call.tensors.items()})
+    return call(planes={name: taller(plane) for name, plane in call.planes.items()})
+
+
+def _stores(call: Call) -> bool:
+    """Whether boxes are those of planes that are stored."""
+    return isinstance(call.self.op, cpasync.CopyBulkTensorTileS2GOp)
 
 
 def _rows_after_the_group(call: Call) -> None:
@@ -428,7 +433,7 @@ MUTANTS = [
     Mutant(
         "scales of the block of K before",
         BLACKWELL_BLOCKS,
-        instead("block_scales.bring_tile", lambda call: call(k=cutlass.max(call.k - 1, 0))),
+        instead("block_scales.ScaleStages.bring_tile", lambda call: call(k=cutlass.max(call.k - 1, 0))),
         WrongNumbers,
     ),
     Mutant(
@@ -503,7 +508,7 @@ MUTANTS = [
         "scales of a pair's first CTA for both",
         BLACKWELL_LINES,
         instead(
-            "block_scales.bring_tile",
+            "block_scales.ScaleStages.bring_tile",
             lambda call: call(origin=(call.origin[0] // 256 * 256, call.origin[1])),  # rows of a pair
         ),
         WrongNumbers,
@@ -908,8 +913,14 @@ MUTANTS = [
         "one output buffer for both warpgroups",
         HALVES,
         (
-            *instead("tma_gemm.TmaGemm._plane", lambda call: call(part=0), inside="sm100.Sm100Gemm._stores"),
-            *instead("tma_gemm.TmaGemm._plane", lambda call: call(part=0), inside="sm100.Sm100Gemm._leave"),
+            *instead(
+                "tma_gemm.TmaGemm._plane",
+                lambda call: call(part=0),
+                inside="group_planes.GroupPlanes._stores",
+            ),
+            *instead(
+                "tma_gemm.TmaGemm._plane", lambda call: call(part=0), inside="group_planes.GroupPlanes._leave"
+            ),
         ),
         RaceError,
         "overwrites shared",
@@ -1046,7 +1057,7 @@ MUTANTS = [
     Mutant(
         "output map with rows that are not there",
         ONE,
-        instead("tma_gemm.TmaGemm._maps", _more_rows, when=lambda call: call.written),
+        instead("segments.Boxes.maps", _more_rows, when=_stores),
         IllegalAccess,
         "past the end of argument 5",
     ),

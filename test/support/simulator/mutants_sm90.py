@@ -25,7 +25,7 @@ from cute_backend.templates.crew import WARPS
 from cute_backend.templates.epilogue import release_planes
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.rings import in_ring, named_barrier
-from cute_backend.templates.sm90 import Turn
+from cute_backend.templates.warpgroups import Turn
 from support.simulator.effects import RELEASED_UNREAD, first_b, has_not, one_part_less, signs_alone
 from support.simulator.mutants import (
     BLOCK_SCALED,
@@ -145,6 +145,13 @@ def _release_after_first(call: Call) -> Any:
     return loads, partial(release_planes, call.work.shared.exact_pipeline, stage)
 
 
+def _whole_blocks(call: Call) -> Any:
+    """Counts the scales of lines from the first block that they lie in, by blocks."""
+    lines = call.lines
+    first = lines.first // lines.lines * lines.lines
+    return call(lines=replace(lines, first=first, width=lines.lines))
+
+
 def _in_order(call: Call) -> Any:
     """The columns of a box as they lie in it, instead of in the order of subtiles."""
     rows, columns = call.box.shape
@@ -168,7 +175,7 @@ def _wait_for_less(wait: int) -> tuple[Wrong, ...]:
 
 def _stored_in(other: Callable[[Int32], Int32]) -> tuple[Wrong, ...]:
     """Outputs are written to other planes in shared memory than those of a warp, and stored from there."""
-    return instead("sm90.Sm90Gemm._output_plane", lambda call: other(call()))
+    return instead("warp_planes.WarpPlanes._output_plane", lambda call: other(call()))
 
 
 MUTANTS = [
@@ -578,7 +585,9 @@ MUTANTS = [
     Mutant(
         "one named barrier for both turns",
         PING_PONG,
-        instead("sm90.Turn.of", lambda call: Turn(named_barrier(call.first), named_barrier(call.first))),
+        instead(
+            "warpgroups.Turn.of", lambda call: Turn(named_barrier(call.first), named_barrier(call.first))
+        ),
         RaceError,
         SHARED,
     ),
@@ -756,13 +765,13 @@ MUTANTS = [
     Mutant(
         "scales of the next block of K",
         BLOCK_SCALED,
-        instead("block_scales.bring_tile", lambda call: call(k=(call.k + 1) % 10)),  # of ten
+        instead("block_scales.ScaleStages.bring_tile", lambda call: call(k=(call.k + 1) % 10)),  # of ten
         WrongNumbers,
     ),
     Mutant(
         "scales of the first part of K in all",
         SCALED_PARTS,
-        instead("block_scales.bring_tile", lambda call: call(k=call.k % 2)),  # a part has two
+        instead("block_scales.ScaleStages.bring_tile", lambda call: call(k=call.k % 2)),  # a part has two
         WrongNumbers,
     ),
     Mutant(
@@ -774,7 +783,10 @@ MUTANTS = [
     Mutant(
         "scales of the first columns for all",
         BLOCK_SCALED,
-        instead("block_scales.bring_tile", lambda call: call(origin=(call.origin[0], 0 * call.origin[1]))),
+        instead(
+            "block_scales.ScaleStages.bring_tile",
+            lambda call: call(origin=(call.origin[0], 0 * call.origin[1])),
+        ),
         WrongNumbers,
     ),
     Mutant(
@@ -782,7 +794,7 @@ MUTANTS = [
         HALF_BLOCKS,
         instead(
             "block_scales.bring",
-            lambda call: call(first=call.first // call.lines * call.lines, width=call.lines),
+            _whole_blocks,
         ),
         WrongNumbers,
     ),
@@ -844,7 +856,7 @@ MUTANTS = [
     Mutant(
         "boxes of two subtiles handed back before the second is read",
         ROTATING_TABLE,
-        instead("sm90.Sm90Gemm._loaded", _release_after_first),
+        instead("warp_planes.WarpPlanes._loaded", _release_after_first),
         RaceError,
         STILL_READ.format(SHARED),
     ),
@@ -868,7 +880,7 @@ MUTANTS = [
     Mutant(
         "turns not taken",
         PING_PONG,
-        (*without("sm90.Turn.wait"), *without("sm90.Turn.pass_on")),
+        (*without("warpgroups.Turn.wait"), *without("warpgroups.Turn.pass_on")),
         RaceError,
         r"wgmma\.mma_async.*" + UNFINISHED.format(SHARED),
     ),
