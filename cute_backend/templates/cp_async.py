@@ -66,6 +66,14 @@ class Within:
 
 
 @dataclass(frozen=True)
+class Share:
+    """The share of a box that belongs to one of `threads` threads."""
+
+    thread: Int32
+    threads: int
+
+
+@dataclass(frozen=True)
 class Box:
     """The layout of a box of a tensor in shared memory: `lines` of `line_bytes`, of elements of `width`
     bytes.
@@ -104,24 +112,23 @@ class Box:
         line_stride: Int64,
         within: Within | None,
         target: cute.Pointer,
-        thread: Int32,
-        threads: int,
+        share: Share,
     ) -> None:
-        """Begins to copy the share of a box that belongs to one of `threads` threads. With `within` None all
-        of the box lies within the tensor, and a vector takes fewer instructions.
+        """Begins to copy a thread's share of a box. With `within` None all of the box lies within the tensor,
+        and a vector takes fewer instructions.
 
         `source` points to the thread's first vector (`first`), and `target` to the box's place in shared
-        memory. Two lines of the tensor are `line_stride` elements apart. `threads` is a multiple of the
-        vectors of a line, and `lines` a multiple of the lines that all threads copy in one turn.
+        memory. Two lines of the tensor are `line_stride` elements apart. The number of threads is a multiple
+        of the vectors of a line, and `lines` a multiple of the lines that all threads copy in one turn.
         """
-        line, place = self._first(thread)
+        line, place = self._first(share.thread)
         inside = Int32(VECTOR_BYTES)
         if within is not None:
             left = within.elements * self.width - place * VECTOR_BYTES
             inside = Int32(cutlass.min(cutlass.max(left, 0), VECTOR_BYTES))
-        step = Int64(line_stride) * self._step(threads)
-        for turn in range(self._turns(threads)):
-            away = turn * self._step(threads)
+        step = Int64(line_stride) * self._step(share.threads)
+        for turn in range(self._turns(share.threads)):
+            away = turn * self._step(share.threads)
             if within is None:
                 copy_vector(source, target + self._offset_after(line, place, away), inside)
             else:
@@ -136,16 +143,15 @@ class Box:
         target: cute.Pointer,
         line_stride: Int64,
         within: Within,
-        thread: Int32,
-        threads: cutlass.Constexpr[int],
+        share: Share,
     ):
         """Writes a box to the tensor, but nothing beyond the tensor's edge, even if a line ends within a
         vector. Arguments are those of `bring`, with `source` and `target` exchanged."""
         word, count = _WORDS[self.width], VECTOR_BYTES // self.width
         words = cute.recast_ptr(target, dtype=word)
-        line, place = self._first(thread)
-        for turn in cutlass.range_constexpr(self._turns(threads)):
-            this = line + turn * self._step(threads)
+        line, place = self._first(share.thread)
+        for turn in cutlass.range_constexpr(self._turns(share.threads)):
+            this = line + turn * self._step(share.threads)
             vector = cute.make_rmem_tensor(count, word)
             offset = cute.assume(self._offset(this, place), divby=VECTOR_BYTES)
             aligned = cute.recast_ptr(source + offset, dtype=word)

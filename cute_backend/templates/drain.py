@@ -192,7 +192,8 @@ class Drain(ABC):
         seat, visit, glob = work.seat, first + within, work.shared.glob
         self._make_room(work, visit)
         begun = seat.begin(visit, 0, self.values)
-        loads, release = [], None
+        loads: list[cute.Tensor] = []
+        release: Callable[[], None] = _release_nothing
         if cutlass.const_expr(self.visits_wait):
             loads, release = self._loaded(work, at, visit, len(self.rounds) - 1)
         sub, *accumulators = seat.finish(work.tile, begun)
@@ -252,3 +253,7 @@ class Drain(ABC):
     @abstractmethod
     def _leave(self, work: Work, at: Position, visit: Any) -> Position:
         """Takes a subtile's outputs from shared memory. Returns the position after them."""
+
+
+def _release_nothing() -> None:
+    """Called in place of a release where no planes are waited for."""

@@ -78,5 +78,6 @@ class Tiles:
 
     def bring(self, k: Int32, stage: Int32, barrier: cute.Pointer) -> None:
         """Begins to load a k tile to a stage."""
-        target = self.stages[(None, *[0] * (cute.rank(self.stages) - 2), stage)]
+        place = (None, *[0] * (cute.rank(self.stages) - 2), stage)
+        target = self.stages[place]
         cute.copy(self.source.tma.atom, self.box(k), target, tma_bar_ptr=barrier, **self.source.options)

@@ -64,9 +64,7 @@ from cute_backend.spec import SCALE_TILE, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.drain import Position, Work
-from cute_backend.templates.epilogue import (
-    Epilogue,
-)
+from cute_backend.templates.epilogue import Epilogue
 from cute_backend.templates.group_planes import CTA_M, GroupPlanes
 from cute_backend.templates.loading import Source, Tiles
 from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Operands, Sm100Plain, check_face

@@ -55,18 +55,11 @@ from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import ScaleStages
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.drain import Position, Work
-from cute_backend.templates.epilogue import (
-    Epilogue,
-)
+from cute_backend.templates.epilogue import Epilogue
 from cute_backend.templates.few_rows import A_BOXES, FurtherBoxes, clear
 from cute_backend.templates.fragments import FragmentGemm
 from cute_backend.templates.loading import Source, Tiles, all_boxes
-from cute_backend.templates.mainloop import (
-    Sm90Mainloop,
-    Sm90Plain,
-    WarpgroupOperands,
-    check_face,
-)
+from cute_backend.templates.mainloop import Sm90Mainloop, Sm90Plain, WarpgroupOperands, check_face
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.rings import (
     agents,

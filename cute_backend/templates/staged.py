@@ -11,7 +11,7 @@ from cutlass import Boolean, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
 from cute_backend.spec import Order
-from cute_backend.templates.cp_async import SWIZZLED_BYTES, VECTOR_BYTES, Box, Within, fetch_line
+from cute_backend.templates.cp_async import SWIZZLED_BYTES, VECTOR_BYTES, Box, Share, Within, fetch_line
 from cute_backend.templates.crew import SMEM_ALIGN, WARP
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.rings import swizzled
@@ -101,21 +101,19 @@ class Stage:
         """The place of the same thread's first vector in the next stage along K."""
         return place + (self.columns if self.k_major else self.columns * self._step(operand))
 
-    def bring(
-        self, operand: cute.Tensor, target: cute.Pointer, lines: Lines, thread: Int32, threads: int
-    ) -> None:
-        """Begins to copy `lines` of an operand to the stage that begins at `target`, a pointer to bytes.
-        `threads` threads share the copy; this is the share of one."""
+    def bring(self, operand: cute.Tensor, target: cute.Pointer, lines: Lines, share: Share) -> None:
+        """Begins to copy a thread's share of `lines` of an operand to the stage that begins at `target`, a
+        pointer to bytes."""
         place = cute.assume(lines.place, divby=VECTOR_BYTES // self.width)
         source, step = operand.iterator + place, self._step(operand)
         columns = operand.shape[1] - lines.column
         if self.k_major:
             within = None if lines.rows is None else Within(lines.rows, columns)
-            self.box.bring(source, step, within, target, thread, threads)
+            self.box.bring(source, step, within, target, share)
             return
         for first in range(0, self.rows, self.line):
             within = None if lines.rows is None else Within(columns, lines.rows - first)
-            self.box.bring(source + first, step, within, target, thread, threads)
+            self.box.bring(source + first, step, within, target, share)
             target += self.box.bytes
 
     def _step(self, operand: cute.Tensor) -> Int64:
@@ -158,7 +156,7 @@ class Planes:
         """Begins to copy a lane's share of the box at a corner of a plane to shared memory."""
         first, step, within = self._lines(plane, corner)
         mine = first + cute.assume(self.box.first(step, lane), divby=VECTOR_BYTES // self.box.width)
-        self.box.bring(mine, step, within, self._at(boxes, index), lane, WARP)
+        self.box.bring(mine, step, within, self._at(boxes, index), Share(lane, WARP))
 
     @cute.jit
     def fetch(self, plane: cute.Tensor, corner: Corner, columns: cutlass.Constexpr[int], lane: Int32):
@@ -177,7 +175,7 @@ class Planes:
     ) -> None:
         """Writes a lane's share of a box to a corner of a plane, but nothing beyond the plane's edge."""
         first, step, within = self._lines(plane, corner)
-        self.box.write(self._at(boxes, index), first, step, within, lane, WARP)
+        self.box.write(self._at(boxes, index), first, step, within, Share(lane, WARP))
 
     def _at(self, boxes: cute.Tensor, index: Int32) -> cute.Pointer:
         """The address of the first byte of a box."""

@@ -111,6 +111,7 @@ class TmaGemm(Gemm):
     warpgroup that shares the tile."""
     tile_k: int
     group_step: int
+    kernel: Any
     scale_rows = 0
     """Rows of a tile of scales, if groups of rows have scales in tiles."""
 
@@ -397,7 +398,8 @@ class TmaGemm(Gemm):
         """Starts the TMA store of a box to an output that is viewed `by_heads`. TMA cuts the box off where
         the rows of its first batch end, and the warp writes the rows of later batches by element: a box that
         TMA stores can't begin before row 0 (CUDA Programming Guide, "Multi-dimensional arrays")."""
-        (rows, _), (columns, heads), box = *target.shape, self.store_box
+        (rows, _), (columns, heads) = target.shape
+        box = self.store_box
         width = cute.size(columns)
         row, column = coord[0] * box[0], coord[1] * box[1]
         end = cutlass.min(row + box[0], cute.size(target, mode=[0]))

@@ -16,6 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint8
 
+from cute_backend.templates.cp_async import Share
 from cute_backend.templates.feed import Feed
 from cute_backend.templates.staged import Lines
 from cute_backend.templates.warp_mainloop import Copies
@@ -109,14 +110,14 @@ class WarpCopies(Feed):
         """Begins to copy the next k tile of A, if there is one."""
         stage = self.gemm.a_stage
         target = cute.recast_ptr(shared.s_a.iterator, dtype=Uint8) + ahead.stage * stage.bytes
-        stage.bring(shared.a, target, ahead.of_a, shared.thread, self.gemm.threads)
+        stage.bring(shared.a, target, ahead.of_a, Share(shared.thread, self.gemm.threads))
 
     def _bring_b(self, shared: Sm80Shared, ahead: Ahead) -> None:
         """Begins to copy the next k tile of B, if there is one, as one group with A's."""
         piece = self.gemm.piece
         target = cute.recast_ptr(shared.s_b.iterator, dtype=Uint8) + ahead.stage * self.gemm.b_stage.bytes
         for i, b in enumerate(shared.bs):
-            piece.bring(b, target, ahead.of_b(i), shared.thread, self.gemm.threads)
+            piece.bring(b, target, ahead.of_b(i), Share(shared.thread, self.gemm.threads))
             target += piece.bytes
         cute.arch.cp_async_commit_group()
 

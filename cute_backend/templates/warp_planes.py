@@ -3,6 +3,7 @@ boxes of 16 rows by itself."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -47,6 +48,10 @@ class WarpPlanes(TmaGemm):
         self.exact_box, self.store_box = (BLOCK_M, config.box_n), (WARP_M, config.box_n)
         self.stores_a_group, self.exact_parts = WARPS, config.sharing
         self.exact_elements = BLOCK_M * config.box_n * config.sharing
+
+    @abstractmethod
+    def _origin(self, shared: Any, place: Place) -> tuple[Int32, Int32]:
+        """The first row and column of a CTA's tile, among those of its product."""
 
     @cute.jit
     def _load_exact(self, shared: TmaShared):
