@@ -87,7 +87,8 @@ class Work:
 
 
 class Drain(ABC):
-    """A kernel's loop over the subtiles of a tile. Each of `blocks` of rows has `visits` subtiles."""
+    """A kernel's loop over the subtiles of a tile, of which a thread has `visits` in each of its blocks of
+    rows."""
 
     epilogue: Epilogue
     config: TileConfig

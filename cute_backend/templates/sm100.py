@@ -65,7 +65,6 @@ from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.epilogue import Epilogue
-from cute_backend.templates.group_planes import CTA_M, GroupPlanes
 from cute_backend.templates.loading import Source, Tiles
 from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Operands, Sm100Plain, check_face
 from cute_backend.templates.mma_scaled import ScaleBoxes
@@ -87,9 +86,10 @@ from cute_backend.templates.segments import Segment, allocate_buffers, dealt, ma
 from cute_backend.templates.tensor_memory import WARPGROUP, Copy, TensorMemorySeat, Thread
 from cute_backend.templates.tile import Corner, Sm100Tile
 from cute_backend.templates.tma_gemm import Arguments, TmaShared
+from cute_backend.templates.warpgroup_planes import CTA_M, WarpgroupPlanes
 
 
-class Sm100Gemm(GroupPlanes):
+class Sm100Gemm(WarpgroupPlanes):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
     Several products of one A take either a B each, all of one layout, or one B (K, 2 N), in which the

@@ -103,7 +103,7 @@ class TmaGemm(Gemm):
     sum_ring: Ring | None
     exact_box: tuple[int, int]
     store_box: tuple[int, int]
-    stores_a_group: int
+    stores_a_warpgroup: int
     """Boxes of an output, each of `store_box`, that a warpgroup stores at a time."""
     exact_parts: int
     exact_elements: int
@@ -143,11 +143,9 @@ class TmaGemm(Gemm):
         groups = self.config.warpgroups
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         loaded = Boxes(come, self.exact_box, self.stages.exact * groups, layout_of)
-        stored = Boxes(go, self.store_box, self.stages.store * groups * self.stores_a_group, layout_of)
-        plane, ragged = (
-            partial(batches.plane, m=m, count=count),
-            partial(batches.ragged, rows=self.store_box[0]),
-        )
+        stored = Boxes(go, self.store_box, self.stages.store * groups * self.stores_a_warpgroup, layout_of)
+        plane = partial(batches.plane, m=m, count=count)
+        ragged = partial(batches.ragged, rows=self.store_box[0])
         return [
             Part(
                 each.loads,
@@ -292,11 +290,8 @@ class TmaGemm(Gemm):
         while items.is_valid(item):
             place = items.place(item)
             tiles = [source.at(items.of_a(place) if source.follows else place) for source in sources]
-            beside, begin, k_tiles = (
-                self._beside(shared, place, tiles[0]),
-                items.begin_k(place.batch),
-                items.k_tiles_of(place),
-            )
+            beside = self._beside(shared, place, tiles[0])
+            begin, k_tiles = items.begin_k(place.batch), items.k_tiles_of(place)
             for k_tile in cutlass.range(k_tiles, unroll=1):
                 k = begin + k_tile
                 if cutlass.const_expr(tails is not None):

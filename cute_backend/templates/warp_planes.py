@@ -46,7 +46,7 @@ class WarpPlanes(TmaGemm):
         config = self.config
         self.rings = config.warpgroups // config.sharing
         self.exact_box, self.store_box = (BLOCK_M, config.box_n), (WARP_M, config.box_n)
-        self.stores_a_group, self.exact_parts = WARPS, config.sharing
+        self.stores_a_warpgroup, self.exact_parts = WARPS, config.sharing
         self.exact_elements = BLOCK_M * config.box_n * config.sharing
 
     @abstractmethod

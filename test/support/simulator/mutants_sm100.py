@@ -916,10 +916,12 @@ MUTANTS = [
             *instead(
                 "tma_gemm.TmaGemm._plane",
                 lambda call: call(part=0),
-                inside="group_planes.GroupPlanes._stores",
+                inside="warpgroup_planes.WarpgroupPlanes._stores",
             ),
             *instead(
-                "tma_gemm.TmaGemm._plane", lambda call: call(part=0), inside="group_planes.GroupPlanes._leave"
+                "tma_gemm.TmaGemm._plane",
+                lambda call: call(part=0),
+                inside="warpgroup_planes.WarpgroupPlanes._leave",
             ),
         ),
         RaceError,

@@ -23,7 +23,7 @@ CTA_M = 128
 """Rows of a CTA's tile: one for each lane of tensor memory, and for each thread of an epilogue warpgroup."""
 
 
-class GroupPlanes(TmaGemm):
+class WarpgroupPlanes(TmaGemm):
     """A kernel each of whose threads of the epilogue holds one of 128 rows. The columns of a tile are shared
     out to the warpgroups of the epilogue, with `visits` of the `subtiles` for each."""
 
@@ -35,7 +35,7 @@ class GroupPlanes(TmaGemm):
         self.subtiles = config.tile_n // config.subtile_n
         self.visits = config.group_n // config.subtile_n
         self.exact_box = self.store_box = (CTA_M, config.subtile_n)
-        self.stores_a_group, self.exact_parts = 1, config.warpgroups
+        self.stores_a_warpgroup, self.exact_parts = 1, config.warpgroups
         self.exact_elements = config.stage_elements
 
     def _cta_tile(self, place: Place) -> tuple[Int32, Int32]:
