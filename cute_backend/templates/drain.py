@@ -190,7 +190,7 @@ class Drain(ABC):
     @cute.jit
     def _visit(self, work: Work, first: Any, at: Position, within: Any):
         """Visits a subtile. Returns the position after it."""
-        seat, visit, glob = work.seat, first + within, work.shared.glob
+        seat, visit = work.seat, first + within
         self._make_room(work, visit)
         begun = seat.begin(visit, 0, self.values)
         loads: list[cute.Tensor] = []
@@ -201,8 +201,7 @@ class Drain(ABC):
         seat.release(visit)
         smem = self._smem(work.rows, loads, self._stores(work, at, visit))
         smem.release = release
-        if self._has_rows(work):
-            self.epilogue.visit(sub, *accumulators, glob, work.held, smem)
+        self._visit_rows(work, smem, sub, *accumulators)
         if cutlass.const_expr(self.visits_wait and not self.epilogue.shared_loads):
             release()
         if cutlass.const_expr(self.visits_wait):
@@ -226,9 +225,9 @@ class Drain(ABC):
         if isinstance(self.epilogue, Ending):
             self.epilogue.end(work.tile, work.shared.glob, work.held)
 
-    def _has_rows(self, work: Work) -> Any:
-        """Whether a warp runs the epilogue's `visit`."""
-        return True
+    def _visit_rows(self, work: Work, smem: SimpleNamespace, sub: Any, *accumulators: cute.Tensor) -> None:
+        """Calls the epilogue's `visit` for the thread's rows of a subtile."""
+        self.epilogue.visit(sub, *accumulators, work.shared.glob, work.held, smem)
 
     def _make_room(self, work: Work, visit: Any) -> None:
         """Waits, ahead of a visit, until the planes of its outputs may be written."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import cutlass
@@ -77,10 +78,12 @@ class WarpgroupPlanes(TmaGemm):
         row, column = self._cta_tile(place)
         return row, column * self.subtiles + subtile_of(self.config, part, index)
 
-    def _has_rows(self, work: Work) -> Boolean:
+    @cute.jit
+    def _visit_rows(self, work: Work, smem: SimpleNamespace, sub: Any, *accumulators: cute.Tensor):
         """With planes in shared memory every warp visits, since all wait for the planes and release them."""
         every = self.stages.exact + self.stages.store > 0 or getattr(self.epilogue, "pads_rows", False)
-        return Boolean(every) | (work.tile.warp_row() < work.tile.m)
+        if Boolean(every) | (work.tile.warp_row() < work.tile.m):
+            self.epilogue.visit(sub, *accumulators, work.shared.glob, work.held, smem)
 
     def _loaded(
         self, work: Work, at: Position, visit: Any, of_round: int
