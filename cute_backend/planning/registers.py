@@ -39,9 +39,9 @@ class Registers:
     and for each plane that is read by element, from an address of its own; one for each other result, unless
     it is the first."""
     steps: int
-    """Those of steps of transcendental functions, as one of which passes count. Visits of accumulators in
-    registers wait for nothing, so the compiler interleaves several. An element has one for each function but
-    the first."""
+    """Registers of the steps of transcendental functions, as one of which passes count. Visits of
+    accumulators in registers wait for nothing, so the compiler interleaves several. An element has one for
+    each function but the first."""
     copying: int
     """Addresses of operands."""
 

@@ -39,7 +39,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Turns:
-    """Turns of a loop over the subtiles of a block of rows: `count`, each of `size` subtiles. `body` takes a
+    """Iterations over the subtiles of a block of rows: `count`, each of `size` subtiles. `body` takes a
     position and the first subtile of a turn, and returns the next position."""
 
     count: int

@@ -624,7 +624,7 @@ class Sm100Gemm(WarpgroupPlanes):
 
 
 class Issue(NamedTuple):
-    """What the MMA warp goes on with: the instruction to issue next, and the next stages of A and B and of
+    """The state of the MMA warp: the instruction to issue next, and the next stages of A and B and of
     accumulators."""
 
     mma: cute.TiledMma

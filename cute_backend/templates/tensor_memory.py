@@ -69,7 +69,7 @@ class TensorMemorySeat:
     """The accumulators of a thread of the epilogue: `sums` of a tile are in a stage of `ring`.
 
     `parts` are the sums of the other CTAs of a cluster with split-K, `back` copies kept values, and `stores`
-    are the TMA stores of the warpgroup; the first two are None where a kernel has no use for them.
+    are the TMA stores of the warpgroup; the first two are None if a kernel has no use for them.
     """
 
     config: TileConfig

@@ -1,4 +1,4 @@
-"""What the kernels of wgmma and tcgen05 have alike: clusters of CTAs, and TMA for operands and outputs."""
+"""The common part of kernels of wgmma and of tcgen05: clusters of CTAs, and TMA for operands and outputs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TmaShared(Shared):
 
 @dataclass(frozen=True)
 class NothingBeside:
-    """What TMA loads beside the k tiles of A and B: nothing."""
+    """Nothing that TMA would load beside the k tiles of A and B."""
 
     def bring(self, k: Int32, stage: Int32, barrier: cute.Pointer) -> None:
         """Begins to load what belongs to a k tile to its stage."""
@@ -270,7 +270,7 @@ class TmaGemm(Gemm):
         """A, and each B."""
 
     def _beside(self, shared: Any, place: Place, a: Tiles) -> Any:
-        """What TMA loads beside the k tiles of a work item."""
+        """The operands that TMA loads beside the k tiles of a work item."""
         return NothingBeside()
 
     def _first_apart(self) -> Any:

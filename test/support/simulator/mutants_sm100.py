@@ -159,7 +159,7 @@ def _in_other_stage(call: Call) -> Any:
 
 
 def _subtiles(columns: int, call: Call) -> int:
-    """The number of subtiles that make up so many columns."""
+    """The number of subtiles that have `columns` columns."""
     return columns // int(call.config.subtile_n)
 
 
