@@ -127,7 +127,15 @@ class Subtile(ABC):
     def columns_of(self, held: cute.Tensor) -> cute.Tensor:
         """The thread's columns of this subtile in `held`, which has its columns of the whole tile in
         registers. Visits must be unrolled, since a run-time value can't index registers."""
-        return cute.make_tensor(held.iterator + self._step * self.columns, cute.make_layout(self.columns))
+        first = self._step * self.columns
+        view = cute.make_tensor(held.iterator + first, cute.make_layout(self.columns))
+        if view.element_type is held.element_type:
+            return view
+        # A pointer to uint8 with an offset is one to int8 (DSL 4.8), from which values would be negative.
+        columns = cute.make_rmem_tensor(self.columns, held.element_type)
+        for c in range(self.columns):
+            columns[c] = held[first + c]
+        return columns
 
     def block_of(self, e: int, columns: int) -> int:
         """The index, in the subtile, of the block of `columns` columns that element e lies in. The threads

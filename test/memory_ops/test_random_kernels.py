@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cute_backend import numerics
-from cute_backend.planning import Arch
+from cute_backend.planning import Arch, TileConfig
 from cute_backend.replay import replay
 from cute_backend.simulator import simulate
 from cute_backend.spec import (
@@ -151,3 +151,21 @@ def test_a_cast_number_is_rounded(number: float, arch: Arch) -> None:
     results, _ = simulate.run_region(spec, [a], [a.t()], [], simulate.Machine(arch))
     for dtype, got, expected in zip(CAST_TO, results, replay(spec, [a], [a.t()], []), strict=True):
         assert torch.equal(got, expected) and torch.equal(got.signbit(), expected.signbit()), dtype
+
+
+@pytest.mark.parametrize(
+    "config",
+    [TileConfig(Arch.SM90A, 64, 64), TileConfig(Arch.SM100A, 128, 64, unrolled=True)],
+    ids=lambda config: config.arch.value,
+)
+def test_bytes_that_are_held_in_registers_have_no_sign(config: TileConfig) -> None:
+    acc = Accumulator("acc", DType.BF16, DType.BF16)
+    row = Load("rowvec0", LoadKind.ROWVEC, DType.U8, Stride.ZERO, Stride.ONE)
+    spec = EpilogueSpec((acc,), (row,), (), (Store("out0", row.name, DType.F32),))
+    values = torch.arange(192, 256, dtype=torch.uint8)
+    a, b = torch.zeros(8, 64).bfloat16(), torch.zeros(64, 64).bfloat16().t()
+    (out,), launched = simulate.run_region(
+        spec, [a], [b], [values], simulate.Machine(config.arch, config=config)
+    )
+    assert launched.kernel.plan.placements[row.name].name == "register_hoist"
+    assert torch.equal(out, values.float().expand(8, 64))
