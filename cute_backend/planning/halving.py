@@ -23,10 +23,6 @@ those of one. The MMA takes at least 256 cycles for each stage, so four stages c
 memory latency. Not measured."""
 
 
-LEAST_KEPT_COLUMNS = 128
-"""Columns of the smallest blocks whose values a thread of two warpgroups keeps (`can_halve`)."""
-
-
 def halving(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
     """Returns the configuration for a problem of depth `k`.
 
