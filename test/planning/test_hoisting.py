@@ -24,7 +24,9 @@ from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.registers import hoist_budget
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.spec import DType, EpilogueSpec
 from support.shipped import epilogue_spec, sampling_spec
+from support.small_specs import block_mean, row_maximum, rowvec, spec_of
 
 TILE = TileConfig(Arch.SM100A, 128, 128)
 ROWWISE = epilogue_spec("rowwise", True)
@@ -55,6 +57,32 @@ def test_the_limit_is_where_the_mma_takes_as_long_as_the_epilogue() -> None:
     # 128 elements of a thread, two ops, one bf16 plane, one hoisted vector; 128 x 128 x K / 8192 cycles.
     assert instructions == 128 * (4.5 + 2 + 1) + 128 * 5
     assert mma_cycles(TILE, ROWWISE, 1024) == 2048
+
+
+def with_rowvec(spec: EpilogueSpec) -> EpilogueSpec:
+    return replace(spec, loads=(*spec.loads, rowvec("rowvec0", DType.BF16)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "able"),
+    [
+        (spec_of(dtype=DType.BF16), True),
+        (replace(spec_of(dtype=DType.BF16), stores=(row_maximum(),)), False),
+        (block_mean(64), False),
+    ],
+    ids=["plane", "reduction", "passes"],
+)
+def test_vectors_are_hoisted_beside_planes_alone(spec: EpilogueSpec, able: bool) -> None:
+    assert can_hoist(TILE, with_rowvec(spec)) is able
+
+
+def test_vectors_are_hoisted_beside_128_columns_of_a_thread_at_most() -> None:
+    """Of all products, and of one warpgroup of two."""
+    pair, one = (with_rowvec(spec_of(dtype=DType.BF16, products=n)) for n in (2, 1))
+    assert can_hoist(replace(TILE, products=2, tile_n=64), pair)
+    assert not can_hoist(replace(TILE, products=2), pair)
+    wide = replace(TILE, tile_n=160)
+    assert not can_hoist(wide, one) and can_hoist(replace(wide, tile_n=256, column_groups=2), one)
 
 
 def test_nothing_is_hoisted_without_registers_for_every_rowvec() -> None:

@@ -13,13 +13,14 @@ from cute_backend.planning.registers import (
     MARGIN_OF_TENSOR_MEMORY,
     Registers,
     hoist_budget,
+    holds_values,
     leaves_registers,
     pieces_of_sums,
     sets_of_sums,
     spare_registers,
 )
-from cute_backend.spec import DType, ProductKind, Scaling, Store
-from support.small_specs import block_mean, by_element, exact, row_maximum, rowvec, spec_of
+from cute_backend.spec import DType, Op, ProductKind, Scaling, Store
+from support.small_specs import block_mean, block_softmax, by_element, exact, row_maximum, rowvec, spec_of
 
 HOPPER, BLACKWELL = TileConfig(Arch.SM90A, 128, 128), TileConfig(Arch.SM100A, 128, 128)
 LINES = {"a_scaling": Scaling.LINE, "b_scaling": Scaling.LINE}
@@ -41,6 +42,20 @@ def test_what_a_thread_has_of_a_visit_is_counted() -> None:
     assert Registers.of(alone, HOPPER, Alignment.TMA).fragments == 0
     assert Registers.of(saved, BLACKWELL, Alignment.TMA) == Registers(32, 0, fragments=64, steps=0, copying=0)
     assert Registers.of(bare, TileConfig(Arch.SM80, 128, 64), Alignment.TMA).copying == COPYING
+
+
+def test_steps_of_all_functions_but_the_first_are_counted() -> None:
+    """16 elements in subtiles of 32 columns. Passes count as a function, and tensor memory has waits between
+    visits. A tile that has no registers for them may serve a spec that no other tile serves."""
+    one, softmax = spec_of(dtype=DType.BF16), block_softmax(64)
+    chain = tuple(Op(f"t{i}", "exp", (f"t{i - 1}" if i else "acc",), DType.F32) for i in range(3))
+    for ops, steps in ((chain[:1], 0), (chain[:2], 16), (chain, 32)):
+        spec = replace(one, ops=ops, stores=(replace(one.stores[0], value=ops[-1].name),))
+        assert Registers.of(spec, HOPPER, Alignment.TMA).steps == steps
+        assert Registers.of(spec, BLACKWELL, Alignment.TMA).steps == 0
+    assert Registers.of(softmax, HOPPER, Alignment.TMA).steps == 16
+    full = replace(HOPPER, tile_n=192, pingpong=True)
+    assert not leaves_registers(full, softmax) and holds_values(full, softmax)
 
 
 def test_sums_and_visits_take_registers_one_after_the_other() -> None:
