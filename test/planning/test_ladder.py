@@ -11,7 +11,7 @@ from cute_backend.planning.ladder import MAX_LOWER_RUNGS, first_rung, lower_rung
 from cute_backend.planning.registers import leaves_registers
 from cute_backend.spec import DType
 from support.shipped import epilogue_spec
-from support.small_specs import block_mean, by_element, exact, rowvec, spec_of
+from support.small_specs import block_mean, by_element, exact, rowvec, sampling_spec, spec_of
 
 BARE = spec_of(dtype=DType.BF16)
 PING_PONG = TileConfig(Arch.SM90A, 128, 192, 2, pingpong=True)
@@ -50,6 +50,13 @@ def test_what_the_models_added_goes_first() -> None:
     assert chosen.column_groups == 2 and chosen.unrolled
     simpler = replace(chosen, column_groups=1, unrolled=False)
     assert [each.tile for each in rungs(plan(spec, chosen, Alignment.TMA))][:2] == [chosen, simpler]
+
+
+def test_visits_that_move_no_plane_have_8_columns_at_least() -> None:
+    """TMA's boxes take 16, and eight draws of noise for each element spill in those."""
+    config = TileConfig(Arch.SM100A, 128, 64, subtile_n=16)
+    assert names(sampling_spec(8), config) == ["128x64_1x1_by16", "128x64_1x1_by8"]
+    assert "128x64_1x1_by8" not in names(spec_of(exact("exact0"), dtype=DType.BF16), config)
 
 
 def test_a_tile_without_registers_by_the_estimate_is_left_out_if_a_smaller_one_has_them() -> None:
