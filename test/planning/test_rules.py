@@ -127,6 +127,8 @@ def test_what_a_tile_above_the_smallest_needs() -> None:
     wide = spec_of(*(exact(f"exact{i}") for i in range(8)))
     assert [config.name for config in table(Arch.SM90A, wide)] == ["64x128_2x1", "64x64_1x1"]
     assert len(table(Arch.SM100A, wide)) == 4, "their accumulators are not in registers"
+    three = spec_of(*(by_element(f"exact{i}") for i in range(3)), dtype=DType.BF16)
+    assert len(table(Arch.SM100A, three)) == 4, "subtiles of half the columns leave registers"
     several, two = (spec_of(*(by_element(f"exact{i}") for i in range(n)), dtype=DType.BF16) for n in (5, 2))
     most = [max(each.thread_accumulators for each in table(Arch.SM90A, spec)) for spec in (several, two)]
     assert most == [32, 128], "160 registers take addresses, or 64"
