@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cute_backend.planning.registers import NARROW_SUBTILE_N, leaves_registers
+from cute_backend.planning.registers import NARROW_SUBTILE_N, leaves_registers, long_ops
 from cute_backend.planning.rules import moved, subtiled, suited, with_half_subtiles
 from cute_backend.planning.search import table
 from cute_backend.planning.segment_tiles import serving_all
@@ -44,13 +44,21 @@ def lower_rungs(spec: EpilogueSpec, first: TileConfig, alignment: Alignment) -> 
 
 def _steps_down(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Iterator[TileConfig]:
     """Yields the tile with simpler visits, if accumulators are in tensor memory, the next smaller tile of the
-    same cluster, the smallest one that serves the spec, and that with subtiles of half the columns."""
+    same cluster, the smallest one that serves the spec, and that with subtiles of half the columns. If ops
+    are long, a smaller tile has as many of their values in a visit, so all steps have half the columns."""
+
+    def step(tile: TileConfig) -> TileConfig:
+        fitted = subtiled(spec, tile, alignment)
+        return _with_half_subtiles(spec, fitted, alignment) if long_ops(spec) else fitted
+
+    if long_ops(spec):
+        yield step(config)
     if not config.target.accumulators.in_registers:
-        alone = subtiled(spec, replace(config, column_groups=1, unrolled=False), alignment)
+        alone = step(replace(config, column_groups=1, unrolled=False))
         yield alone if alone != config else _with_half_subtiles(spec, config, alignment)
     if (smaller := _next_smaller(spec, config)) is not None:
-        yield subtiled(spec, smaller, alignment)
-    smallest = subtiled(spec, table(config.arch, spec)[-1], alignment)
+        yield step(smaller)
+    smallest = step(table(config.arch, spec)[-1])
     yield smallest
     yield _with_half_subtiles(spec, smallest, alignment)
 

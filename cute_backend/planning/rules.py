@@ -434,7 +434,7 @@ def with_half_subtiles(config: TileConfig, spec: EpilogueSpec, alignment: Alignm
     """The tile with subtiles of half the columns, or None if visits would lack what they need: all columns
     of a block, boxes that TMA moves, or a loop that has no second product and no plane in shared memory."""
     target, columns = config.target, config.subtile_n // 2
-    moves = has_planes(spec) or spec.pass_columns
+    moves = (alignment is Alignment.TMA and has_planes(spec)) or spec.pass_columns
     least = max(target.least_subtile_n, LEAST_AHEAD) if moves else LEAST_COLUMNS
     if config.subtile_n in WHOLE_VISITS or columns % LEAST_COLUMNS or columns < least:
         return None

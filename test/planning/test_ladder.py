@@ -59,6 +59,22 @@ def test_visits_that_move_no_plane_have_8_columns_at_least() -> None:
     assert "128x64_1x1_by8" not in names(spec_of(exact("exact0"), dtype=DType.BF16), config)
 
 
+def test_all_steps_of_long_ops_have_half_the_columns() -> None:
+    """A smaller tile has as many draws in a visit of as many columns."""
+    spec = sampling_spec(8)
+    wide = TileConfig(Arch.SM100A, 128, 128, subtile_n=16)
+    assert names(spec, wide) == ["128x128_1x1_by16", "128x128_1x1_by8", "128x64_1x1_by8"]
+    split = TileConfig(Arch.SM100A, 128, 64, subtile_n=16, split_k=4)
+    assert names(spec, split) == ["128x64_1x1_by16_split4", "128x64_1x1_by8_split4", "128x64_1x1_by8"]
+
+
+def test_planes_by_element_may_have_visits_of_8_columns() -> None:
+    """TMA's boxes need 16."""
+    spec = spec_of(by_element("exact0"), dtype=DType.BF16)
+    config = TileConfig(Arch.SM100A, 128, 64)
+    assert names(spec, config, Alignment.PLAIN) == ["128x64_1x1_by16", "128x64_1x1_by8"]
+
+
 def test_a_tile_without_registers_by_the_estimate_is_left_out_if_a_smaller_one_has_them() -> None:
     wide = replace(PING_PONG, cluster_m=1, cluster_n=2)
     spec = spec_of(exact("exact0", DType.BF16), dtype=DType.BF16)

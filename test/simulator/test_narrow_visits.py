@@ -109,6 +109,14 @@ def test_b_along_n(columns: int) -> None:
     check_exact(spec, (136, 2 * columns + 24, 104), machine(in_tile(spec, columns)))
 
 
+@pytest.mark.sim
+@pytest.mark.parametrize(("arch", "tile_m"), [(Arch.SM100A, 128), (Arch.SM90A, 64)])
+def test_8_columns_of_planes_by_element(arch: Arch, tile_m: int) -> None:
+    config = TileConfig(arch, tile_m, 64, subtile_n=8)
+    assert plan(scaled_residual(), config, Alignment.PLAIN).tile.subtile_n == 8
+    check_exact(scaled_residual(), (70, 69, 104), machine(config))
+
+
 NAMES = ("bias_gelu_residual", "addmm_relu", "silu_mul_quant", "row_maxima", "sums", "swiglu_chunk")
 PLANES = tuple(name for name in HEAVY if narrow(heavy_spec(name)))
 
