@@ -26,6 +26,7 @@ from functools import partial
 import torch
 
 from cute_backend import philox
+from cute_backend.kinds.reductions import REDUCTIONS
 from cute_backend.numerics import e8m0_value
 from cute_backend.spec import (
     BLOCK_PART,
@@ -38,7 +39,6 @@ from cute_backend.spec import (
     Op,
     Overflow,
     Precision,
-    ReduceKind,
     SpecError,
 )
 
@@ -425,11 +425,8 @@ INDEX_EXPRESSIONS = {ROW_INDEX.name: "sub.row(e)", COLUMN_INDEX.name: "sub.colum
 """The device expressions of an element's row and column, for element `e` of subtile `sub`. They are clamped
 to the last row and column, as the values of elements beyond are never used."""
 
-BLOCK_REDUCTIONS = {
-    f"block_{kind.value}": kind for kind in (ReduceKind.SUM, ReduceKind.MEAN, ReduceKind.MAX, ReduceKind.MIN)
-}
-"""Ops that reduce the columns of a block, in fp32, with the rules of `ReduceKind`; the spec's op has the
-size."""
+BLOCK_REDUCTIONS = {f"block_{kind.name}": kind for kind in REDUCTIONS if kind.of_blocks}
+"""Ops that reduce the columns of a block, in fp32; the spec's op has the size."""
 
 OF_BLOCKS = (*BLOCK_REDUCTIONS, ROTATE_HALF, ROTATE_FIRST)
 """Ops that read the other columns of an element's block, in fp32; the spec's op has the size."""

@@ -383,7 +383,7 @@ def _reduced(
         result = reduce(value, reduction, accumulate)
     if store.after:
         result = _after(spec.finishing(store), result)
-    return result if reduction.kind.is_index else packed(spec, store, result)
+    return result if store.dtype is DType.I64 else packed(spec, store, result)
 
 
 def _after(finishing: EpilogueSpec, result: Tensor) -> Tensor:
@@ -400,6 +400,6 @@ def packed(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:
     A value that already has the store's dtype is stored as it is: an infinity of e5m2 stays one.
     """
     rounded = spec.dtypes[store.value] is store.dtype and (
-        store.reduce is None or store.reduce.kind.is_extremum
+        store.reduce is None or store.reduce.kind.is_element
     )
     return numerics.store(value, store.dtype, Overflow.NONFINITE if rounded else Overflow.SATURATE)

@@ -3,6 +3,7 @@
 import pytest
 
 from cute_backend.formula import formula
+from cute_backend.kinds import reductions
 from cute_backend.spec import (
     Accumulator,
     Axis,
@@ -13,7 +14,6 @@ from cute_backend.spec import (
     LoadKind,
     Op,
     Precision,
-    ReduceKind,
     Reduction,
     Store,
     Stride,
@@ -65,8 +65,8 @@ def test_reductions_name_their_axis():
     ops = [op("t0", "mul", "acc", "scale_a"), op("t1", "abs", "t0")]
     stores = (
         Store("out0", "t0", DType.BF16),
-        Store("out1", "t1", DType.BF16, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
-        Store("out2", "t0", DType.I64, reduce=Reduction(Axis.ALL, ReduceKind.ARGMIN)),
+        Store("out1", "t1", DType.BF16, reduce=Reduction(Axis.ROW, reductions.MAX)),
+        Store("out2", "t0", DType.I64, reduce=Reduction(Axis.ALL, reductions.ARGMIN)),
     )
     assert text(*ops, stores=stores).splitlines() == [
         "t0 = acc * scale_a",

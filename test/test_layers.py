@@ -13,16 +13,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cute_backend"
 
-LAYERS = ("fx_walk", "runtime", "memory_ops", "templates", "planning", "spec")
+LAYERS = ("fx_walk", "runtime", "memory_ops", "templates", "planning", "spec", "kinds")
 """From the top. What is in none of them is either above all, or among `MEANING` or `LEAVES`."""
 
 MEANING = ("signature", "ops", "numerics", "replay", "reduce", "caches", "formula", "philox")
 """Modules that define the meaning of an epilogue: beside `spec`, and above it."""
 
-LEAVES = ("config", "options", "errors", "variables", "tracing", "__version__")
+LEAVES = ("config", "dtypes", "options", "errors", "variables", "tracing", "__version__")
 """Of use anywhere; they import one another alone."""
 
-HEIGHT = {name: height for height, name in enumerate((*LAYERS[:-1], "ops", "spec"))}
+HEIGHT = {name: height for height, name in enumerate((*LAYERS[:-2], "ops", "spec", "kinds"))}
 HEIGHT |= dict.fromkeys(MEANING, HEIGHT["ops"]) | dict.fromkeys(LEAVES, len(HEIGHT))
 
 
@@ -64,7 +64,7 @@ def test_a_layer_imports_what_is_below_it_alone(part: str) -> None:
 
 def test_planning_and_the_walker_import_no_cutlass() -> None:
     for path in PACKAGE.rglob("*.py"):
-        if part_of(path) in ("fx_walk", "planning", *MEANING, "spec"):
+        if part_of(path) in ("fx_walk", "planning", *MEANING, "spec", "kinds"):
             assert not re.search(r"^\s*(import|from) cutlass\b", path.read_text(), re.M), path
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cute_backend.kinds import reductions
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.memory_ops.shared_noise import shares_noise
@@ -19,7 +20,6 @@ from cute_backend.spec import (
     DType,
     EpilogueSpec,
     Op,
-    ReduceKind,
     Reduction,
     Store,
 )
@@ -70,7 +70,7 @@ def after_a_reduction():
         (ACC,),
         (),
         (),
-        (Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.SUM), after=after),),
+        (Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, reductions.SUM), after=after),),
     )
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cute_backend.kinds import reductions
 from cute_backend.reduce import reduce
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import output_like
@@ -23,7 +24,6 @@ from cute_backend.spec import (
     Op,
     Overflow,
     Precision,
-    ReduceKind,
     Reduction,
     Store,
     Stride,
@@ -32,14 +32,14 @@ from cute_backend.spec import (
 INF, NAN = float("inf"), float("nan")
 VALUES = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, 88.0, -1e30, 3e38, 1e-45, INF, -INF, NAN])
 TORCH = {
-    ReduceKind.SUM: torch.sum,
-    ReduceKind.MEAN: torch.mean,
-    ReduceKind.PROD: torch.prod,
-    ReduceKind.MAX: torch.amax,
-    ReduceKind.MIN: torch.amin,
-    ReduceKind.ARGMAX: torch.argmax,
-    ReduceKind.ARGMIN: torch.argmin,
-    ReduceKind.LOGSUMEXP: torch.logsumexp,
+    reductions.SUM: torch.sum,
+    reductions.MEAN: torch.mean,
+    reductions.PROD: torch.prod,
+    reductions.MAX: torch.amax,
+    reductions.MIN: torch.amin,
+    reductions.ARGMAX: torch.argmax,
+    reductions.ARGMIN: torch.argmin,
+    reductions.LOGSUMEXP: torch.logsumexp,
 }
 DIMS = {Axis.ROW: 1, Axis.COLUMN: 0}
 
@@ -56,32 +56,32 @@ def eager(plane: Tensor, reduction: Reduction) -> Tensor:
     return TORCH[reduction.kind](plane, DIMS[reduction.axis])
 
 
-@pytest.mark.parametrize("kind", ReduceKind)
+@pytest.mark.parametrize("kind", reductions.REDUCTIONS)
 @pytest.mark.parametrize("axis", Axis)
 @settings(max_examples=200, deadline=None)
 @given(plane=planes())
-def test_it_is_torchs(axis: Axis, kind: ReduceKind, plane: Tensor) -> None:
+def test_it_is_torchs(axis: Axis, kind: reductions.ReductionKind, plane: Tensor) -> None:
     """To the bit where no sum is rounded: zeros, infinities, NaN and ties among them.
 
     Factors are near 1 or 0: whether a product of others overflows on the way depends on the order.
     """
-    if kind is ReduceKind.PROD:
+    if kind is reductions.PROD:
         plane = torch.where(plane == 0, plane, plane.abs().clamp(0.5, 2.0) * plane.sign())
     got, expected = reduce(plane, Reduction(axis, kind)), eager(plane, Reduction(axis, kind))
     assert got.dtype == expected.dtype
-    exact = kind.is_index or kind.is_extremum
+    exact = kind.is_place or kind.is_element
     rtol = 0 if exact else 1e-6
     torch.testing.assert_close(got, expected, rtol=rtol, atol=0 if exact else 1e-45, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ReduceKind if kind.is_index or kind.is_extremum])
+@pytest.mark.parametrize("kind", [kind for kind in reductions.REDUCTIONS if kind.is_place or kind.is_element])
 @given(plane=planes(), seed=st.integers(0, 99))
-def test_extrema_do_not_depend_on_the_order(kind: ReduceKind, plane: Tensor, seed: int) -> None:
+def test_extrema_do_not_depend_on_the_order(kind: reductions.ReductionKind, plane: Tensor, seed: int) -> None:
     """Not the sign of a zero either; and an index is the lowest of those that have the extremum."""
     order = torch.randperm(plane.shape[1], generator=torch.Generator().manual_seed(seed))
     got = reduce(plane[:, order], Reduction(Axis.ROW, kind))
-    if kind.is_index:
-        extremum = ReduceKind.MAX if kind is ReduceKind.ARGMAX else ReduceKind.MIN
+    if kind.is_place:
+        extremum = reductions.MAX if kind is reductions.ARGMAX else reductions.MIN
         wanted = reduce(plane, Reduction(Axis.ROW, extremum))[:, None]
         found = plane[:, order].gather(1, got[:, None])
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
@@ -95,16 +95,16 @@ def test_extrema_do_not_depend_on_the_order(kind: ReduceKind, plane: Tensor, see
 
 def test_zeros_have_an_order_as_extrema_and_none_as_arguments() -> None:
     zeros = torch.tensor([[-0.0, 0.0], [0.0, -0.0]])
-    assert not reduce(zeros, Reduction(Axis.ROW, ReduceKind.MAX)).signbit().any()
-    assert reduce(zeros, Reduction(Axis.ROW, ReduceKind.MIN)).signbit().all()
-    assert reduce(zeros, Reduction(Axis.ROW, ReduceKind.ARGMAX)).tolist() == [0, 0]
-    assert reduce(zeros, Reduction(Axis.ROW, ReduceKind.ARGMIN)).tolist() == [0, 0]
+    assert not reduce(zeros, Reduction(Axis.ROW, reductions.MAX)).signbit().any()
+    assert reduce(zeros, Reduction(Axis.ROW, reductions.MIN)).signbit().all()
+    assert reduce(zeros, Reduction(Axis.ROW, reductions.ARGMAX)).tolist() == [0, 0]
+    assert reduce(zeros, Reduction(Axis.ROW, reductions.ARGMIN)).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("accumulate, expected", [(torch.float32, 2.0**24), (torch.float64, 2.0**24 + 2.0)])
 def test_sums_are_formed_in_the_dtype_that_is_asked_for(accumulate: torch.dtype, expected: float) -> None:
     row = torch.tensor([[2.0**24, 1.0, 1.0]])
-    assert reduce(row, Reduction(Axis.ROW, ReduceKind.SUM), accumulate).item() == expected
+    assert reduce(row, Reduction(Axis.ROW, reductions.SUM), accumulate).item() == expected
 
 
 # As stores of a spec
@@ -130,9 +130,9 @@ def test_every_shape_and_dtype_beside_the_plane() -> None:
     made = stores(
         ("t0", DType.BF16, None),
         *(
-            ("t0", DType.I64 if kind.is_index else DType.F32, Reduction(axis, kind))
+            ("t0", DType.I64 if kind.is_place else DType.F32, Reduction(axis, kind))
             for axis in Axis
-            for kind in ReduceKind
+            for kind in reductions.REDUCTIONS
         ),
     )
     spec = EpilogueSpec((ACC,), (), (Op("t0", "mul", ("acc", Const(0.25)), DType.F32),), made)
@@ -150,7 +150,7 @@ def test_every_shape_and_dtype_beside_the_plane() -> None:
 def test_what_does_not_vary_is_counted_for_each_element() -> None:
     bias = Load("bias", LoadKind.ROWVEC, DType.F32, Stride.ZERO, Stride.ONE)
     scalar = Load("scalar0", LoadKind.SCALAR, DType.I8, Stride.ZERO, Stride.ZERO)
-    column_sum = Reduction(Axis.COLUMN, ReduceKind.SUM)
+    column_sum = Reduction(Axis.COLUMN, reductions.SUM)
     spec = EpilogueSpec(
         (ACC,),
         (bias, scalar),
@@ -164,7 +164,7 @@ def test_what_does_not_vary_is_counted_for_each_element() -> None:
 
 def test_the_result_is_rounded_once_and_the_value_where_the_spec_says_so() -> None:
     ops = (Op("t0", "add", ("acc", Const(256.5)), DType.F32), Op("t1", "cast", ("t0",), DType.BF16))
-    reduction = Reduction(Axis.ROW, ReduceKind.SUM)
+    reduction = Reduction(Axis.ROW, reductions.SUM)
     made = stores(("t1", DType.F32, reduction), ("t1", DType.BF16, reduction))
     a, b = [torch.zeros(M, K, dtype=torch.bfloat16)], [torch.zeros(K, N, dtype=torch.bfloat16)]
     fused = replay(EpilogueSpec((ACC,), (), ops, made), a, b, [])
@@ -179,7 +179,7 @@ def test_extrema_keep_integers_and_infinities() -> None:
         Op("t1", "mul", ("acc", Const(1e6)), DType.F32),
         Op("t2", "cast", ("t1",), DType.E5M2, Overflow.NONFINITE),
     )
-    largest = Reduction(Axis.ALL, ReduceKind.MAX)
+    largest = Reduction(Axis.ALL, reductions.MAX)
     spec = EpilogueSpec(
         (ACC,),
         (),
@@ -205,18 +205,16 @@ def test_the_place_of_an_element_is_a_value() -> None:
 
 def test_nothing_is_reduced_as_torch_does() -> None:
     empty = [torch.zeros(0, K, dtype=torch.bfloat16)], [torch.zeros(K, N, dtype=torch.bfloat16)]
-    sums = stores(*(("acc", DType.F32, Reduction(axis, ReduceKind.SUM)) for axis in Axis))
+    sums = stores(*(("acc", DType.F32, Reduction(axis, reductions.SUM)) for axis in Axis))
     row, column, total = replay(EpilogueSpec((ACC,), (), (), sums), *empty, [])
     assert row.shape == (0,) and torch.equal(column, torch.zeros(N)) and total == 0
-    largest = stores(("acc", DType.F32, Reduction(Axis.COLUMN, ReduceKind.MAX)))
+    largest = stores(("acc", DType.F32, Reduction(Axis.COLUMN, reductions.MAX)))
     with pytest.raises(IndexError):
         replay(EpilogueSpec((ACC,), (), (), largest), *empty, [])
 
 
 def test_the_op_has_reductions_for_fakes_too() -> None:
-    reductions = (Reduction(Axis.ROW, ReduceKind.ARGMAX), Reduction(Axis.ALL, ReduceKind.MEAN))
-    spec = EpilogueSpec(
-        (ACC,), (), (), stores(("acc", DType.I64, reductions[0]), ("acc", DType.BF16, reductions[1]))
-    )
+    both = (Reduction(Axis.ROW, reductions.ARGMAX), Reduction(Axis.ALL, reductions.MEAN))
+    spec = EpilogueSpec((ACC,), (), (), stores(("acc", DType.I64, both[0]), ("acc", DType.BF16, both[1])))
     a, b = operands()
     torch.library.opcheck(gemm_epilogue, (a, b, [], spec.to_json()))

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cute_backend.kinds import reductions
 from cute_backend.replay import replay
 from cute_backend.spec import (
     REDUCED,
@@ -28,7 +29,6 @@ from cute_backend.spec import (
     Order,
     Overflow,
     Precision,
-    ReduceKind,
     Reduction,
     Scaling,
     SpecError,
@@ -308,7 +308,7 @@ def test_operands_are_counted() -> None:
 
 
 def test_ops_after_a_reduction_work_on_its_result() -> None:
-    store = Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+    store = Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX))
     root = Op("t0", "sqrt", (REDUCED,), DType.F32)
     spec = EpilogueSpec(
         (Accumulator("acc", DType.BF16, DType.BF16),), (), (), (replace(store, after=(root,)),)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from cute_backend.kinds import reductions
 from cute_backend.signature import Argument, Role, signature
 from cute_backend.spec import (
     Accumulator,
@@ -20,7 +21,6 @@ from cute_backend.spec import (
     Major,
     Order,
     ProductKind,
-    ReduceKind,
     Reduction,
     Scaling,
     Store,
@@ -55,7 +55,7 @@ STORES = (Store("out0", "acc", DType.BF16, Order.COLUMN), Store("out1", "acc", D
 
 
 def reducing(name: str, axis: Axis) -> Store:
-    return Store(name, "acc", DType.F32, reduce=Reduction(axis, ReduceKind.MAX))
+    return Store(name, "acc", DType.F32, reduce=Reduction(axis, reductions.MAX))
 
 
 def spec_of(

@@ -139,7 +139,7 @@ class Region:
     def _store(self, store: SpecStore) -> Store:
         name, dtype, order = store.name, store.dtype.value, store.order.value
         if store.reduce is not None:
-            reduce = f"{store.reduce.axis.value}_{store.reduce.kind.value}"
+            reduce = f"{store.reduce.axis.value}_{store.reduce.kind.name}"
             apart = self._plan.finishes_apart(*self.hints[:2])
             return Store(name, dtype, order, "two_stage" if apart else "last_tile", reduce)
         shared = "tma" if self._plan.arch.target.planes_by_tma else "smem"

@@ -11,6 +11,7 @@ from functools import cache
 import torch
 
 from cute_backend.fuzz.drawn_program import Rule
+from cute_backend.kinds import reductions
 from cute_backend.ops import OPS
 from cute_backend.spec import LoadKind
 
@@ -252,18 +253,14 @@ class Reduce:
     extremum: str = ""
 
 
+def _rule(kind: reductions.ReductionKind) -> Rule:
+    if kind.is_place:
+        return Rule.INDEX
+    return Rule.EXTREMUM if kind.is_element else Rule.SUM
+
+
 REDUCTIONS = (
-    Reduce("{0}.sum(@)", Rule.SUM),
-    Reduce("{0}.sum(@, dtype=torch.float32)", Rule.SUM),
-    Reduce("{0}.mean(@)", Rule.SUM),
-    Reduce("{0}.logsumexp(@)", Rule.SUM),
-    Reduce("{0}.amax(@)", Rule.EXTREMUM),
-    Reduce("{0}.amin(@)", Rule.EXTREMUM),
-    Reduce("({0} > 0).any(@)", Rule.EXTREMUM),
-    Reduce("{0}.max(@).values", Rule.EXTREMUM),
-    Reduce("{0}.min(@).values", Rule.EXTREMUM),
-    Reduce("{0}.max(@).indices", Rule.INDEX, "{0}.amax(@, keepdim=True)"),
-    Reduce("{0}.argmax(@)", Rule.INDEX, "{0}.amax(@, keepdim=True)"),
-    Reduce("{0}.argmin(@)", Rule.INDEX, "{0}.amin(@, keepdim=True)"),
+    *(Reduce(text, _rule(kind), kind.drawn_element) for kind in reductions.REDUCTIONS for text in kind.drawn),
     Reduce("{0}.cumsum(@)", Rule.SUM),
 )
+"""The spellings of every kind of reduction, and a sum that no kernel computes."""

@@ -1,149 +1,66 @@
 """The reductions of generated epilogues: partial results in registers, combined in threads and across lanes.
 
-Generated modules import this as `reduce`. Each kind defines the partial of one element, the identity, and how
-two partials combine; every kind but a sum and a product gives the same result in any order
-(`cute_backend.reduce` has the rules). The second stage combines the partials of all tiles by the same kinds,
-and makes a store's elements.
+Generated modules import this as `reduce`. It has a `Kind` for each of `kinds.reductions`, named in capitals.
+The second stage combines the partials of all tiles by the same kinds, and makes a store's elements.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Union
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
+from cute_backend.dtypes import DType
+from cute_backend.kinds.reductions import REDUCTIONS, ReductionKind, Values
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import Axis
 
-Values = tuple[Any, ...]
-"""A partial: a register scalar for each of its parts."""
-
-Index = Union[Int32, Int64]
-"""The place of an element in a row or column, or in the plane."""
-
-_INFINITY = float("inf")
+Whole = Union[Int32, Int64]
+"""A whole number, such as the place of an element in a row or column, or in the plane."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of reduction.
+    """A kind of reduction, on the registers of a kernel. Whole numbers have the type `whole`."""
 
-    `types` and `identity` have an entry for each part of a partial. `element` makes a partial from a value
-    and its index, and `combine` combines two. `result` makes the stored value from the partial of all
-    elements and their number. `several` makes a partial from several values at once, if that is cheaper than
-    combining them one by one. `follow` combines a partial with that of an element of a higher index, and
-    ignores the element if it is not inside; a kind has it if it is cheaper than `combine`.
-    """
+    of: ReductionKind
+    whole: type[Whole] = Int32
 
-    types: tuple[type[cutlass.Numeric], ...]
-    identity: tuple[float | int, ...]
-    element: Callable[[Float32, Index], Values]
-    combine: Callable[[Values, Values], Values]
-    result: Callable[[Values, Int64], Float32 | Int64]
-    several: Callable[[Sequence[Float32]], Values] | None = None
-    follow: Callable[[Values, Values, Boolean], Values] | None = None
+    @property
+    def types(self) -> tuple[type[cutlass.Numeric], ...]:
+        """The type of each part of a partial."""
+        return tuple(Float32 if part.dtype is DType.F32 else self.whole for part in self.of.parts)
 
+    @property
+    def identity(self) -> tuple[float, ...]:
+        return tuple(part.identity for part in self.of.parts)
 
-def _of_numbers(identity: float, combine: Callable[[Float32, Float32], Float32]) -> Kind:
-    """Returns a kind whose partials are single values."""
-    return Kind(
-        (Float32,),
-        (identity,),
-        element=lambda value, index: (value,),
-        combine=lambda a, b: (combine(a[0], b[0]),),
-        result=lambda whole, count: whole[0],
-    )
+    def element(self, value: Float32, place: Whole) -> Values:
+        return self.of.element(math, value, place)
+
+    def combine(self, a: Values, b: Values) -> Values:
+        return self.of.combine(math, a, b)
+
+    def result(self, whole: Values, count: Int64) -> Any:
+        return self.of.result(math, whole, count)
 
 
-def _of_indices(index: type[Index], key: Callable[[Float32], Float32]) -> Kind:
-    """Returns a kind that finds the index of the largest key. Its partials are a key and an index.
-
-    The identity has index 0, which is also the result if no element is above -inf.
-    """
-    return Kind(
-        (Float32, index),
-        (-_INFINITY, 0),
-        element=lambda value, index: (key(value), index),
-        combine=_largest,
-        result=lambda whole, count: Int64(whole[1]),
-    )
+_NAMES = {kind.name.upper(): kind for kind in REDUCTIONS}
 
 
-def _above(a: Float32, b: Float32) -> Boolean:
-    """Whether a counts as the larger: NaN is above all numbers, zeros are equal (`cute_backend.reduce`)."""
-    return math.logical_not(a <= b) & (b == b)
+def __getattr__(name: str) -> Kind:
+    if name not in _NAMES:
+        raise AttributeError(f"{__name__} has no {name}; kinds of reductions are {', '.join(_NAMES)}")
+    return Kind(_NAMES[name])
 
 
-def _largest(a: Values, b: Values) -> Values:
-    """Returns the partial with the larger key or, if the keys are equal, the one with the lower index."""
-    later = _above(b[0], a[0]) | (math.logical_not(_above(a[0], b[0])) & (b[1] < a[1]))
-    return math.where(later, b[0], a[0]), math.where(later, b[1], a[1])
-
-
-def _first_largest(a: Values, b: Values, inside: Boolean) -> Values:
-    """Returns `_largest` of a and b, where b has the higher index, or a if b is not inside."""
-    later = inside & _above(b[0], a[0])
-    return math.where(later, b[0], a[0]), math.where(later, b[1], a[1])
-
-
-def _shift(top: Float32) -> Float32:
-    """The value that is subtracted from exponents: the largest one, or 0 if that is infinite."""
-    return math.where(math.isinf(top), Float32(0.0), top)
-
-
-def _exp(value: Float32) -> Float32:
-    """Returns exp of a value that is not positive, or not finite, as a term of a sum.
-
-    It takes one approximate instruction, within 2 ulp or |value| ulp.
-    """
-    return math.exp2(value * 1.4426950408889634, fastmath=True)
-
-
-def _exponentials(values: Sequence[Float32]) -> Values:
-    top = functools.reduce(math.maximum, values)
-    shift = _shift(top)
-    return top, functools.reduce(operator.add, [_exp(value - shift) for value in values])
-
-
-def _sum_of_exponentials(a: Values, b: Values) -> Values:
-    top = math.maximum(a[0], b[0])
-    shift = _shift(top)
-
-    def shifted(part: Values) -> Float32:
-        # An infinite top was not subtracted from the exponents; its total is 0 or infinite, and stays so.
-        return part[1] * _exp(math.fmin(_shift(part[0]) - shift, 0.0))
-
-    return top, shifted(a) + shifted(b)
-
-
-def _logarithm(whole: Values, count: Int64) -> Float32:
-    top, total = whole
-    return math.log(total) + _shift(top)
-
-
-SUM = _of_numbers(0.0, operator.add)
-MEAN = replace(SUM, result=lambda whole, count: math.div(whole[0], count.to(Float32)))
-PROD = _of_numbers(1.0, operator.mul)
-MAX = _of_numbers(-_INFINITY, math.maximum)
-MIN = _of_numbers(_INFINITY, math.minimum)
-ARGMAX = replace(_of_indices(Int32, lambda value: value), follow=_first_largest)
-ARGMIN = replace(_of_indices(Int32, lambda value: -value), follow=_first_largest)
-PLANE_ARGMAX = _of_indices(Int64, lambda value: value)
-PLANE_ARGMIN = _of_indices(Int64, lambda value: -value)
-LOGSUMEXP = Kind(
-    (Float32, Float32),
-    (-_INFINITY, 0.0),
-    element=lambda value, index: _exponentials([value]),
-    combine=_sum_of_exponentials,
-    result=_logarithm,
-    several=_exponentials,
-)
+def of_plane(kind: Kind) -> Kind:
+    """The kind with whole numbers for the plane, whose places a thread does not meet in order."""
+    return Kind(kind.of, Int64)
 
 
 def of_blocks(kind: Kind, values: cute.Tensor, sub: Any, columns: int) -> cute.Tensor:
@@ -236,7 +153,7 @@ class Result:
         """The store's element of the partial of all `count` elements."""
         result = self.kind.result(whole, count)
         if self.dtype is Int64:
-            return result
+            return Int64(result)
         fragment = cute.make_rmem_tensor(2, Float32)  # conversions go by pairs
         fragment.fill(0.0)
         fragment[0] = self.after(result)
@@ -280,23 +197,23 @@ class Partials:
         self,
         values: cute.Tensor,
         slot_of: Callable[[int], int],
-        place_of: Callable[[int], tuple[Index, Boolean]],
+        place_of: Callable[[int], tuple[Whole, Boolean]],
     ) -> None:
         slots: dict[int, list[int]] = {}
         for e in range(cute.size(values)):
             slots.setdefault(slot_of(e), []).append(e)
         kind = self._kind
         for slot, elements in slots.items():
-            if kind.several is not None:
+            if kind.of.several is not None:
                 none = Float32(kind.identity[0])
                 inside = [math.where(place_of(e)[1], values[e], none) for e in elements]
-                self._combine(slot, kind.several(inside))
+                self._combine(slot, kind.of.several(math, inside))
             else:
                 for e in elements:
                     index, inside_plane = place_of(e)
                     element = kind.element(values[e], index)
-                    if kind.follow is not None:
-                        self._put(slot, kind.follow(self[slot], element, inside_plane))
+                    if kind.of.follow is not None and kind.whole is Int32:
+                        self._put(slot, kind.of.follow(math, self[slot], element, inside_plane))
                     else:
                         self.take(slot, element, inside_plane)
 

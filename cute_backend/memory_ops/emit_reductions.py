@@ -44,13 +44,16 @@ def of_blocks(op: Op) -> str:
         return f"{op.name} = sub.rotate_half({op.name}_of, {op.block})"
     if op.op == ROTATE_FIRST:
         return f"{op.name} = sub.rotate_first({op.name}_of, {op.block}, {op.first_columns})"
-    kind = f"reduce.{BLOCK_REDUCTIONS[op.op].name}"
-    return f"{op.name} = reduce.of_blocks({kind}, {op.name}_of, sub, {op.block})"
+    return f"{op.name} = reduce.of_blocks({_of_block(op)}, {op.name}_of, sub, {op.block})"
 
 
 def begin_blocks(op: Op) -> str:
     """The statement that makes the partials of blocks wider than a subtile."""
-    return f"{op.name}_parts = reduce.Blocks(reduce.{BLOCK_REDUCTIONS[op.op].name}, {op.block})"
+    return f"{op.name}_parts = reduce.Blocks({_of_block(op)}, {op.block})"
+
+
+def _of_block(op: Op) -> str:
+    return f"reduce.{BLOCK_REDUCTIONS[op.op].name.upper()}"
 
 
 def _reduction(store: Store) -> Reduction:
@@ -59,10 +62,11 @@ def _reduction(store: Store) -> Reduction:
 
 
 def _kind(store: Store) -> str:
-    """Returns the name of a store's kind in `device_reduce`."""
+    """The expression of a store's kind in `device_reduce`."""
     kind, axis = _reduction(store).kind, _reduction(store).axis
-    wide = kind.is_index and axis is Axis.ALL
-    return f"reduce.{'PLANE_' if wide else ''}{kind.name}"
+    name = f"reduce.{kind.name.upper()}"
+    wide = axis is Axis.ALL and any(part.dtype is DType.I32 for part in kind.parts)
+    return f"reduce.of_plane({name})" if wide else name
 
 
 def held(store: Store) -> bool:

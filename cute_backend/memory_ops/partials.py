@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cute_backend.planning import Plan
 from cute_backend.signature import COUNTERS
-from cute_backend.spec import Axis, DType, ReduceKind, Store
+from cute_backend.spec import Axis, DType, Store
 from cute_backend.templates.workspace import partials_bytes, sums_bytes
 
 
@@ -21,25 +21,13 @@ class Partial:
     dtype: DType
 
 
-_PARTS: dict[ReduceKind, tuple[tuple[str, DType], ...]] = {
-    ReduceKind.SUM: (("_sum", DType.F32),),
-    ReduceKind.MEAN: (("_sum", DType.F32),),
-    ReduceKind.PROD: (("_product", DType.F32),),
-    ReduceKind.MAX: (("_max", DType.F32),),
-    ReduceKind.MIN: (("_min", DType.F32),),
-    ReduceKind.ARGMAX: (("_key", DType.F32), ("_index", DType.I32)),
-    ReduceKind.ARGMIN: (("_key", DType.F32), ("_index", DType.I32)),
-    ReduceKind.LOGSUMEXP: (("_top", DType.F32), ("_total", DType.F32)),
-}
-
-
 def partials(store: Store) -> tuple[Partial, ...]:
-    """The tensors that a kernel writes for a store that reduces. An index into the plane has 64 bits."""
+    """The tensors that a kernel writes for a store that reduces."""
     assert store.reduce is not None
-    wide = store.reduce.kind.is_index and store.reduce.axis is Axis.ALL
+    whole = DType.I64 if store.reduce.axis is Axis.ALL else DType.I32
     return tuple(
-        Partial(store.name + suffix, DType.I64 if wide and suffix == "_index" else dtype)
-        for suffix, dtype in _PARTS[store.reduce.kind]
+        Partial(store.name + part.name, whole if part.dtype is DType.I32 else part.dtype)
+        for part in store.reduce.kind.parts
     )
 
 

@@ -98,7 +98,7 @@ def stored_value(spec: EpilogueSpec, store: Store) -> tuple[str, Overflow]:
         if isinstance(operand, str):
             return operand, op.overflow
     # A value that has the dtype already is stored as it is: an infinity of e5m2 stays one.
-    element = store.reduce is None or store.reduce.kind.is_extremum
+    element = store.reduce is None or store.reduce.kind.is_element
     rounded = element and store.dtype is DType.E5M2 and spec.dtypes[store.value] is DType.E5M2
     return store.value, Overflow.NONFINITE if rounded else Overflow.SATURATE
 

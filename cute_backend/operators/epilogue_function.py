@@ -373,7 +373,7 @@ def _store(store: Store, key: str, name: str, layout: Layout | None, m: int, n: 
         accepted = _FLOATS if store.dtype.is_float else (TORCH_DTYPES[store.dtype],)
         if layout.dtype not in accepted:
             raise UsageError(
-                f"{name} is {layout.dtype}, and a {store.reduce.kind.value} here is written as "
+                f"{name} is {layout.dtype}, and a {store.reduce.kind.name} here is written as "
                 f"{', '.join(map(str, accepted))}"
             )
         return replace(store, name=key, dtype=DType.F32 if store.dtype.is_float else store.dtype)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.errors import UsageError
+from cute_backend.kinds import reductions
 from cute_backend.memory_ops.partials import workspace_bytes
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.runtime.arguments.bind import Binding
@@ -22,7 +23,7 @@ from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.signature import WORKSPACE_ALIGN, Argument, Extent
-from cute_backend.spec import ReduceKind, Store
+from cute_backend.spec import Store
 
 
 def _add(into: Tensor, result: Tensor) -> None:
@@ -41,10 +42,10 @@ def _write(into: Tensor, result: Tensor) -> None:
     into.copy_(result)
 
 
-_COMBINE: dict[ReduceKind, Callable[[Tensor, Tensor], None]] = {
-    ReduceKind.SUM: _add,
-    ReduceKind.MAX: _largest,
-    ReduceKind.MIN: _smallest,
+_COMBINE: dict[reductions.ReductionKind, Callable[[Tensor, Tensor], None]] = {
+    reductions.SUM: _add,
+    reductions.MAX: _largest,
+    reductions.MIN: _smallest,
 }
 """The functions that combine a reduction with the contents of its destination, as the contract of epilogue
 arguments requires. Reductions that the contract does not know overwrite the destination."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.spec import Axis, EpilogueSpec, ProductKind, ReduceKind
+from cute_backend.spec import Axis, EpilogueSpec, ProductKind
 
 MOST_PARTS = 16
 """The partials of a row up to which its last tile finishes it. With 3 to 14 of them, five problems with row
@@ -22,14 +22,11 @@ LAST_TILE_RESULTS = 4
 LAST_TILE_ARCHS = frozenset({Arch.SM90A})
 """The architectures whose last tiles finish rows."""
 
-_KINDS = frozenset({ReduceKind.SUM, ReduceKind.MEAN, ReduceKind.PROD, ReduceKind.MAX, ReduceKind.MIN})
-"""The kinds of reductions whose partials are one number each. The others reduce rows of a vocabulary, which
-have hundreds of tiles."""
-
 
 def may_finish_rows(spec: EpilogueSpec, config: TileConfig) -> bool:
     """Whether the kernel of a spec, transposed if the tile is, has the code to finish its reductions in a
-    row's last tile, and an argument with the counters of tiles: all its reductions are of rows, and few.
+    row's last tile, and an argument with the counters of tiles: all its reductions are of rows, and few, and
+    their partials are one number each. Other kinds reduce rows of a vocabulary, which have hundreds of tiles.
 
     A kernel that adds up the parts of K from memory has not.
     """
@@ -38,7 +35,9 @@ def may_finish_rows(spec: EpilogueSpec, config: TileConfig) -> bool:
         config.arch in LAST_TILE_ARCHS
         and not config.sums_in_memory
         and 0 < len(reductions) <= LAST_TILE_RESULTS
-        and all(each is not None and each.axis is Axis.ROW and each.kind in _KINDS for each in reductions)
+        and all(
+            each is not None and each.axis is Axis.ROW and len(each.kind.parts) == 1 for each in reductions
+        )
     )
 
 

@@ -19,7 +19,9 @@ from enum import Enum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from cute_backend.spec import Const, DType, EpilogueSpec, LoadKind, Op, ProductKind, ReduceKind, Store
+from cute_backend.kinds import reductions
+from cute_backend.kinds.kind import Kind
+from cute_backend.spec import Const, DType, EpilogueSpec, LoadKind, Op, ProductKind, Store
 
 if TYPE_CHECKING:
     from cute_backend.planning.kernel_plan import Plan
@@ -53,6 +55,8 @@ def _given(value: Any) -> Any:
     added later does not change existing names."""
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, Kind):
+        return value.name
     if isinstance(value, tuple):
         return [_given(each) for each in value]
     if not is_dataclass(value):
@@ -237,12 +241,12 @@ class _Steps:
             narrowed = store.dtype in _NARROW and self._spec.dtypes[store.value].is_float
             return "quant" if narrowed else None
         kind = store.reduce.kind
-        if kind is ReduceKind.ARGMAX and self._values[store.value].noise:
+        if kind is reductions.ARGMAX and self._values[store.value].noise:
             return None
-        if kind is ReduceKind.MAX and isinstance(value, Op) and value.op == "abs":
+        if kind is reductions.MAX and isinstance(value, Op) and value.op == "abs":
             self._said.pop(value.name, None)
             return "amax"
-        return kind.value
+        return kind.name
 
 
 def _number(op: Op) -> float | None:

@@ -34,7 +34,7 @@ def can_transpose(spec: EpilogueSpec) -> bool:
         and product.kind is ProductKind.DENSE
         and not product.is_block_scaled
         and not product.b_block
-        and not any(each.kind.is_index or each.rows for store in spec.stores if (each := store.reduce))
+        and not any(each.kind.is_place or each.rows for store in spec.stores if (each := store.reduce))
         and not any(load.is_split for load in spec.loads)
         and spec.block_columns == 1
         and not any(store.cache for store in spec.stores)

@@ -14,11 +14,12 @@ are computed in fp32, over exactly the elements of the (M, N) plane. No op of th
 results, since they are complete only when the kernel is done; ops on a result alone belong to its store. An
 op may reduce too, over blocks of columns that a tile holds whole, and its result is a value like any other.
 
-The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a spec, `dtypes` their types, and
-`epilogue_spec` the whole. `block_passes` says which reductions come ahead of what reads them, `consistency`
-checks a spec, and `canonical` converts it to JSON and back.
+The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a spec, and `epilogue_spec` the
+whole. `block_passes` says which reductions come ahead of what reads them, `consistency` checks a spec, and
+`canonical` converts it to JSON and back.
 """
 
+from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES, DType
 from cute_backend.errors import SpecError
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION
@@ -33,7 +34,6 @@ from cute_backend.spec.chain_ops import (
     Overflow,
     Precision,
 )
-from cute_backend.spec.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES, DType
 from cute_backend.spec.epilogue_spec import EpilogueSpec
 from cute_backend.spec.loads import TABLE_COLUMNS, Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import (
@@ -57,7 +57,6 @@ from cute_backend.spec.stores import (
     Cache,
     Heads,
     Part,
-    ReduceKind,
     Reduction,
     Store,
 )
@@ -101,7 +100,6 @@ __all__ = [
     "Part",
     "Precision",
     "ProductKind",
-    "ReduceKind",
     "Reduction",
     "Scaling",
     "SpecError",

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from cute_backend.dtypes import DType
 from cute_backend.spec.chain_ops import ROTATE_FIRST, Op
-from cute_backend.spec.dtypes import DType
 from cute_backend.spec.products import Accumulator
 
 LEAST_AHEAD = 16

@@ -5,12 +5,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Union
 
+from cute_backend.dtypes import DType
 from cute_backend.errors import SpecError
+from cute_backend.kinds import reductions
+from cute_backend.kinds.kind import Kind
 from cute_backend.spec.chain_ops import Const, Op, Operand, Overflow, Precision
-from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
-from cute_backend.spec.stores import Axis, Cache, Heads, Part, ReduceKind, Reduction, Store
+from cute_backend.spec.stores import Axis, Cache, Heads, Part, Reduction, Store
 
 SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
@@ -28,6 +30,8 @@ def encode(value: Any) -> Any:
         return {"int": number} if isinstance(number, int) else {"float": number.hex()}
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, Kind):
+        return value.name
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
@@ -113,7 +117,7 @@ def _decode_op(item: Any) -> Op:
 
 
 def _decode_reduction(item: Any) -> Reduction:
-    return Reduction(Axis(item["axis"]), ReduceKind(item["kind"]), int(item.get("rows", 0)))
+    return Reduction(Axis(item["axis"]), reductions.named(item["kind"]), int(item.get("rows", 0)))
 
 
 def _decode_heads(item: Any) -> Heads:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from math import lcm
 from typing import TYPE_CHECKING
 
+from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, DType
 from cute_backend.errors import SpecError
 from cute_backend.spec.chain_ops import Overflow
-from cute_backend.spec.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, DType
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
 from cute_backend.spec.stores import BATCH_ROWS, HEAD_COLUMNS, Axis, Cache, Heads, Part, Store
@@ -165,22 +165,20 @@ def _validate_store(store: Store, value: DType) -> None:
             raise SpecError(f"{store.name} stores a plane and has ops after it; only reductions have them")
         return
     kind, rows = store.reduce.kind, store.reduce.rows
-    what = f"{store.name}, the {store.reduce.axis.value} {kind.value} of {store.value!r},"
+    what = f"{store.name}, the {store.reduce.axis.value} {kind.name} of {store.value!r},"
     if store.order is not Order.ROW:
         raise SpecError(f"{what} has order {store.order.value}, which only planes have")
     if type(rows) is not int or rows < 0 or rows % BATCH_ROWS:
         raise SpecError(f"{what} has batches of {rows} rows, which are a multiple of {BATCH_ROWS}")
-    if rows and (store.reduce.axis is not Axis.COLUMN or kind.is_index):
-        raise SpecError(f"{what} has batches of {rows} rows; only columns have them, and no indices")
+    if rows and (store.reduce.axis is not Axis.COLUMN or kind.is_place):
+        raise SpecError(f"{what} has batches of {rows} rows; only columns have them, and no places")
     if store.after and not store.dtype.is_float:
         raise SpecError(f"{what} is stored as {store.dtype.value}; the result of ops after it is a float")
     if value is DType.I32:
         raise SpecError(f"{what} reduces i32, which fp32 does not hold")
-    if kind.is_index != (store.dtype is DType.I64):
-        raise SpecError(f"{what} is stored as {store.dtype.value}; indices are i64, and nothing else is")
-    kept = kind.is_extremum and store.dtype is value
-    if not (kind.is_index or store.dtype.is_float or kept):
-        raise SpecError(f"{what} is stored as {store.dtype.value}; it is a float")
+    if store.dtype not in kind.stored_as(value):
+        able = ", ".join(dtype.value for dtype in kind.stored_as(value))
+        raise SpecError(f"{what} is stored as {store.dtype.value}; expected {able}")
 
 
 def _validate_heads(store: Store, heads: Heads) -> None:

@@ -10,6 +10,7 @@ from functools import cached_property
 from math import lcm, prod
 from typing import Any, Union
 
+from cute_backend.dtypes import DType
 from cute_backend.errors import SpecError
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION, decode, encode
@@ -22,7 +23,6 @@ from cute_backend.spec.chain_ops import (
     Precision,
 )
 from cute_backend.spec.consistency import validate
-from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Load, LoadKind
 from cute_backend.spec.products import Accumulator, BColumns, Columns
 from cute_backend.spec.stores import REDUCED, Store

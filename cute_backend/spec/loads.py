@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Union
 
-from cute_backend.spec.dtypes import DType
+from cute_backend.dtypes import DType
 
 
 class LoadKind(str, Enum):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from cute_backend.spec.dtypes import DType
+from cute_backend.dtypes import DType
 
 
 class Major(str, Enum):

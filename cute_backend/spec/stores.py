@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Union
 
+from cute_backend.dtypes import DType
+from cute_backend.kinds.reductions import ReductionKind
 from cute_backend.spec.chain_ops import Op
-from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Order
 
 
@@ -20,39 +21,6 @@ class Axis(str, Enum):
     """Each column, reduced over M: (N,)."""
     ALL = "all"
     """The whole plane, reduced to one element: 0-d."""
-
-
-class ReduceKind(str, Enum):
-    """How a reduction combines elements: as torch does, ties and NaN included."""
-
-    SUM = "sum"
-    MEAN = "mean"
-    """The mean: a sum that is divided by the number of elements at the end."""
-    PROD = "prod"
-    """The product of the elements, in fp32, in any order."""
-    MAX = "max"
-    """NaN where there is one, else the largest; +0 is larger than -0."""
-    MIN = "min"
-    """NaN where there is one, else the smallest; -0 is smaller than +0."""
-    ARGMAX = "argmax"
-    """The index of the largest element, or of the first NaN; the lowest index of equal elements, as all zeros
-    are.
-
-    The column for each row, the row for each column, row * N + column for the plane.
-    """
-    ARGMIN = "argmin"
-    """The same as ARGMAX, for the smallest element."""
-    LOGSUMEXP = "logsumexp"
-    """log(sum(exp(x))), shifted by the largest so that nothing overflows."""
-
-    @property
-    def is_index(self) -> bool:
-        return self in (ReduceKind.ARGMAX, ReduceKind.ARGMIN)
-
-    @property
-    def is_extremum(self) -> bool:
-        """Whether the result is one of the elements."""
-        return self in (ReduceKind.MAX, ReduceKind.MIN)
 
 
 BATCH_ROWS = 32
@@ -72,7 +40,7 @@ class Reduction:
     """
 
     axis: Axis
-    kind: ReduceKind
+    kind: ReductionKind
     rows: int = 0
 
 

@@ -15,8 +15,9 @@ from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.refusals.reasons import Reason
+from cute_backend.kinds import reductions
 from cute_backend.planning import Arch, table
-from cute_backend.spec import Axis, Blocks, LoadKind, Order, ReduceKind, Stride
+from cute_backend.spec import Axis, Blocks, LoadKind, Order, Stride
 from support.fx_walk.exact import integers, product_inputs
 from support.fx_walk.synthetic import BF16, Graph, aten, called, rewritten, run, walk
 
@@ -235,7 +236,7 @@ def test_a_row_that_a_tile_holds_is_a_block_where_it_is_read_again() -> None:
     total = made.call(aten.sum.dim_IntList, plane, [-1], True)
     (region,), _ = walk(made.output(plane, made.call(aten.sqrt.default, total)))
     assert [(each.reduce.axis, each.reduce.kind) for each in region.spec.reductions] == [
-        (Axis.ROW, ReduceKind.SUM)
+        (Axis.ROW, reductions.SUM)
     ]
 
 

@@ -8,6 +8,7 @@ from torch import fx
 from cute_backend.fx_walk.values import chain as chains
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import LoadView
+from cute_backend.kinds import reductions
 from cute_backend.planning import Arch, serves
 from cute_backend.spec import (
     Accumulator,
@@ -16,7 +17,6 @@ from cute_backend.spec import (
     LoadKind,
     Op,
     Precision,
-    ReduceKind,
     Store,
     Stride,
 )
@@ -48,14 +48,14 @@ def test_the_planner_is_asked_again_only_if_blocks_have_changed(monkeypatch: pyt
     value = chain.emit("exp", "acc")
     assert chain.is_served() and not asked
     mark = chain.mark()
-    mean = chain.reduce_blocks(ReduceKind.MEAN, value, 64)
+    mean = chain.reduce_blocks(reductions.MEAN, value, 64)
     assert chain.is_served() and len(asked) == 1
     chain.emit("sub", value, mean)
     assert chain.is_served() and len(asked) == 1
     assert not chain.is_served(Op("row", "block_sum", (chain.last,), DType.F32, block=56)) and len(asked) == 2
     assert chain.is_served() and len(asked) == 2
     chain.rollback(mark)
-    chain.reduce_blocks(ReduceKind.MEAN, value, 56)
+    chain.reduce_blocks(reductions.MEAN, value, 56)
     assert not chain.is_served() and len(asked) == 3
 
 
@@ -64,7 +64,7 @@ def test_a_provisional_spec_stores_one_plane_of_all_ends() -> None:
     is not known."""
     chain = Chain((ACC,), Precision.FUSED)
     chain.emit("exp", "acc")
-    chain.reduce_blocks(ReduceKind.MEAN, "acc", 64)
+    chain.reduce_blocks(reductions.MEAN, "acc", 64)
     spec = chain.provisional()
     assert [(op.op, op.values) for op in spec.ops[2:]] == [("add", ("t0", "t1"))]
     assert [store.value for store in spec.stores] == [spec.ops[-1].name]

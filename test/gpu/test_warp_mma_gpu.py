@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from cute_backend.bench.elsewhere import built_for
+from cute_backend.kinds import reductions
 from cute_backend.planning import Alignment, Arch, offered, plan, unserved
 from cute_backend.planning.targets import Kind
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction, load
-from cute_backend.spec import DType, EpilogueSpec, Major, ReduceKind
+from cute_backend.spec import DType, EpilogueSpec, Major
 from support.epilogues import EPILOGUES
 from support.kernel_check import SHAPES, check_functions, fitting, operands_of, run_kernel
 from support.shipped import epilogue_spec
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.gpu
 
 Functions = dict[Kernel, KernelFunction]
 
-SUMS = {ReduceKind.SUM, ReduceKind.MEAN, ReduceKind.LOGSUMEXP}
+SUMS = {reductions.SUM, reductions.MEAN, reductions.LOGSUMEXP}
 
 FEEDS = (Arch.SM80, Arch.SM120A)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cute_backend import ops
+from cute_backend.kinds import reductions
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import (
     Alignment,
@@ -41,7 +42,6 @@ from cute_backend.spec import (
     Operand,
     Order,
     ProductKind,
-    ReduceKind,
     Reduction,
     SpecError,
     Store,
@@ -56,7 +56,7 @@ ROW = Load("rowvec0", LoadKind.ROWVEC, DType.F32, Stride.ZERO, Stride.OTHER)
 PLANE = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE)
 
 
-ROW_SUM = Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.SUM))
+ROW_SUM = Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, reductions.SUM))
 
 
 def op(name: str, kind: str, *operands: Operand, block: int = 0) -> Op:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cute_backend.formula import formula
+from cute_backend.kinds import reductions
 from cute_backend.memory_ops.schedule import kernel_names
 from cute_backend.planning import Alignment, Arch, TileConfig, choose, offered, plan
 from cute_backend.replay import replay
@@ -29,7 +30,6 @@ from cute_backend.spec import (
     Order,
     Part,
     ProductKind,
-    ReduceKind,
     Reduction,
     SpecError,
     Store,
@@ -220,7 +220,7 @@ def test_the_form_names_heads() -> None:
         (replace(STORE, heads=Heads(100, 40)), "columns are a multiple of 16"),
         (replace(STORE, order=Order.COLUMN), "only a whole plane by rows"),
         (replace(STORE, block=64), "only a whole plane by rows"),
-        (replace(STORE, reduce=Reduction(Axis.ROW, ReduceKind.MAX)), "only a whole plane by rows"),
+        (replace(STORE, reduce=Reduction(Axis.ROW, reductions.MAX)), "only a whole plane by rows"),
         (replace(STORE, part=Part(0, 2)), "only a whole plane by rows"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cute_backend.kinds import reductions
 from cute_backend.planning import Arch, TileConfig, kernel_plan
 from cute_backend.planning.last_tile import MOST_PARTS
 from cute_backend.simulator.host import HostProgram
@@ -24,12 +25,11 @@ from cute_backend.spec import (
     EpilogueSpec,
     Op,
     ProductKind,
-    ReduceKind,
     Reduction,
     Store,
 )
 
-KINDS = (ReduceKind.SUM, ReduceKind.MAX, ReduceKind.MIN, ReduceKind.PROD)
+KINDS = (reductions.SUM, reductions.MAX, reductions.MIN, reductions.PROD)
 SCALE = (
     Op("t0", "maximum", (REDUCED, Const(0.01)), DType.F32),
     Op("t1", "div", ("t0", Const(448.0)), DType.F32),

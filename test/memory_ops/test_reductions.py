@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cute_backend.kinds import reductions
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.replay import replay
 from cute_backend.simulator.simulate import Machine, run_region
@@ -22,7 +23,6 @@ from cute_backend.spec import (
     Load,
     LoadKind,
     Op,
-    ReduceKind,
     Reduction,
     Store,
     Stride,
@@ -38,16 +38,16 @@ VALUE = (
 )
 
 
-KINDS = tuple(kind for kind in ReduceKind if kind is not ReduceKind.PROD)
+KINDS = tuple(kind for kind in reductions.REDUCTIONS if kind is not reductions.PROD)
 """Every kind but the product: whether that of `difficult` overflows on the way depends on the order."""
 
 
-def spec_of(*axes: Axis, kinds: Sequence[ReduceKind] = KINDS) -> EpilogueSpec:
+def spec_of(*axes: Axis, kinds: Sequence[reductions.ReductionKind] = KINDS) -> EpilogueSpec:
     """These kinds along these axes, and the plane itself."""
     stores = [Store("out0", "value", DType.F32)]
     for axis in axes:
         for kind in kinds:
-            dtype = DType.I64 if kind.is_index else DType.F32
+            dtype = DType.I64 if kind.is_place else DType.F32
             stores.append(Store(f"out{len(stores)}", "value", dtype, reduce=Reduction(axis, kind)))
     acc = Accumulator("acc", DType.BF16, DType.BF16)
     return EpilogueSpec((acc,), (PLANE,), VALUE, tuple(stores))
@@ -89,7 +89,7 @@ def check(spec: EpilogueSpec, config: TileConfig, plane: Tensor, async_seed: int
     outputs, _ = run_region(spec, [a], [b], [plane], machine)
     for store, actual, right in zip(spec.stores, outputs, replay(spec, [a], [b], [plane]), strict=True):
         kind = None if store.reduce is None else store.reduce.kind
-        exact = kind in (None, ReduceKind.PROD) or kind.is_index or (kind.is_extremum and not store.after)
+        exact = kind in (None, reductions.PROD) or kind.is_place or (kind.is_element and not store.after)
         tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 2e-6, "atol": 1e-6}
         message = f"{store.name} {store.reduce}"
         torch.testing.assert_close(
@@ -114,7 +114,7 @@ def test_products_are_exact_in_any_order_where_their_factors_are_powers_of_two(c
     powers = torch.randint(-1, 2, (140, 72), generator=generator) * (torch.arange(72) % 9 == 4)
     plane = 2.0**powers * (1 - 2 * torch.randint(0, 2, (140, 72), generator=generator))
     plane[5, 7], plane[9, 70] = 0.0, NAN
-    kinds = (ReduceKind.PROD,)
+    kinds = (reductions.PROD,)
     check(spec_of(Axis.ROW, Axis.COLUMN, kinds=kinds), CONFIGS[config], plane, 0)
     check(spec_of(Axis.ALL, kinds=kinds), CONFIGS[config], plane[10:76], 0)
 
@@ -134,8 +134,8 @@ INVERSE = (
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", ["ping-pong", "one CTA", "cooperative"])
 def test_ops_after_a_reduction_are_done_by_the_kernel_that_finishes_it(config: str) -> None:
-    spec = spec_of(Axis.ROW, Axis.COLUMN, Axis.ALL, kinds=(ReduceKind.MAX, ReduceKind.MEAN))
-    after = {ReduceKind.MAX: SCALE, ReduceKind.MEAN: INVERSE}
+    spec = spec_of(Axis.ROW, Axis.COLUMN, Axis.ALL, kinds=(reductions.MAX, reductions.MEAN))
+    after = {reductions.MAX: SCALE, reductions.MEAN: INVERSE}
     stores = [replace(each, after=after[each.reduce.kind]) for each in spec.stores if each.reduce is not None]
     stores[0] = replace(stores[0], dtype=DType.BF16)
     check(replace(spec, stores=(spec.stores[0], *stores)), CONFIGS[config], numbers(140, 72), 0)
@@ -145,7 +145,7 @@ def test_ops_after_a_reduction_are_done_by_the_kernel_that_finishes_it(config: s
 @pytest.mark.parametrize("config", ["ping-pong", "one CTA"])
 def test_an_infinite_logsumexp_is_nan_where_a_softmax_asks_for_it(config: str) -> None:
     nothing, added = Op("t0", "mul", (REDUCED, Const(0.0)), DType.F32), ("t0", REDUCED)
-    spec = spec_of(Axis.ROW, kinds=(ReduceKind.LOGSUMEXP,))
+    spec = spec_of(Axis.ROW, kinds=(reductions.LOGSUMEXP,))
     after = (nothing, Op("t1", "add", added, DType.F32))
     spec = replace(spec, stores=(replace(spec.stores[1], after=after),))
     plane = difficult(140, 72)
@@ -179,7 +179,7 @@ def test_planes_that_tma_does_not_take() -> None:
 
 
 def test_extrema_and_where_they_are_do_not_depend_on_the_tile() -> None:
-    kinds = [kind for kind in ReduceKind if kind.is_extremum or kind.is_index]
+    kinds = [kind for kind in reductions.REDUCTIONS if kind.is_element or kind.is_place]
     rows = SPECS["rows"]
     kept = tuple(store for store in rows.stores if store.reduce is not None and store.reduce.kind in kinds)
     spec = replace(rows, stores=kept)
@@ -199,7 +199,7 @@ def test_extrema_and_where_they_are_do_not_depend_on_the_tile() -> None:
 @pytest.mark.parametrize("config", CONFIGS)
 def test_batches_of_rows(config: str, rows: int) -> None:
     """Several batches in a tile, and tiles in which a batch ends in the middle."""
-    spec = spec_of(Axis.COLUMN, kinds=(ReduceKind.SUM, ReduceKind.MIN, ReduceKind.LOGSUMEXP))
+    spec = spec_of(Axis.COLUMN, kinds=(reductions.SUM, reductions.MIN, reductions.LOGSUMEXP))
     batched = [
         replace(store, reduce=replace(store.reduce, rows=rows)) if store.reduce else store
         for store in spec.stores

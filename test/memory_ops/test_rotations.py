@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cute_backend import ops
+from cute_backend.kinds import reductions
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, TileConfig, held, offered, plan, subtiled, table
 from cute_backend.replay import replay
@@ -31,7 +32,6 @@ from cute_backend.spec import (
     Operand,
     Order,
     ProductKind,
-    ReduceKind,
     Reduction,
     SpecError,
     Store,
@@ -294,7 +294,7 @@ UNSERVED = {
     "B along N": {"accumulators": (replace(ACC, b_major=Major.MN),)},
     "a batch": {"accumulators": (replace(ACC, kind=ProductKind.BATCHED),)},
     "two products": {"accumulators": (ACC, replace(ACC, name="acc1"))},
-    "a reduction": {"stores": (Store("out0", "t4", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.SUM)),)},
+    "a reduction": {"stores": (Store("out0", "t4", DType.F32, reduce=Reduction(Axis.ROW, reductions.SUM)),)},
     "first columns alone": {"loads": (BIAS, *map(of_first_columns, ("exact0", "exact1")), RESIDUAL)},
     "another size": {"stores": (Store("out0", "t4", DType.F32, block=64),)},
 }

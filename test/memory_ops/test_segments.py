@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.formula import formula
+from cute_backend.kinds import reductions
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.schedule import kernel_names
 from cute_backend.planning import Alignment, Arch, TileConfig, choose, offered, plan
@@ -31,7 +32,6 @@ from cute_backend.spec import (
     LoadKind,
     Op,
     Operand,
-    ReduceKind,
     Reduction,
     SpecError,
     Store,
@@ -306,7 +306,7 @@ BAD = {
     "nothing of acc2 is stored": {"stores": MIXED.stores[:2]},
     "rowvec0 is a rowvec of 2 segments": {"ops": (*MIXED.ops, op("t4", "mul", "acc2", "rowvec0"))},
     "reduction": {
-        "stores": (*MIXED.stores, Store("out3", "t1", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.SUM)))
+        "stores": (*MIXED.stores, Store("out3", "t1", DType.F32, reduce=Reduction(Axis.ROW, reductions.SUM)))
     },
     "0 for all": {"accumulators": (*MIXED.accumulators[:2], replace(MIXED.accumulators[2], width=0))},
     "two or more dense products": {

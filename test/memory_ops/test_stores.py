@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cute_backend import numerics
+from cute_backend.kinds import reductions
 from cute_backend.memory_ops.statements import Chain
 from cute_backend.planning import Arch
 from cute_backend.replay import replay
@@ -27,7 +28,6 @@ from cute_backend.spec import (
     Overflow,
     Part,
     Precision,
-    ReduceKind,
     Reduction,
     SpecError,
     Store,
@@ -127,7 +127,7 @@ def codes(dtype: DType) -> Tensor:
 def test_what_is_reduced_is_rounded_first_where_the_spec_says_so() -> None:
     """A plane leaves its last cast to the store, which would come too late for a sum."""
     ops = (SMALL, cast("t1", "t0", DType.BF16), Op("t2", "gt", ("t0", Const(0.0)), BOOL))
-    row_sum = Reduction(Axis.ROW, ReduceKind.SUM)
+    row_sum = Reduction(Axis.ROW, reductions.SUM)
     rounded, plane = Store("out0", "t1", DType.BF16, reduce=row_sum), Store("out1", "t1", DType.BF16)
     count = Store("out2", "t2", F32, reduce=row_sum)
     chain = Chain(EpilogueSpec((ACC,), (), ops, (rounded, plane, count), Precision.EAGER), {"acc": "acc[e]"})

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cute_backend.kinds import reductions
 from cute_backend.planning import Arch
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.device import Device
@@ -29,7 +30,6 @@ from cute_backend.spec import (
     Load,
     LoadKind,
     Order,
-    ReduceKind,
     Reduction,
     Store,
     Stride,
@@ -47,9 +47,9 @@ SPEC = EpilogueSpec(
     ),
     (),
     (
-        Store("peak", "acc", DType.F32, reduce=Reduction(Axis.ALL, ReduceKind.MAX)),
+        Store("peak", "acc", DType.F32, reduce=Reduction(Axis.ALL, reductions.MAX)),
         Store("out0", "exact0", DType.BOOL, Order.COLUMN),
-        Store("rows", "acc", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.SUM)),
+        Store("rows", "acc", DType.F32, reduce=Reduction(Axis.ROW, reductions.SUM)),
         Store("out1", "acc", DType.BF16),
     ),
 )

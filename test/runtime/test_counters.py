@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cute_backend.kinds import reductions
 from cute_backend.planning import Alignment, Arch, Plan, TileConfig, kernel_plan, plan
 from cute_backend.planning.last_tile import MOST_PARTS
 from cute_backend.runtime.arguments import counters
@@ -23,7 +24,6 @@ from cute_backend.spec import (
     DType,
     EpilogueSpec,
     ProductKind,
-    ReduceKind,
     Reduction,
     Store,
 )
@@ -156,8 +156,8 @@ def test_more_are_set_aside_by_a_launch_that_is_not_captured(
     assert len(taken(1)) == 0 and gpu.zeroed.count(SLAB) == 2, "no more than two slabs"
 
 
-def of_rows(*kinds: ReduceKind, axis: Axis = Axis.ROW) -> EpilogueSpec:
-    dtypes = [DType.I64 if kind.is_index else DType.F32 for kind in kinds]
+def of_rows(*kinds: reductions.ReductionKind, axis: Axis = Axis.ROW) -> EpilogueSpec:
+    dtypes = [DType.I64 if kind.is_place else DType.F32 for kind in kinds]
     stores = [
         Store(f"out{i}", "acc", dtype, reduce=Reduction(axis, kind))
         for i, (kind, dtype) in enumerate(zip(kinds, dtypes, strict=True))
@@ -173,13 +173,13 @@ def planned(spec: EpilogueSpec, tile: TileConfig) -> Plan:
 
 
 def test_rows_of_few_tiles_are_counted() -> None:
-    spec = of_rows(ReduceKind.MAX, ReduceKind.MEAN)
+    spec = of_rows(reductions.MAX, reductions.MEAN)
     assert planned(spec, TILE).finishes_rows
     most = MOST_PARTS * TILE.tile_n
     assert planned(spec, TILE).counters(200, most) == 13 and planned(spec, TILE).counters(200, most + 1) == 0
-    assert not planned(of_rows(ReduceKind.MAX, axis=Axis.COLUMN), TILE).finishes_rows
-    assert not planned(of_rows(ReduceKind.MAX, axis=Axis.ALL), TILE).finishes_rows
-    assert not planned(of_rows(ReduceKind.MAX, ReduceKind.ARGMAX), TILE).finishes_rows
+    assert not planned(of_rows(reductions.MAX, axis=Axis.COLUMN), TILE).finishes_rows
+    assert not planned(of_rows(reductions.MAX, axis=Axis.ALL), TILE).finishes_rows
+    assert not planned(of_rows(reductions.MAX, reductions.ARGMAX), TILE).finishes_rows
     in_memory = TileConfig(Arch.SM90A, 64, 64, split_k=6)
     assert in_memory.sums_in_memory and not planned(spec, in_memory).finishes_rows
     plane = EpilogueSpec(spec.accumulators, (), (), (Store("out0", "acc", DType.F32),))
@@ -188,28 +188,28 @@ def test_rows_of_few_tiles_are_counted() -> None:
 
 def test_a_transposed_kernel_counts_the_tiles_of_its_own_rows() -> None:
     transposed = TileConfig(Arch.SM90A, 128, 128, transposed=True)
-    assert not planned(of_rows(ReduceKind.MAX), transposed).finishes_rows
-    assert planned(of_rows(ReduceKind.MAX, axis=Axis.COLUMN), transposed).counters(200, 300) == 19
+    assert not planned(of_rows(reductions.MAX), transposed).finishes_rows
+    assert planned(of_rows(reductions.MAX, axis=Axis.COLUMN), transposed).counters(200, 300) == 19
 
 
 @pytest.mark.parametrize("kind", [ProductKind.BATCHED, ProductKind.GROUPED])
 def test_tiles_that_begin_at_any_row_have_a_counter_for_each(kind: ProductKind) -> None:
-    spec = of_rows(ReduceKind.MAX)
+    spec = of_rows(reductions.MAX)
     spec = replace(spec, accumulators=(replace(spec.product, kind=kind),))
     assert planned(spec, TILE).counters(200, 300) == 200
 
 
 def test_a_launch_passes_zeros_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = Outputs(planned(of_rows(ReduceKind.MAX), TILE))
+    memory = Outputs(planned(of_rows(reductions.MAX), TILE))
     like = torch.empty(0)
     (*_, of_few) = memory.of_size(200, 400).allocate(like)[1]
     assert len(of_few) == 13 and not of_few.any()
     (*_, of_many) = memory.of_size(200, 2**15).allocate(like)[1]
     assert len(of_many) == 0
     monkeypatch.setattr(kernel_plan, "counters_needed", lambda *sizes: 0)
-    (*_, none) = Outputs(planned(of_rows(ReduceKind.MAX), TILE)).of_size(200, 400).allocate(like)[1]
+    (*_, none) = Outputs(planned(of_rows(reductions.MAX), TILE)).of_size(200, 400).allocate(like)[1]
     assert len(none) == 0
     columns = (
-        Outputs(planned(of_rows(ReduceKind.MAX, axis=Axis.COLUMN), TILE)).of_size(200, 400).allocate(like)[1]
+        Outputs(planned(of_rows(reductions.MAX, axis=Axis.COLUMN), TILE)).of_size(200, 400).allocate(like)[1]
     )
     assert len(columns) == 2, "a result and the workspace"

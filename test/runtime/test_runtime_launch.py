@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cute_backend.errors import BuildError
+from cute_backend.kinds import reductions
 from cute_backend.planning import (
     BUCKETS,
     UNCONSTRAINED,
@@ -61,7 +62,6 @@ from cute_backend.spec import (
     Op,
     Order,
     ProductKind,
-    ReduceKind,
     Reduction,
     Store,
     Stride,
@@ -757,7 +757,7 @@ def test_reductions_of_an_empty_plane_are_those_of_nothing(compiler: Compiler) -
     """Memory that no kernel would have written: a column of no rows sums to 0."""
     spec = replace(
         SPEC,
-        stores=tuple(replace(store, reduce=Reduction(Axis.COLUMN, ReduceKind.SUM)) for store in SPEC.stores),
+        stores=tuple(replace(store, reduce=Reduction(Axis.COLUMN, reductions.SUM)) for store in SPEC.stores),
     )
     assert all(torch.equal(out, torch.zeros_like(out)) for out in check(operands(m=0), spec))
     assert compiler.launches == [] and compiler.built == []

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cute_backend.kinds import reductions
 from cute_backend.planning import Alignment, Arch, Plan, TileConfig, plan, table
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.arguments.random_operands import (
@@ -28,7 +29,6 @@ from cute_backend.spec import (
     EpilogueSpec,
     Order,
     ProductKind,
-    ReduceKind,
     Reduction,
     Scaling,
     Store,
@@ -128,9 +128,9 @@ def test_groups_are_of_one_size_or_the_first_has_half_of_the_rows(scaled: bool) 
 @given(m=st.integers(1, 300), n=st.integers(1, 300))
 def test_partials_of_every_tile_have_room(m: int, n: int) -> None:
     stores = tuple(
-        Store(f"{kind.value}_{axis.value}", "acc", dtype, reduce=Reduction(axis, kind))
+        Store(f"{kind.name}_{axis.value}", "acc", dtype, reduce=Reduction(axis, kind))
         for axis in Axis
-        for kind, dtype in ((ReduceKind.ARGMAX, DType.I64), (ReduceKind.LOGSUMEXP, DType.F32))
+        for kind, dtype in ((reductions.ARGMAX, DType.I64), (reductions.LOGSUMEXP, DType.F32))
     )
     spec = EpilogueSpec((Accumulator("acc", DType.BF16, DType.BF16),), (), (), stores)
     configs = table(Arch.SM90A, spec)
@@ -181,7 +181,7 @@ def test_what_a_user_draws_next_does_not_change() -> None:
 
 def test_kernels_that_count_tiles_are_timed_beside_others() -> None:
     """Tiles of the transposed product, and those that leave sums in memory, take no counters."""
-    largest = Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+    largest = Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX))
     spec = EpilogueSpec((Accumulator("acc", DType.BF16, DType.BF16),), (), (), (largest,))
     counting = TileConfig(Arch.SM90A, 128, 64)
     others = replace(counting, transposed=True), TileConfig(Arch.SM90A, 64, 64, split_k=6)

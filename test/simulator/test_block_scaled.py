@@ -10,6 +10,7 @@ from torch import Tensor
 
 import cute_backend
 from cute_backend.errors import BuildError
+from cute_backend.kinds import reductions
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
@@ -22,7 +23,6 @@ from cute_backend.spec import (
     Columns,
     DType,
     EpilogueSpec,
-    ReduceKind,
     Reduction,
     Scaling,
     Store,
@@ -162,7 +162,7 @@ def test_pairs(columns: tuple[Columns, Columns], b: Scaling) -> None:
         (op("t0", "sub", "acc0", "acc1"),),
         (
             Store("out0", "t0", DType.F32),
-            Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
+            Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),
         ),
     )
     m, n, k = 72, 136, 400

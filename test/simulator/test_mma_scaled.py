@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import cute_backend
+from cute_backend.kinds import reductions
 from cute_backend.planning import Arch, TileConfig, offered, unserved
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
@@ -22,7 +23,6 @@ from cute_backend.spec import (
     Load,
     LoadKind,
     Order,
-    ReduceKind,
     Reduction,
     Store,
     Stride,
@@ -73,7 +73,7 @@ def test_pairs(columns: tuple[Columns, Columns]) -> None:
     """acc0 - acc1, and the largest of each row. Of two Bs each has 128 columns of the MMA."""
     (acc,) = BLACKWELL_SCALED["nvfp4"].accumulators
     gate, up = (replace(acc, name=f"acc{i}", columns=each) for i, each in enumerate(columns))
-    row_max = Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+    row_max = Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX))
     spec = EpilogueSpec(
         (gate, up), (), (op("t0", "sub", "acc0", "acc1"),), (Store("out0", "t0", DType.F32), row_max)
     )

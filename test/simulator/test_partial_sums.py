@@ -10,6 +10,7 @@ import torch
 from _pytest.mark import ParameterSet
 
 import cute_backend
+from cute_backend.kinds import reductions
 from cute_backend.planning import Arch, TileConfig, offered
 from cute_backend.planning.search import tunable
 from cute_backend.replay import replay
@@ -22,7 +23,6 @@ from cute_backend.spec import (
     Columns,
     DType,
     EpilogueSpec,
-    ReduceKind,
     Reduction,
     Scaling,
     Store,
@@ -110,7 +110,7 @@ def pair(columns: tuple[Columns, Columns], b: Scaling) -> EpilogueSpec:
         (op("t0", "sub", "acc0", "acc1"),),
         (
             Store("out0", "t0", DType.F32),
-            Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
+            Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),
         ),
     )
 
@@ -139,7 +139,7 @@ def test_pairs(columns: tuple[Columns, Columns], b: Scaling, place: int) -> None
 def test_a_thread_adds_up_128_columns_at_most() -> None:
     """Of one product or two; a second warpgroup has the other half of more."""
     sums = replace(
-        residual(), stores=(Store("out0", "t0", DType.F32, reduce=Reduction(Axis.COLUMN, ReduceKind.SUM)),)
+        residual(), stores=(Store("out0", "t0", DType.F32, reduce=Reduction(Axis.COLUMN, reductions.SUM)),)
     )
     for spec in (residual(), sums, *(pair(columns, LINE) for columns in PAIRS)):
         configs = tunable(Arch.SM100A, spec)

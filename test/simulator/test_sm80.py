@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cute_backend.errors import UsageError
+from cute_backend.kinds import reductions
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, Stages, TileConfig, plan
 from cute_backend.planning.naming import PARTS
@@ -28,7 +29,6 @@ from cute_backend.spec import (
     Major,
     Order,
     ProductKind,
-    ReduceKind,
     Reduction,
     Scaling,
     Store,
@@ -256,7 +256,7 @@ def test_fp8_on_ada(fast: bool, shape: tuple[int, int], alignment: Alignment) ->
 
 def test_planes_and_reductions_with_the_instructions_of_rtx_blackwell() -> None:
     """stmatrix to the boxes of planes, and a kernel that finishes reductions by programmatic launch."""
-    row_max = Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+    row_max = Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX))
     spec = scaled_residual()
     spec = replace(spec, stores=(*spec.stores, row_max))
     launch = check_exact(spec, (72, 136, 304), machine(TileConfig(Arch.SM120A, 64, 64)))

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from cute_backend.kinds import reductions
 from cute_backend.ops import CAST, OF_BLOCKS, OPS, OperandError, PointwiseOp, promote, result_dtype
 from cute_backend.spec import (
     REDUCED,
@@ -29,7 +30,6 @@ from cute_backend.spec import (
     Order,
     Overflow,
     Precision,
-    ReduceKind,
     Reduction,
     Scaling,
     Store,
@@ -209,12 +209,8 @@ def _reduced(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
     if chain.dtypes[value] is DType.I32:
         value = next(iter(chain.dtypes))
     # Whether a product of random elements overflows depends on the order.
-    kind = draw(st.sampled_from([kind for kind in ReduceKind if kind is not ReduceKind.PROD]))
-    dtypes = [dtype for dtype in VALUE_DTYPES if dtype.is_float]
-    if kind.is_index:
-        dtypes = [DType.I64]
-    elif kind.is_extremum and not chain.dtypes[value].is_float:
-        dtypes.append(chain.dtypes[value])
+    kind = draw(st.sampled_from([kind for kind in reductions.REDUCTIONS if kind is not reductions.PROD]))
+    dtypes = kind.stored_as(chain.dtypes[value])
     dtype, axis = draw(st.sampled_from(dtypes)), draw(st.sampled_from(Axis))
     after = draw(st.sampled_from([(), _SCALE])) if dtype.is_float else ()
     return Store(name, value, dtype, reduce=Reduction(axis, kind), after=after)

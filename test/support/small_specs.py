@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from cute_backend.kinds import reductions
 from cute_backend.runtime.calls.sample_op import _spec
 from cute_backend.spec import (
     ROTATE_FIRST,
@@ -21,7 +22,6 @@ from cute_backend.spec import (
     LoadKind,
     Major,
     Op,
-    ReduceKind,
     Reduction,
     Store,
     Stride,
@@ -106,7 +106,7 @@ def by_heads(columns: int) -> EpilogueSpec:
 
 def row_maximum() -> Store:
     """The largest element of each row of a product."""
-    return Store("out1", "acc", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+    return Store("out1", "acc", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX))
 
 
 def sampling_spec(draws: int) -> EpilogueSpec:

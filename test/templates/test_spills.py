@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from _pytest.mark import ParameterSet
 
 from cute_backend.fx_walk.collect import collect
+from cute_backend.kinds import reductions
 from cute_backend.planning import (
     PLANES,
     REDUCTIONS,
@@ -43,7 +44,6 @@ from cute_backend.spec import (
     LoadKind,
     Op,
     ProductKind,
-    ReduceKind,
     Reduction,
     Scaling,
     Store,
@@ -235,7 +235,7 @@ def in_groups(
         ops.append(Op("largest", "block_max", (result,), DType.F32, block=largest))
         stores.append(Store("out1", "largest", DType.F32, block=largest))
     elif largest == 0:
-        stores.append(Store("out1", result, DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)))
+        stores.append(Store("out1", result, DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)))
     return EpilogueSpec(products, read, tuple(ops), tuple(stores))
 
 
@@ -313,7 +313,7 @@ def full(loads: int, planes: int, sums: int) -> EpilogueSpec:
     ops = [Op("t0", "mul", ("acc", Const(1.5)), DType.F32)]
     ops += (Op(f"t{i}", "add", (f"t{i - 1}", f"exact{i - 1}"), DType.F32) for i in range(1, loads + 1))
     ops += (Op(f"t{loads + i}", "exp", (f"t{loads + i - 1}",), DType.F32) for i in range(1, planes))
-    column_sum = Reduction(Axis.COLUMN, ReduceKind.SUM)
+    column_sum = Reduction(Axis.COLUMN, reductions.SUM)
     stores = [Store(f"out{i}", f"t{loads + i}", DType.BF16) for i in range(planes)]
     stores += (Store(f"out{planes + i}", f"t{i}", DType.F32, reduce=column_sum) for i in range(sums))
     return EpilogueSpec((acc,), tuple(read), tuple(ops), tuple(stores))

@@ -6,30 +6,15 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.graph.static import arguments, fake, target_name
+from cute_backend.kinds.reductions import REDUCTIONS
 
-_REDUCTIONS = (
-    "sum",
-    "mean",
-    "prod",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "argmax",
-    "argmin",
-    "logsumexp",
-    "var",
-    "var_mean",
-    "any",
-    "all",
-)
+_TARGETS = {call if isinstance(call, str) else call[0] for kind in REDUCTIONS for call in kind.aten}
+_NAMES = {target.split(".")[1] for target in _TARGETS} | {"var", "var_mean", "any", "all"}
 
 
 def is_reduction(node: fx.Node) -> bool:
     """Whether a call reads a whole axis, or several, for each element of its result."""
-    return (
-        isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket.__name__ in _REDUCTIONS
-    )
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket.__name__ in _NAMES
 
 
 def reduced_axes(node: fx.Node) -> tuple[int, ...]:

@@ -23,6 +23,9 @@ Size = Union[int, torch.SymInt]
 
 DTYPES: dict[torch.dtype, DType] = {TORCH_DTYPES[dtype]: dtype for dtype in VALUE_DTYPES}
 
+RESULT_DTYPES = DTYPES | {torch.int64: DType.I64}
+"""The dtypes of a region's results, with that of whole numbers, which only reductions give."""
+
 
 def known(condition: Any) -> bool:
     """Whether a (symbolic) condition is proven."""

@@ -21,8 +21,9 @@ from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import supported_dtype
 from cute_backend.fx_walk.values.held import check_blocks
 from cute_backend.fx_walk.values.lower import is_pointwise, lower_cast
+from cute_backend.kinds import reductions
 from cute_backend.planning import NARROW_SUBTILE_N
-from cute_backend.spec import Const, DType, Op, Operand, ReduceKind
+from cute_backend.spec import Const, DType, Op, Operand
 
 WIDEST_ROW = 128
 """The most columns of a whole row that a kernel reduces and reads again. Rows of 256 columns were normed in
@@ -44,7 +45,7 @@ def frame_of_blocks(found: Found, draft: Draft) -> Frame | None:
     Inductor's kernel of such a norm often does more, such as the norm of the next layer."""
     source, frame, chain = fake(found.source), draft.frames[found.source], draft.chain
     left = frame.reduced(found.dims, fake(found.head).dim() == source.dim(), source.shape)
-    if left is None or found.kind.is_index or found.kind is ReduceKind.PROD:
+    if left is None or found.kind.is_place or found.kind is reductions.PROD:
         return None
     if left.n_axes:
         return left
@@ -96,7 +97,7 @@ def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int, rows:
     dtype = supported_dtype(found.head, fake(found.head).dtype)
     if found.correction is not None:
         result = _variance(chain, value, columns, found.correction)
-    elif found.kind is ReduceKind.LOGSUMEXP:
+    elif found.kind is reductions.LOGSUMEXP:
         result = _logsumexp(chain, value, columns)
     else:
         result = chain.reduce_blocks(found.kind, value, columns)
@@ -123,15 +124,15 @@ def _check_fit(chain: Chain) -> None:
 def _variance(chain: Chain, value: Operand, columns: int, correction: float) -> Operand:
     """The variance by two sums, the second one of squared distances from the mean, so that a large mean costs
     no digits."""
-    away = chain.emit("sub", value, chain.reduce_blocks(ReduceKind.MEAN, value, columns))
-    squares = chain.reduce_blocks(ReduceKind.SUM, chain.emit("mul", away, away), columns)
+    away = chain.emit("sub", value, chain.reduce_blocks(reductions.MEAN, value, columns))
+    squares = chain.reduce_blocks(reductions.SUM, chain.emit("mul", away, away), columns)
     return chain.emit("div", squares, Const(float(max(columns - correction, 0))))
 
 
 def _logsumexp(chain: Chain, value: Operand, columns: int) -> Operand:
     """The logsumexp as torch decomposes it. The shift is 0 where the largest element is infinite."""
-    largest = chain.reduce_blocks(ReduceKind.MAX, value, columns)
+    largest = chain.reduce_blocks(reductions.MAX, value, columns)
     infinite = chain.emit("eq", chain.emit("abs", largest), Const(float("inf")))
     shift = chain.emit("where", infinite, Const(0.0), largest)
     grown = chain.emit("exp", chain.emit("sub", value, shift))
-    return chain.emit("add", chain.emit("log", chain.reduce_blocks(ReduceKind.SUM, grown, columns)), shift)
+    return chain.emit("add", chain.emit("log", chain.reduce_blocks(reductions.SUM, grown, columns)), shift)

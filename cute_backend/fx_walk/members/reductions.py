@@ -16,6 +16,7 @@ from torch import fx
 from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.graph.static import (
+    RESULT_DTYPES,
     Size,
     describe,
     fake,
@@ -117,12 +118,10 @@ def _reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduce
     own = chain.dtype(value)
     if own is DType.I32:
         raise Refused(Reason.UNSUPPORTED_DTYPE, operand=found.source, dtype=fake(found.source).dtype)
-    if not found.kind.is_index:
-        result = supported_dtype(found.head, fake(found.head).dtype)
-        if not (result.is_float or (found.kind.is_extremum and result is own)):
-            raise Refused(
-                Reason.UNSUPPORTED_DTYPE, operand=found.head, dtype=f"an integer {found.kind.value}"
-            )
+    result = fake(found.head).dtype
+    if RESULT_DTYPES.get(result) not in found.kind.stored_as(own):
+        supported_dtype(found.head, result)
+        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=found.head, dtype=f"an integer {found.kind.name}")
     assert isinstance(value, str)
     return Reduced(value, Reduction(axis, found.kind, rows))
 
@@ -163,7 +162,7 @@ def _batch_rows(found: Found, frame: Frame) -> int:
     last = list(frame.m_axes[len(frame.m_axes) - len(gone) :])
     rows = product(shape[axis] for axis in gone)
     is_part = gone == last and 0 < len(gone) < len(frame.m_axes)
-    if not is_part or frame.block > 1 or not frame.is_in_order or found.kind.is_index:
+    if not is_part or frame.block > 1 or not frame.is_in_order or found.kind.is_place:
         return 0
     return rows if isinstance(rows, int) and rows % BATCH_ROWS == 0 else 0
 
@@ -181,7 +180,7 @@ def _axis(found: Found, frame: Frame) -> Axis:
         Axis.COLUMN: (frame.n_axes, frame.m_axes),
         Axis.ALL: ((), frame.axes),
     }[axis]
-    if any(list(axes) != sorted(axes) for axes in (left, gone if found.kind.is_index else ())):
+    if any(list(axes) != sorted(axes) for axes in (left, gone if found.kind.is_place else ())):
         raise _refused(found, f"{shape}, whose axes were moved")
     return axis
 

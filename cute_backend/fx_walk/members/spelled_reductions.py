@@ -16,6 +16,8 @@ from torch import fx
 from cute_backend.fx_walk.graph.axes import reduced_axes
 from cute_backend.fx_walk.graph.spelled import SpelledOtherwise, operands
 from cute_backend.fx_walk.graph.static import (
+    DTYPES,
+    RESULT_DTYPES,
     arguments,
     fake,
     first_argument,
@@ -24,7 +26,7 @@ from cute_backend.fx_walk.graph.static import (
     tensor_of,
 )
 from cute_backend.fx_walk.values.lower import filling, is_pointwise, is_reshape
-from cute_backend.spec import ReduceKind
+from cute_backend.kinds import reductions
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Found:
 
     head: fx.Node
     source: fx.Node
-    kind: ReduceKind
+    kind: reductions.ReductionKind
     dims: tuple[int, ...]
     dtype: torch.dtype | None = None
     inner: tuple[fx.Node, ...] = ()
@@ -76,28 +78,14 @@ def feeds(node: fx.Node, wanted: Callable[[fx.Node], bool]) -> fx.Node | None:
 
 
 _CALLS = {
-    "aten.sum.default": ReduceKind.SUM,
-    "aten.sum.dim_IntList": ReduceKind.SUM,
-    "aten.mean.default": ReduceKind.MEAN,
-    "aten.mean.dim": ReduceKind.MEAN,
-    "aten.prod.default": ReduceKind.PROD,
-    "aten.prod.dim_int": ReduceKind.PROD,
-    "aten.amax.default": ReduceKind.MAX,
-    "aten.max.default": ReduceKind.MAX,
-    "aten.amin.default": ReduceKind.MIN,
-    "aten.min.default": ReduceKind.MIN,
-    "aten.argmax.default": ReduceKind.ARGMAX,
-    "aten.argmin.default": ReduceKind.ARGMIN,
-    "aten.logsumexp.default": ReduceKind.LOGSUMEXP,
+    call: tuple(kind for kind in reductions.REDUCTIONS if call in kind.aten)
+    for call in (call for kind in reductions.REDUCTIONS for call in kind.aten)
 }
+"""The kinds that each call may compute; one with several results has kinds for each."""
+
 
 _ANY = ("aten.any.default", "aten.any.dim", "aten.any.dims")
 """The largest of truth values; torch makes `amax` of them one of these."""
-
-_PAIRS = {
-    "aten.max.dim": (ReduceKind.MAX, ReduceKind.ARGMAX),
-    "aten.min.dim": (ReduceKind.MIN, ReduceKind.ARGMIN),
-}
 
 
 def _read_call(node: fx.Node) -> Found | None:
@@ -108,23 +96,29 @@ def _read_call(node: fx.Node) -> Found | None:
         args = arguments(node)
         if target == "aten.any.dims" and args.get("dim") == []:
             return None  # only for this op an empty list means no axis, and None means all axes
-        return Found(node, args["self"], ReduceKind.MAX, reduced_axes(node), torch.bool)
-    kind = _CALLS.get(target)
-    if kind is None:
-        return None
-    args = arguments(node)
-    return Found(node, args["self"], kind, reduced_axes(node), args.get("dtype"))
+        return Found(node, args["self"], reductions.MAX, reduced_axes(node), torch.bool)
+    return _found(node, node, target)
 
 
 def _read_pair(node: fx.Node) -> Found | None:
     if node.target is not getitem:
         return None
     pair, index = node.args
-    if not isinstance(pair, fx.Node) or pair.op != "call_function" or target_name(pair) not in _PAIRS:
+    if not isinstance(pair, fx.Node) or pair.op != "call_function":
         return None
-    args = arguments(pair)
-    kind = _PAIRS[target_name(pair)][index]  # type: ignore[index]
-    return Found(node, args["self"], kind, reduced_axes(pair), inner=(pair,))
+    return _found(node, pair, (target_name(pair), index))  # type: ignore[arg-type]
+
+
+def _found(head: fx.Node, call: fx.Node, spelled: str | tuple[str, int]) -> Found | None:
+    """The reduction whose result `head` is; of several kinds that a call may compute, the first whose
+    results have its dtype."""
+    if spelled not in _CALLS:
+        return None
+    args, kinds = arguments(call), _CALLS[spelled]
+    own, result = DTYPES.get(fake(args["self"]).dtype), RESULT_DTYPES.get(fake(head).dtype)
+    fitting = (kind for kind in kinds if own is not None and result in kind.stored_as(own))
+    kind, inner = next(fitting, kinds[0]), () if call is head else (call,)
+    return Found(head, args["self"], kind, reduced_axes(call), args.get("dtype"), inner)
 
 
 _MOMENTS = ("aten.var_mean.correction",)
@@ -146,8 +140,8 @@ def _read_moment(node: fx.Node) -> Found | None:
         return None
     dims, inner = reduced_axes(call), () if call is node else (call,)
     if index == 1:
-        return Found(node, args["self"], ReduceKind.MEAN, dims, inner=inner)
-    return Found(node, args["self"], ReduceKind.SUM, dims, inner=inner, correction=float(correction))
+        return Found(node, args["self"], reductions.MEAN, dims, inner=inner)
+    return Found(node, args["self"], reductions.SUM, dims, inner=inner, correction=float(correction))
 
 
 _SQUEEZES = ("aten.squeeze.dims", "aten.squeeze.dim", "aten.reshape.default", "aten.view.default")
@@ -194,7 +188,7 @@ def _match_logsumexp(node: fx.Node) -> Found:
         and all(user is node or user in inner for step in inner for user in step.users)
     ):
         raise SpelledOtherwise
-    return Found(node, source, ReduceKind.LOGSUMEXP, reduced_axes(total), inner=tuple(sorted(inner)))
+    return Found(node, source, reductions.LOGSUMEXP, reduced_axes(total), inner=tuple(sorted(inner)))
 
 
 def _match_of_softmax(node: fx.Node) -> Found:
@@ -218,7 +212,7 @@ def _match_of_softmax(node: fx.Node) -> Found:
     ):
         raise SpelledOtherwise
     inner = steps if set(largest.users) - {node, difference} else {*steps, largest}
-    return Found(node, source, ReduceKind.LOGSUMEXP, reduced_axes(total), inner=tuple(sorted(inner)))
+    return Found(node, source, reductions.LOGSUMEXP, reduced_axes(total), inner=tuple(sorted(inner)))
 
 
 def _ends_in_nan(user: fx.Node, node: fx.Node) -> bool:

@@ -10,7 +10,7 @@ from torch import fx
 
 from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.graph.mutation import root
-from cute_backend.fx_walk.graph.static import DTYPES, Size, fake, known, product
+from cute_backend.fx_walk.graph.static import RESULT_DTYPES, Size, fake, known, product
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.questions import is_only_read
 from cute_backend.fx_walk.products.scaling_recipes import BlockScale
@@ -172,9 +172,7 @@ def _stores(
     block = value.columns_of_each(1 if frame is None else frame.block)
     layout, parts = store_layout(anchor, chain, node, value, frame), value.parts
     assert parts and layout is not None
-    index = value.reduction is not None and value.reduction.kind.is_index
-    scales = fake(node).dtype is E8M0
-    dtype = DType.I64 if index else DType.E8M0 if scales else DTYPES[fake(node).dtype]
+    dtype = DType.E8M0 if fake(node).dtype is E8M0 else RESULT_DTYPES[fake(node).dtype]
     if value.alternate:
         pair = chain.emit(PAIRINGS[dtype], *parts)
         assert isinstance(pair, str)

@@ -12,6 +12,7 @@ from torch import fx
 from cute_backend.fx_walk.graph.static import Size, target_name
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.values.classify import LoadView
+from cute_backend.kinds import reductions
 from cute_backend.ops import OPS, result_dtype
 from cute_backend.planning import Arch, Target, serves
 from cute_backend.spec import (
@@ -30,7 +31,6 @@ from cute_backend.spec import (
     Operand,
     Overflow,
     Precision,
-    ReduceKind,
     Store,
     block_passes,
 )
@@ -247,9 +247,9 @@ class Chain:
         `part`."""
         return self._step(BLOCK_PART, (Const(part),), DType.I32, block=columns)
 
-    def reduce_blocks(self, kind: ReduceKind, value: Operand, columns: int) -> Operand:
+    def reduce_blocks(self, kind: reductions.ReductionKind, value: Operand, columns: int) -> Operand:
         """The reduction of each block of `columns` columns, as the value of all elements of the block."""
-        return self._step(f"block_{kind.value}", (value,), DType.F32, block=columns)
+        return self._step(f"block_{kind.name}", (value,), DType.F32, block=columns)
 
     def dtype(self, operand: Operand) -> DType:
         """The dtype that an operand has been rounded to; an accumulator is fp32."""

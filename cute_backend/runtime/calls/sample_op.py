@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from cute_backend import config
+from cute_backend.kinds import reductions
 from cute_backend.planning import Constraints
 from cute_backend.runtime.calls.op import gemm_epilogue
 from cute_backend.spec import (
@@ -34,7 +35,6 @@ from cute_backend.spec import (
     Major,
     Op,
     Operand,
-    ReduceKind,
     Reduction,
     Store,
     Stride,
@@ -203,15 +203,15 @@ class _Steps:
         return name
 
 
-def _store(index: int, value: Operand, kind: ReduceKind) -> Store:
+def _store(index: int, value: Operand, kind: reductions.ReductionKind) -> Store:
     assert isinstance(value, str)
-    dtype = DType.I64 if kind.is_index else DType.F32
+    dtype = kind.stored_as(DType.F32)[0]
     return Store(f"out{index}", value, dtype, reduce=Reduction(Axis.ROW, kind))
 
 
 def _best(steps: _Steps) -> list[Store]:
     """The argmax over the vocabulary."""
-    return [_store(0, steps.logits, ReduceKind.ARGMAX)]
+    return [_store(0, steps.logits, reductions.ARGMAX)]
 
 
 def _draws(steps: _Steps, loads: tuple[Load, ...], samples: int, normaliser: bool) -> list[Store]:
@@ -226,12 +226,12 @@ def _draws(steps: _Steps, loads: tuple[Load, ...], samples: int, normaliser: boo
         noise = steps.emit("gumbel", "seed_low", "seed_high", column, row, number)
         if "temperature" in names:
             noise = steps.emit("mul", "temperature", noise)
-        stores.append(_store(index, steps.emit("add", steps.logits, noise), ReduceKind.ARGMAX))
+        stores.append(_store(index, steps.emit("add", steps.logits, noise), reductions.ARGMAX))
     if normaliser:
         scaled = steps.logits
         if "temperature" in names:
             scaled = steps.emit("div", scaled, "temperature")
-        stores.append(_store(samples, scaled, ReduceKind.LOGSUMEXP))
+        stores.append(_store(samples, scaled, reductions.LOGSUMEXP))
     return stores
 
 

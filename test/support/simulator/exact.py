@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cute_backend.kinds import reductions
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import TORCH_DTYPES
@@ -25,7 +26,6 @@ from cute_backend.spec import (
     Op,
     Order,
     ProductKind,
-    ReduceKind,
     Reduction,
     Scaling,
     Store,
@@ -210,7 +210,7 @@ def batched(a_major: Major, b_major: Major, dtype: DType = DType.BF16) -> Epilog
         ),
         (
             Store("out0", "t4", DType.BF16),
-            Store("out1", "t4", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
+            Store("out1", "t4", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),
         ),
     )
 
@@ -244,7 +244,7 @@ def grouped(a_major: Major = Major.K, b_major: Major = Major.K) -> EpilogueSpec:
         (*dense.ops, op("t3", "add", "t2", "bias")),
         (
             Store("out0", "t3", DType.BF16),
-            Store("out1", "t3", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
+            Store("out1", "t3", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),
         ),
     )
 
@@ -275,7 +275,7 @@ def grouped_k(dtype: DType = DType.BF16) -> EpilogueSpec:
         loads=dense.loads if dtype is DType.BF16 else (SCALE_A, by_group, RESIDUAL),
         stores=(
             Store("out0", "t2", DType.BF16),
-            Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
+            Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),
         ),
     )
 

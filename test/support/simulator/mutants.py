@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 
+from cute_backend.kinds import reductions
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, plan
 from cute_backend.replay import replay
@@ -36,7 +37,6 @@ from cute_backend.spec import (
     Op,
     Order,
     ProductKind,
-    ReduceKind,
     Reduction,
     Scaling,
     Store,
@@ -66,11 +66,11 @@ from support.simulator.planting import Wrong, part_of, planted
 SPEC = scaled_residual()
 # Its largest element of each column in place of the plane: a reduction with partials and a second kernel.
 LARGEST = replace(
-    SPEC, stores=(Store("out0", "t2", DType.F32, reduce=Reduction(Axis.COLUMN, ReduceKind.MAX)),)
+    SPEC, stores=(Store("out0", "t2", DType.F32, reduce=Reduction(Axis.COLUMN, reductions.MAX)),)
 )
 # Its largest element of each row, which the last tile of the row writes.
 LARGEST_OF_ROWS = replace(
-    SPEC, stores=(Store("out0", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),)
+    SPEC, stores=(Store("out0", "t2", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),)
 )
 # A product with DeepSeek's fp32 scales, A in blocks of 1 x 128 and B in blocks of 128 x 128.
 BLOCKWISE = replace(

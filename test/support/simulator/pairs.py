@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cute_backend.kinds import reductions
 from cute_backend.planning import TileConfig
 from cute_backend.replay import replay
 from cute_backend.simulator.simulate import run_region
@@ -18,7 +19,6 @@ from cute_backend.spec import (
     Load,
     LoadKind,
     Major,
-    ReduceKind,
     Reduction,
     Store,
     Stride,
@@ -56,8 +56,8 @@ def difference(
     )
     stores = (
         Store("out0", "t4", DType.BF16),
-        Store("out1", "t5", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
-        Store("out2", "t4", DType.F32, reduce=Reduction(Axis.COLUMN, ReduceKind.MIN)),
+        Store("out1", "t5", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),
+        Store("out2", "t4", DType.F32, reduce=Reduction(Axis.COLUMN, reductions.MIN)),
     )
     return EpilogueSpec(accumulators, loads, ops, stores)
 
