@@ -44,6 +44,7 @@ def validate(spec: EpilogueSpec) -> None:
         seen.add(name)
 
     positions = {store.cache.at for store in spec.stores if store.cache is not None}
+    compared = {operand for op in spec.ops if op.op == "eq" for operand in op.values}
     for acc in spec.accumulators:
         define(acc.name)
         _validate_accumulator(acc)
@@ -56,8 +57,8 @@ def validate(spec: EpilogueSpec) -> None:
                 f"{load.name} is called {load.kind.value} but has stride classes "
                 f"({load.stride_m.value}, {load.stride_n.value})"
             )
-        if load.dtype is DType.I64 and load.name not in positions:
-            raise SpecError(f"{load.name} is i64, which only positions in a cache are loaded as")
+        if load.dtype is DType.I64 and load.name not in positions | compared:
+            raise SpecError(f"{load.name} is i64, which only places in a row or in a cache are loaded as")
         if load.kind is LoadKind.GROUPVEC:
             _validate_groupvec(load, spec.product.kind)
         if load.m_modes:
@@ -68,8 +69,10 @@ def validate(spec: EpilogueSpec) -> None:
         for operand in op.operands:
             if isinstance(operand, str) and operand not in seen:
                 raise SpecError(f"{op.name} reads {operand!r} before it is made")
-            if isinstance(operand, str) and spec.dtypes[operand] is DType.I64:
-                raise SpecError(f"{op.name} reads {operand!r}, which is i64; only stores to a cache do")
+            if isinstance(operand, str) and spec.dtypes[operand] is DType.I64 and op.op != "eq":
+                raise SpecError(
+                    f"{op.name} reads {operand!r}, which is i64; only eq and stores to a cache do"
+                )
         if op.op != "cast" and op.dtype is not op.dtype.register:
             raise SpecError(f"{op.name} = {op.op} has dtype {op.dtype.value}; only a cast may narrow")
         if op.dtype is DType.I64:

@@ -26,6 +26,9 @@ DTYPES: dict[torch.dtype, DType] = {TORCH_DTYPES[dtype]: dtype for dtype in VALU
 RESULT_DTYPES = DTYPES | {torch.int64: DType.I64}
 """The dtypes of a region's results, with that of whole numbers, which only reductions give."""
 
+PLACES = {torch.int32: DType.I32, torch.int64: DType.I64}
+"""The dtypes of operands that say where elements are: in a row, or in a cache."""
+
 
 def known(condition: Any) -> bool:
     """Whether a (symbolic) condition is proven."""

@@ -6,10 +6,24 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from cute_backend.fx_walk.members import block_parts, concatenation, reductions, rotations, tiled_scales
+from cute_backend.fx_walk.members import (
+    block_parts,
+    concatenation,
+    picked,
+    reductions,
+    rotations,
+    tiled_scales,
+)
 from cute_backend.fx_walk.region.member import Member
 
-FINDERS = (reductions.find, rotations.find, block_parts.find, tiled_scales.find, concatenation.find)
+FINDERS = (
+    reductions.find,
+    rotations.find,
+    block_parts.find,
+    tiled_scales.find,
+    concatenation.find,
+    picked.find,
+)
 """Functions that find the members of each kind in all nodes of a graph, in graph order. Where a node may join
 as several kinds, the first one wins."""
 

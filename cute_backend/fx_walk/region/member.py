@@ -52,6 +52,12 @@ class Member(ABC):
     on the way may be its own."""
 
     @property
+    def operands(self) -> tuple[fx.Node, ...]:
+        """The nodes outside of the region that it loads. The region joins it only if they do not depend on
+        the region."""
+        return ()
+
+    @property
     def needs_shared_launch(self) -> bool:
         """Whether a region may have it only if it shares its launch with other products of its A."""
         return False

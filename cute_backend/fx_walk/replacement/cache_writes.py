@@ -16,20 +16,18 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-import torch
 from torch import fx
 
 from cute_backend import config
 from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.graph.mutation import root
-from cute_backend.fx_walk.graph.static import arguments, fake, known, product, target_name, tensor_of
+from cute_backend.fx_walk.graph.static import PLACES, arguments, fake, known, product, target_name, tensor_of
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection, user_label
 from cute_backend.fx_walk.region.region import CacheWrite, Region
 from cute_backend.fx_walk.values.classify import LoadView, Mode
 from cute_backend.spec import (
     HEAD_COLUMNS,
     Cache,
-    DType,
     Load,
     LoadKind,
     Order,
@@ -37,8 +35,6 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-
-_INTEGERS = {torch.int32: DType.I32, torch.int64: DType.I64}
 
 MOST_ROWS = 256
 """The most rows of a plane that are written to a cache. They are written by element, which saves a launch but
@@ -174,7 +170,7 @@ def _of_positions(write: fx.Node, value: fx.Node) -> _Found:
         raise _left(write, "it adds to the cache")
     positions = tensor_of(indices[2]) if len(indices) == 3 and indices[:2] == [None, None] else None
     rows = fake(value).shape[2] if fake(value).dim() == 4 else None
-    if positions is None or positions.dim() != 1 or positions.dtype not in _INTEGERS:
+    if positions is None or positions.dim() != 1 or positions.dtype not in PLACES:
         raise _left(write, "it does not write to positions (S,) of int32 or int64 of a cache (B, H, L, D)")
     if not isinstance(rows, int) or not known(positions.shape[0] == rows):
         raise _left(write, f"{positions.shape[0]} positions are not shown to be those of {rows} rows")
@@ -196,7 +192,7 @@ def _first_of_range(positions: fx.Node, rows: int) -> fx.Node | None:
         if not (isinstance(counted, fx.Node) and _counts(counted, rows)):
             continue
         tensor = tensor_of(first)
-        if tensor is not None and tensor.dtype in _INTEGERS and known(tensor.numel() == 1):
+        if tensor is not None and tensor.dtype in PLACES and known(tensor.numel() == 1):
             return first
     return None
 
@@ -316,7 +312,7 @@ def _with(region: Region, value: fx.Node, store: Store, found: _Found) -> Region
 def _view(at: fx.Node, found: _Found, batches: int) -> LoadView:
     """The position of the first row, or those of the rows of each batch, as an operand."""
     tensor = fake(at)
-    dtype = _INTEGERS[tensor.dtype]
+    dtype = PLACES[tensor.dtype]
     if found.follows:
         return LoadView(at, LoadKind.SCALAR, dtype, Stride.ZERO, Stride.ZERO, (), ())
     if batches == 1:

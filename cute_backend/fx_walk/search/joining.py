@@ -26,7 +26,7 @@ from cute_backend.fx_walk.graph.static import (
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.value import E8M0, Plane, Value
-from cute_backend.fx_walk.search.dependences import check_mutations
+from cute_backend.fx_walk.search.dependences import check_mutations, cycle, depends
 from cute_backend.fx_walk.search.resolve import Reader, resolve
 from cute_backend.fx_walk.search.views import not_pointwise, rearranged
 from cute_backend.fx_walk.search.walk import Walk
@@ -43,6 +43,9 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Value:
         return _join_split(walk, draft, node)
     member = walk.member(draft, node)
     if member is not None:
+        for operand in member.operands:
+            if depends(walk, draft, operand):
+                raise cycle(walk, draft, operand)
         value = member.join(walk, draft)
         check_mutations(walk, draft, node)
         return value

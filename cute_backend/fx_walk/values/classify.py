@@ -17,7 +17,7 @@ modes: the columns are in blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile
 from sys import maxsize
@@ -114,16 +114,20 @@ class LoadView:
 
 
 def classify(
-    node: fx.Node, shape: Sequence[Size], device: torch.device, frame: Frame | None = None
+    node: fx.Node,
+    shape: Sequence[Size],
+    device: torch.device,
+    frame: Frame | None = None,
+    dtypes: Mapping[torch.dtype, DType] = DTYPES,
 ) -> LoadView:
     """The class of `node` as an operand of a pointwise op with result `shape`, whose place on the plane is
-    `frame`, by default (..., N).
+    `frame`, by default (..., N). Its dtype is one of `dtypes`.
 
     Raises Refused if no kernel on `device` can read the operand, or if static knowledge does not determine
     its class.
     """
     tensor = fake(node)
-    dtype = check_load(node, tensor, device)
+    dtype = check_load(node, tensor, device, dtypes)
     rank = tensor.dim()
     missing = len(shape) - rank
     strides: list[Size] = [0] * missing
@@ -225,13 +229,18 @@ def kind_of(stride_m: Stride, stride_n: Stride) -> LoadKind:
     return LoadKind.COLVEC if stride_n is Stride.ZERO else LoadKind.EXACT
 
 
-def check_load(node: fx.Node, tensor: torch.Tensor, device: torch.device) -> DType:
+def check_load(
+    node: fx.Node,
+    tensor: torch.Tensor,
+    device: torch.device,
+    dtypes: Mapping[torch.dtype, DType] = DTYPES,
+) -> DType:
     """The dtype of an operand. Raises Refused if no kernel on `device` can read the operand."""
     if tensor.device != device:
         raise Refused(Reason.LOAD_DEVICE, operand=user_label(node), device=tensor.device, anchor=device)
     if tensor.layout is not torch.strided:
         raise Refused(Reason.LOAD_LAYOUT, operand=user_label(node))
-    return supported_dtype(user_label(node), tensor.dtype)
+    return dtypes.get(tensor.dtype) or supported_dtype(user_label(node), tensor.dtype)
 
 
 def supported_dtype(of: fx.Node | str, dtype: torch.dtype) -> DType:
