@@ -251,7 +251,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"stores": (replace(OUT, dtype=DType.I64),)}, "out0 stores a plane as i64"),
     (
         {"loads": (replace(BIAS, dtype=DType.I64),)},
-        "bias is i64, which only positions in a cache are loaded as",
+        "bias is i64, which only places in a row or in a cache are loaded as",
     ),
     ({"ops": (Op("t0", "cast", ("acc",), DType.I64),)}, "t0 = cast has dtype i64|t0 has dtype i64"),
     (

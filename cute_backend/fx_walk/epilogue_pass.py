@@ -26,6 +26,7 @@ from cute_backend.fx_walk.preparation.async_tp import multiply_while_moving
 from cute_backend.fx_walk.preparation.broadcast import join_batches
 from cute_backend.fx_walk.preparation.free_strides import lay_in_rows
 from cute_backend.fx_walk.preparation.gated_units import divide_gated_units
+from cute_backend.fx_walk.preparation.gathers import take_from_products
 from cute_backend.fx_walk.preparation.log_softmax import separate_logsumexps
 from cute_backend.fx_walk.preparation.packed import divide_packed
 from cute_backend.fx_walk.preparation.padding import take_padding_back
@@ -180,6 +181,7 @@ def prepare(graph: fx.Graph, capability: Capability) -> None:
         lay_in_rows(graph)
         join_batches(graph)
         separate_logsumexps(graph)
+        take_from_products(graph)
         divide_packed(graph, lambda graph: find_regions(graph, current_precision(), capability)[0])
 
 

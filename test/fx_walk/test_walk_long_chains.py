@@ -13,7 +13,7 @@ from torch import Tensor
 from cute_backend import config
 from cute_backend.fx_walk import collect as collecting
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.members.reduced import _MOST_OPS
+from cute_backend.fx_walk.region.reduced import _MOST_OPS
 from cute_backend.fx_walk.values import chain as chaining
 
 LENGTH, DEPTH = 320, 260

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from cute_backend.fx_walk.graph.static import PLACES, arguments, fake, known, same_sizes, target_name
-from cute_backend.fx_walk.members.reduced import Reduced
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.member import Member, Search
+from cute_backend.fx_walk.region.reduced import Reduced
 from cute_backend.fx_walk.region.value import Value
 from cute_backend.fx_walk.values.classify import classify
 from cute_backend.kinds.reductions import MAX

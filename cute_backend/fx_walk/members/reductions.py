@@ -28,11 +28,11 @@ from cute_backend.fx_walk.graph.static import (
     tensor_of,
 )
 from cute_backend.fx_walk.members.block_reductions import frame_of_blocks, lower_blocks, unfit_blocks
-from cute_backend.fx_walk.members.reduced import Reduced
 from cute_backend.fx_walk.members.spelled_reductions import Found, feeds, read_reduction
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.member import Member, Search
+from cute_backend.fx_walk.region.reduced import Reduced
 from cute_backend.fx_walk.region.value import Plane, Value
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import supported_dtype

@@ -14,29 +14,28 @@ those: a row's softmax, `exp(y - logsumexp)`, adds up to 1 only if both use the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.graph.axes import is_reduction
+from cute_backend.fx_walk.graph.axes import reduced_axes
 from cute_backend.fx_walk.graph.mutation import Mutations
+from cute_backend.fx_walk.graph.new_calls import call
 from cute_backend.fx_walk.graph.spelled import SpelledOtherwise, operands
-from cute_backend.fx_walk.graph.static import fake, known, same_sizes, target_name, tensor_of
-from cute_backend.fx_walk.preparation.broadcast import with_one_open
-from cute_backend.fx_walk.products.anchors import is_anchor
-from cute_backend.fx_walk.products.questions import after_products, base
-from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
-from cute_backend.fx_walk.values.rounded import mark_rounded
+from cute_backend.fx_walk.graph.static import arguments, fake, target_name
+from cute_backend.fx_walk.preparation.gathers import Elements, first, is_along_rows, is_narrow, planes_before
+from cute_backend.fx_walk.products.questions import after_products
+from cute_backend.fx_walk.values.lower import CASTS
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def separate_logsumexps(graph: fx.Graph) -> None:
-    """Rewrites the log of a softmax after a product, if only gathers read it: each gathered element becomes
-    the product's element minus the logsumexp of its row.
+    """Rewrites the log of a softmax after a product, if only gathers and sums of its rows read it, which a
+    loss with label smoothing has. Each gathered element becomes the product's element minus the logsumexp of
+    its row, and a sum of a row becomes that of the product's row minus N times its logsumexp.
 
     Other readers of the log of the sum, such as the backward pass, read the logsumexp minus the largest
     element. An infinite element makes its row NaN, as in a softmax. A gather after a write in place stays
@@ -58,7 +57,7 @@ def separate_logsumexps(graph: fx.Graph) -> None:
             found.gathers
             and found.rows in after
             and not is_written
-            and all(map(found.is_narrow, found.gathers))
+            and all(is_narrow(gather, found.elements) for gather in found.gathers)
         ):
             _Writer(graph, found).write()
     graph.eliminate_dead_code()
@@ -66,8 +65,8 @@ def separate_logsumexps(graph: fx.Graph) -> None:
 
 @dataclass(frozen=True)
 class _LogSoftmax:
-    """The steps of the log of a softmax of `rows`, and the gathers from its `result`, empty if something
-    else reads it."""
+    """The steps of the log of a softmax of `rows`, and the gathers from its `result` and the sums of its
+    rows; none if something else reads it."""
 
     rows: fx.Node
     largest: fx.Node
@@ -75,23 +74,12 @@ class _LogSoftmax:
     log: fx.Node
     result: fx.Node
     gathers: tuple[fx.Node, ...]
+    sums: tuple[fx.Node, ...]
 
-    def is_narrow(self, gather: fx.Node) -> bool:
-        """Whether a gather reads only products, or values of at most 16 bits per element."""
-        return all(is_anchor(leaf) or fake(leaf).element_size() <= 2 for leaf in self._leaves(gather))
-
-    def _leaves(self, gather: fx.Node) -> Iterator[fx.Node]:
-        stack, seen = [first(gather)], set[fx.Node]()
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            planes = [self.rows] if node is self.result else planes_before(node)
-            if planes is None:
-                yield node
-            else:
-                stack += planes
+    @property
+    def elements(self) -> Mapping[fx.Node, fx.Node]:
+        """The planes whose elements those of others are, less a value of the row."""
+        return {self.result: self.rows}
 
 
 def _read(log: fx.Node) -> _LogSoftmax:
@@ -116,7 +104,7 @@ def _read(log: fx.Node) -> _LogSoftmax:
         and len(total.users) == len(exponential.users) == 1
     ):
         raise SpelledOtherwise
-    return _LogSoftmax(rows, largest, shifted, log, results[0], tuple(_gathers(results[0])))
+    return _LogSoftmax(rows, largest, shifted, log, results[0], *_readers(results[0]))
 
 
 def _unscaled(shifted: fx.Node) -> fx.Node:
@@ -148,64 +136,30 @@ def _unscaled(shifted: fx.Node) -> fx.Node:
     return plain
 
 
-def _gathers(result: fx.Node) -> Iterator[fx.Node]:
+def _readers(result: fx.Node) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]]:
     """The gathers along the last axis, one at least for each row, from a value, or from pointwise results or
-    views of it; nothing if anything else reads one of them."""
-    found, stack = [], [result]
+    views of it, and the sums of its rows, or of casts of them; nothing if anything else reads one of them."""
+    gathers, sums, stack = [], [], [result]
     while stack:
         node = stack.pop()
         for user in node.users:
-            if target_name(user) == "aten.gather.default" and _is_along_rows(user):
-                found.append(user)
+            if is_along_rows(user):
+                gathers.append(user)
+            elif _is_sum_of_rows(user) and (node is result or target_name(node) in CASTS):
+                sums.append(user)
             elif planes_before(user) == [node]:
                 stack.append(user)
             else:
-                return
-    yield from found
+                return (), ()
+    return tuple(gathers), tuple(sums)
 
 
-def _is_along_rows(gather: fx.Node) -> bool:
-    source, axis, index = fake(first(gather)), gather.args[1], fake(gather.args[2])  # type: ignore[arg-type]
-    return axis in (-1, source.dim() - 1) and same_sizes(source.shape[:-1], index.shape[:-1])
-
-
-def first(node: fx.Node) -> fx.Node:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return source
-
-
-def planes_before(node: fx.Node) -> list[fx.Node] | None:
-    """The planes from which a gather can take elements instead of from `node`. For a pointwise op, these are
-    the operands of its shape, if the others are the same for a whole row; for a view with the same rows, its
-    source.
-
-    None if a gather has to read `node` itself, because it is another op, or is in memory in any case.
-    """
-    result = tensor_of(node)
-    if result is None or any(not _is_work(user) for user in node.users):
-        return None
-    if is_reshape(node):
-        shape = fake(first(node)).shape
-        keeps_rows = len(shape) > 1 and len(result.shape) > 1 and known(shape[-1] == result.shape[-1])
-        return [first(node)] if keeps_rows and with_one_open(shape) and with_one_open(result.shape) else None
-    if not is_pointwise(node):
-        return None
-    planes = []
-    for source in node.all_input_nodes:
-        tensor = tensor_of(source)
-        if tensor is None:
-            return None
-        if same_sizes(tensor.shape, result.shape):
-            planes.append(source)
-        elif tensor.dim() and not (tensor.dim() <= result.dim() and known(tensor.shape[-1] == 1)):
-            return None
-    return planes or None
-
-
-def _is_work(user: fx.Node) -> bool:
-    is_gather = target_name(user) == "aten.gather.default"
-    return is_gather or is_pointwise(user) or is_reduction(user) or is_reshape(user)
+def _is_sum_of_rows(node: fx.Node) -> bool:
+    """Whether a call adds up rows whose length is known."""
+    if target_name(node) != "aten.sum.dim_IntList":
+        return False
+    shape = fake(first(node)).shape
+    return reduced_axes(node) == (len(shape) - 1,) and isinstance(shape[-1], int)
 
 
 @dataclass
@@ -216,68 +170,41 @@ class _Writer:
     def write(self) -> None:
         found = self.found
         with self.graph.inserting_after(found.log):
-            sums = self._call(found.log, aten.add.Tensor, found.log, found.largest)
+            sums = call(self.graph, found.log, aten.add.Tensor, found.log, found.largest)
         with self.graph.inserting_after(sums):
-            infinite = self._call(found.log, aten.mul.Tensor, sums, 0)
+            infinite = call(self.graph, found.log, aten.mul.Tensor, sums, 0)
         with self.graph.inserting_after(infinite):
-            logsumexp = self._call(found.log, aten.add.Tensor, sums, infinite)
+            logsumexp = call(self.graph, found.log, aten.add.Tensor, sums, infinite)
+
+        def less_logsumexp(element: fx.Node) -> fx.Node:
+            return call(self.graph, found.result, aten.sub.Tensor, element, logsumexp)
+
         for gather in found.gathers:
             with self.graph.inserting_before(gather):
-                gather.replace_all_uses_with(self._gathered(first(gather), gather.args[2], logsumexp))
+                elements = Elements(self.graph, found.elements, less_logsumexp)
+                gather.replace_all_uses_with(elements.of(first(gather), gather.args[2]))
+        for total in found.sums:
+            with self.graph.inserting_before(total):
+                total.replace_all_uses_with(self._sum(total, logsumexp))
         for user in list(found.log.users):
             if user not in (sums, found.result):
                 with self.graph.inserting_after(logsumexp):
-                    log = self._call(found.log, aten.sub.Tensor, logsumexp, found.largest)
+                    log = call(self.graph, found.log, aten.sub.Tensor, logsumexp, found.largest)
                 user.replace_input_with(found.log, log)
         if found.shifted is not _unscaled(found.shifted):
             found.shifted.replace_all_uses_with(_unscaled(found.shifted))
 
-    def _gathered(self, node: fx.Node, index: Any, logsumexp: fx.Node) -> fx.Node:
-        """The elements at an index along the last axis, of another plane of the same rows."""
-        made: dict[tuple[fx.Node, Any], fx.Node] = {}
-        behind: dict[tuple[fx.Node, Any], Any] = {}
-        """The index with which the planes before a node are read."""
-        stack = [(node, index)]
-        while stack:
-            current, at = stack[-1]
-            planes = [self.found.rows] if current is self.found.result else planes_before(current) or []
-            if (current, at) not in behind:
-                behind[current, at] = self._before_reshape(current, at, planes)
-            of = {plane: (plane, behind[current, at]) for plane in planes}
-            if missing := [each for each in of.values() if each not in made]:
-                stack += missing
-                continue
-            taken = {plane: made[each] for plane, each in of.items()}
-            made[current, at] = self._element(current, at, taken, logsumexp)
-            stack.pop()
-        return made[node, index]
-
-    def _before_reshape(self, node: fx.Node, index: Any, planes: list[fx.Node]) -> Any:
-        """The index of elements of the source of a reshape; that of the node's own for any other node."""
-        if not planes or node is self.found.result or not is_reshape(node):
-            return index
-        shape, behind = fake(index).shape, fake(planes[0]).shape[:-1]
-        return self._call(node, aten.reshape.default, index, with_one_open((*behind, shape[-1])))
-
-    def _element(
-        self, node: fx.Node, index: Any, taken: dict[fx.Node, fx.Node], logsumexp: fx.Node
-    ) -> fx.Node:
-        """The elements of a node, from those that are taken of the planes before it."""
-        if node is self.found.result:
-            return self._call(node, aten.sub.Tensor, taken[self.found.rows], logsumexp)
-        if not taken:
-            mark_rounded(base(node))
-            return self._call(node, aten.gather.default, node, -1, index)
-        if is_reshape(node):
-            (source,) = taken.values()
-            return self._call(node, aten.reshape.default, source, with_one_open(fake(index).shape))
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: taken.get(source, source))
-        return self._call(node, node.target, *args, **kwargs)
-
-    def _call(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        made = self.graph.call_function(target, args, kwargs)
-        made.meta.update({key: like.meta[key] for key in ("stack_trace",) if key in like.meta})
-        with fake(like).fake_mode:  # type: ignore[attr-defined]
-            values = fx.map_arg((made.args, made.kwargs), lambda source: source.meta["val"])
-            made.meta["val"] = target(*values[0], **values[1])
-        return made
+    def _sum(self, total: fx.Node, logsumexp: fx.Node) -> fx.Node:
+        """The sum of a row less the logsumexp of each of its elements."""
+        rows, args = self.found.rows, arguments(total)
+        row = call(self.graph, total, aten.sum.dim_IntList, rows, [-1], True, dtype=torch.float32)
+        all_of = call(self.graph, total, aten.mul.Tensor, logsumexp, fake(rows).shape[-1])
+        left = call(self.graph, total, aten.sub.Tensor, row, all_of)
+        if not args["keepdim"]:
+            left = call(self.graph, total, aten.squeeze.dim, left, -1)
+        dtype = fake(total).dtype
+        return (
+            call(self.graph, total, prims.convert_element_type.default, left, dtype)
+            if dtype is not torch.float32
+            else left
+        )

@@ -60,6 +60,10 @@ _FACTORS = {"aten.mm.default": "self", "aten.addmm.default": "mat1"}
 _SCALES = ("beta", "alpha")
 """The arguments of `addmm` that are given by name."""
 
+COPIED_FOR = 8
+"""Rows that have no single stride in A are copied there if the product has at least this many times as many
+columns as A, as a language model's head has: then the copy moves few bytes beside what is left out."""
+
 Axes = dict[fx.Node, int]
 """Nodes, each with the axis of its result that is sliced."""
 
@@ -262,8 +266,9 @@ def _check_rows(product: fx.Node, lead: Sequence[Any], axis: int, cut: fx.Node) 
         raise _Whole("the addend of the product has rows, too")
     with a.fake_mode:  # type: ignore[attr-defined]
         rows = _sliced(cut, axis)(a.view([*map(_value, lead), a.shape[1]]) if lead else a)
-    left = rows.shape[:-1]
-    if collapsed_stride(left, rows.stride()[:-1]) is None:
+    left, columns = rows.shape[:-1], fake(product).shape[-1]
+    is_copied = collapsed_stride(left, rows.stride()[:-1]) is None
+    if is_copied and not known(columns >= COPIED_FOR * a.shape[1]):
         raise _Whole("they have no single stride in A")
     if with_one_open(rows.shape) is None:
         raise _Whole("several of their axes have sizes that are known only at run time")
