@@ -43,7 +43,11 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 
 
 def widen(value: Tensor, dtype: DType) -> Tensor:
-    """Converts a tensor of `dtype` to its register dtype, exactly."""
+    """Converts a tensor of `dtype` to its register dtype, exactly. Of i64, numbers that int32 does not hold
+    become its smallest or largest one."""
+    if dtype is DType.I64:
+        limits = torch.iinfo(torch.int32)
+        value = value.clamp(limits.min, limits.max)
     return value.to(TORCH_DTYPES[dtype.register])
 
 

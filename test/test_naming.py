@@ -34,6 +34,7 @@ WORDS = {
     "square": "scaled_mm_scale_residual",
     "row_maxima": "scaled_mm_silu_amax",
     "greedy_token": "mm_bias_argmax",
+    "label_logit": "mm_bias_pick_logsumexp",
     "sums": "scaled_mm_sum_logsumexp",
     "swiglu": "scaled_mm_swiglu_amax",
     "swiglu_chunk": "scaled_mm_swiglu",

@@ -246,7 +246,16 @@ class _Steps:
         if kind is reductions.MAX and isinstance(value, Op) and value.op == "abs":
             self._said.pop(value.name, None)
             return "amax"
+        if kind is reductions.MAX and isinstance(value, Op) and self._picks(value):
+            self._said.pop(value.name, None)
+            return "pick"
         return kind.name
+
+    def _picks(self, op: Op) -> bool:
+        """Whether an op leaves one element of each row: that of a column."""
+        condition = self._ops.get(str(op.operands[0])) if op.op == "where" else None
+        compared = () if condition is None or condition.op != "eq" else condition.values
+        return any(name in self._ops and self._ops[name].op == "column_index" for name in compared)
 
 
 def _number(op: Op) -> float | None:

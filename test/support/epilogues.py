@@ -178,6 +178,7 @@ MAKERS: dict[str, Maker] = {
     "scale_rows": lambda p, g: p.ramp(p.m),
     "scale_experts": lambda p, g: p.ramp(len(p.ends) * p.n).reshape(-1, p.n),
     "column": lambda p, g: p.ramp(p.m),
+    "labels": lambda p, g: torch.arange(p.m, device=p.device) * 7 % p.n,
     "b_keys": lambda p, g: p.operand(p.n // 4, p.k, dtype=torch.bfloat16, generator=g).t(),
     "b_values": lambda p, g: p.operand(p.n // 4, p.k, dtype=torch.bfloat16, generator=g).t(),
     "bias_values": lambda p, g: p.randn(p.n // 4, dtype=torch.bfloat16, generator=g),
@@ -367,6 +368,13 @@ def row_maxima(a, b, scale_a, scale_b):
 @epilogue({"bias": "rowvec"}, "i64")
 def greedy_token(a_bf16, b_bf16, bias):
     return torch.argmax(torch.addmm(bias, a_bf16, b_bf16), -1)
+
+
+@epilogue({"bias": "rowvec", "colvec0": "colvec"}, "bf16", "bf16")
+def label_logit(a_bf16, b_bf16, bias, labels):
+    # The two numbers of a row that its cross entropy needs.
+    y = torch.addmm(bias, a_bf16, b_bf16)
+    return y.gather(-1, labels[:, None]), y.logsumexp(-1)
 
 
 @epilogue(ROWWISE, "f32", "f32")

@@ -6,7 +6,7 @@ the whole plane, or a kernel keeps the elements that are gathered (`members/pick
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,16 +32,25 @@ def take_from_products(graph: fx.Graph) -> None:
     gathers = [node for node in graph.nodes if is_along_rows(node) and _takes_one(node)]
     if not gathers:
         return
-    after = after_products(graph.nodes)
+    after, behind = after_products(graph.nodes), behind_products(graph.nodes)
     order = {node: position for position, node in enumerate(graph.nodes)}
     written = Mutations(order).start
     for gather in gathers:
         source, is_written = first(gather), written is not None and order[gather] > written
-        if source in after and not is_written and planes_before(source) and is_narrow(gather):
+        if source in after and not is_written and planes_before(source) and is_narrow(gather, behind):
             with graph.inserting_before(gather):
                 gather.replace_all_uses_with(Elements(graph).of(source, gather.args[2]))
             graph.erase_node(gather)
     graph.eliminate_dead_code()
+
+
+def behind_products(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes of a graph that depend on products, and these."""
+    found: set[fx.Node] = set()
+    for node in nodes:
+        if is_anchor(node) or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def is_along_rows(node: fx.Node) -> bool:
@@ -57,10 +66,21 @@ def _takes_one(gather: fx.Node) -> bool:
     return len(shape) > 1 and known(shape[-1] == 1)
 
 
-def is_narrow(gather: fx.Node, instead: Mapping[fx.Node, fx.Node] | None = None) -> bool:
-    """Whether the elements that a gather needs are those of products, or of planes of at most 16 bits per
-    element. `instead` is as for `Elements`."""
-    return all(is_anchor(leaf) or fake(leaf).element_size() <= 2 for leaf in _leaves(gather, instead or {}))
+def is_narrow(
+    gather: fx.Node, behind: Collection[fx.Node], instead: Mapping[fx.Node, fx.Node] | None = None
+) -> bool:
+    """Whether the elements that a gather needs are those of products, of planes of at most 16 bits per
+    element, or of rows that are not `behind` products. `instead` is as for `Elements`."""
+    return all(
+        is_anchor(leaf) or (leaf not in behind if is_row(leaf) else fake(leaf).element_size() <= 2)
+        for leaf in _leaves(gather, instead or {})
+    )
+
+
+def is_row(node: fx.Node) -> bool:
+    """Whether a tensor is one row, which all rows of a plane share."""
+    shape = fake(node).shape
+    return len(shape) > 0 and all(known(size == 1) for size in shape[:-1])
 
 
 def _leaves(gather: fx.Node, instead: Mapping[fx.Node, fx.Node]) -> Iterator[fx.Node]:
@@ -85,8 +105,8 @@ def first(node: fx.Node) -> fx.Node:
 
 def planes_before(node: fx.Node) -> list[fx.Node] | None:
     """The planes from which a gather can take elements instead of from `node`. For a pointwise op, these are
-    the operands of its shape, if the others are the same for a whole row; for a view with the same rows, its
-    source.
+    the operands of its shape, and vectors along its rows, if the others are the same for a whole row; for a
+    view with the same rows, its source.
 
     None if a gather has to read `node` itself, because it is another op, or is in memory in any case.
     """
@@ -104,7 +124,7 @@ def planes_before(node: fx.Node) -> list[fx.Node] | None:
         tensor = tensor_of(source)
         if tensor is None:
             return None
-        if same_sizes(tensor.shape, result.shape):
+        if same_sizes(tensor.shape, result.shape) or (is_row(source) and known(tensor.numel() > 1)):
             planes.append(source)
         elif tensor.dim() and not (tensor.dim() <= result.dim() and known(tensor.shape[-1] == 1)):
             return None
@@ -164,6 +184,9 @@ class Elements:
         if node in self._instead:
             return self._change(taken[self._instead[node]])
         if not taken:
+            if not same_sizes(fake(node).shape[:-1], fake(index).shape[:-1]):
+                row = call(self._graph, node, aten.reshape.default, node, [-1])
+                return call(self._graph, node, aten.index.Tensor, row, [index])
             mark_rounded(base(node))
             return call(self._graph, node, aten.gather.default, node, -1, index)
         if is_reshape(node):

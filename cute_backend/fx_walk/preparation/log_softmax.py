@@ -25,7 +25,15 @@ from cute_backend.fx_walk.graph.mutation import Mutations
 from cute_backend.fx_walk.graph.new_calls import call
 from cute_backend.fx_walk.graph.spelled import SpelledOtherwise, operands
 from cute_backend.fx_walk.graph.static import arguments, fake, target_name
-from cute_backend.fx_walk.preparation.gathers import Elements, first, is_along_rows, is_narrow, planes_before
+from cute_backend.fx_walk.preparation.gathers import (
+    Elements,
+    behind_products,
+    first,
+    is_along_rows,
+    is_narrow,
+    is_row,
+    planes_before,
+)
 from cute_backend.fx_walk.products.questions import after_products
 from cute_backend.fx_walk.values.lower import CASTS
 
@@ -44,7 +52,7 @@ def separate_logsumexps(graph: fx.Graph) -> None:
     logs = [node for node in graph.nodes if node.op == "call_function" and node.target is aten.log.default]
     if not logs:
         return
-    after = after_products(graph.nodes)
+    after, behind = after_products(graph.nodes), behind_products(graph.nodes)
     order = {node: position for position, node in enumerate(graph.nodes)}
     written = Mutations(order).start
     for log in logs:
@@ -57,7 +65,7 @@ def separate_logsumexps(graph: fx.Graph) -> None:
             found.gathers
             and found.rows in after
             and not is_written
-            and all(is_narrow(gather, found.elements) for gather in found.gathers)
+            and all(is_narrow(gather, behind, found.elements) for gather in found.gathers)
         ):
             _Writer(graph, found).write()
     graph.eliminate_dead_code()
@@ -143,11 +151,12 @@ def _readers(result: fx.Node) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]]
     while stack:
         node = stack.pop()
         for user in node.users:
+            planes = planes_before(user)
             if is_along_rows(user):
                 gathers.append(user)
             elif _is_sum_of_rows(user) and (node is result or target_name(node) in CASTS):
                 sums.append(user)
-            elif planes_before(user) == [node]:
+            elif planes and all(plane is node or is_row(plane) for plane in planes):
                 stack.append(user)
             else:
                 return (), ()
