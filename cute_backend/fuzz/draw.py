@@ -102,6 +102,7 @@ class Drawing:
             (self.change, 1),
             (self.there_and_back, 1),
             (self.reduce, 2),
+            (self.pick, 1),
             (self.product, 1),
             (self.parts, 1),
             (self.chained, 1),
@@ -444,6 +445,13 @@ class Drawing:
         if reduction.rule is not Rule.INDEX and (keeps or self.values[name].shape == self.plane):
             self.loads.append(name)
         if self.random.random() < 0.7 or reduction.rule is Rule.INDEX:
+            self.results.append(name)
+
+    def pick(self) -> None:
+        """Draws one element of each row of a plane, at a column that an input names."""
+        places = self.input((*self.lead, "1"), torch.int64, Fill.INTEGERS)
+        name = self.step("{0}.gather(-1, {1} % N)", [self.any_plane(), places], Rule.VIEW)
+        if name is not None:
             self.results.append(name)
 
     def write(self) -> None:

@@ -24,6 +24,9 @@ from cute_backend.fx_walk.values.rounded import mark_rounded
 
 aten = torch.ops.aten
 
+_NARROW = (torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.bool)
+"""The dtypes of at most 16 bits that torch gathers on every device: it gathers no fp8 on a CPU."""
+
 
 def take_from_products(graph: fx.Graph) -> None:
     """Moves gathers of one element of each row before the pointwise work and the views whose results they
@@ -69,10 +72,10 @@ def _takes_one(gather: fx.Node) -> bool:
 def is_narrow(
     gather: fx.Node, behind: Collection[fx.Node], instead: Mapping[fx.Node, fx.Node] | None = None
 ) -> bool:
-    """Whether the elements that a gather needs are those of products, of planes of at most 16 bits per
-    element, or of rows that are not `behind` products. `instead` is as for `Elements`."""
+    """Whether the elements that a gather needs are those of products, of planes of a narrow dtype, or of rows
+    that are not `behind` products. `instead` is as for `Elements`."""
     return all(
-        is_anchor(leaf) or (leaf not in behind if is_row(leaf) else fake(leaf).element_size() <= 2)
+        is_anchor(leaf) or (leaf not in behind if is_row(leaf) else fake(leaf).dtype in _NARROW)
         for leaf in _leaves(gather, instead or {})
     )
 
