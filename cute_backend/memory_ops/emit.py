@@ -160,6 +160,7 @@ class _Module:
         enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
         draws = any(each.draws() for each in epilogues)
         is_split, several = self.tile.sums_in_memory, len(epilogues) > 1
+        sweeps = {name for each in epilogues for name in each.sweeps()}
         tiles = [*(["Rowvecs"] if self.tile.rowvecs is not Rowvecs.AUTO else []), "Stages", "TileConfig"]
         return [
             "from types import SimpleNamespace",
@@ -180,6 +181,7 @@ class _Module:
             ),
             *([f"from cute_backend.spec import {', '.join(sorted(enums))}"] if enums else []),
             f"from cute_backend.planning import Arch, {', '.join(sorted(tiles))}",
+            f"from cute_backend.templates.drain import {', '.join(sorted(sweeps))}",
             f"from cute_backend.templates.epilogue import {', '.join(helpers)}",
             *(["from cute_backend.templates.finish import Finish"] if reductions else []),
             *([f"from {self.mainloop.module} import {self.mainloop.name}"] if self.mainloop else []),

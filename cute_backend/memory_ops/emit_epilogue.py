@@ -63,12 +63,10 @@ class EpilogueText:
             f"class {self.name}:",
             f"    loads = {_names(load.name for load in self.spec.loads)}",
             f"    stores = {_names(written(self.spec.stores, self._counts))}",
-            *(["    pads_rows = True"] if self.pads_rows() else []),
-            *([f"    reduced_columns = {self.spec.pass_columns}"] if self.passes else []),
-            *([f"    early_loads = {_names(early)}"] if (early := self._early_loads()) else []),
             *_tuple("staged", staged),
             *_tuple("shared_loads", shared_loads),
             *_tuple("shared_stores", shared_stores),
+            *_tuple("sweeps", [f"{name}({arguments})" for name, arguments in self.sweeps().items()]),
             "",
             *self._stage(),
             *self._begin(),
@@ -76,8 +74,22 @@ class EpilogueText:
             *([*self._keep(self.keeping), ""] if self.keeping is not None else []),
             *([*self._reduce_blocks(), ""] if self.passes else []),
             *self._visit(),
-            *(["", *end] if (end := emit_reductions.end(self.spec.stores, self._counts)) else []),
+            *(["", *end] if (end := self._end()) else []),
         ]
+
+    def sweeps(self) -> dict[str, str]:
+        """The sweeps of the epilogue: the name of each one's class, and its arguments."""
+        planes = [load.name for load in self.places.in_ring(Ring.PLANE, self.spec)]
+        early = [name for name in planes if self.kept and name in self.spec.early_planes]
+        late = [name for name in planes if name not in early]
+        span = [f"span={self.spec.pass_columns}"]
+        keep = [*span, *([f"planes={_names(early)}"] if early else [])]
+        visit = [f"planes={_names(late)}"] if late else []
+        visit += ["pads_rows=True"] if self.pads_rows() else []
+        visit += ["ends=True"] if self._end() else []
+        sweeps = {"Keep": keep} if self.kept else {}
+        sweeps |= {"Reduce": span} if self.passes else {}
+        return {name: ", ".join(arguments) for name, arguments in (sweeps | {"Visit": visit}).items()}
 
     def types(self) -> set[str]:
         stored = {register_type(self.chain.stored(store)[1]) for store in self.spec.stores}
@@ -239,13 +251,6 @@ class EpilogueText:
         kept."""
         return self.kept or ", ".join(acc.name for acc in self.spec.accumulators)
 
-    def _early_loads(self) -> list[str]:
-        """The planes in shared memory that are read ahead of the passes."""
-        if not self.kept:
-            return []
-        planes = self.places.in_ring(Ring.PLANE, self.spec)
-        return [load.name for load in planes if load.name in self.spec.early_planes]
-
     def _visit(self) -> list[str]:
         lines = _method(f"visit(self, sub, {self._values()}, glob, held, smem)")
         lines += self._read(self.chain)
@@ -258,6 +263,9 @@ class EpilogueText:
         for store in self.spec.stores:
             lines += self._store(store) if store.reduce is None else emit_reductions.take(store)
         return lines
+
+    def _end(self) -> list[str]:
+        return emit_reductions.end(self.spec.stores, self._counts)
 
     def _loop(self, loop: Loop, stores: list[Store], in_passes: Sequence[str] = ()) -> list[str]:
         """Returns the lines of a loop over a subtile's elements, of the values that it keeps for later loops,

@@ -2,8 +2,8 @@
 
 - Kernels: `sm90`, `sm100`, `sm80`, `sm120`. `gemm` has the base class of all, `fragments` that of the kernels
   whose accumulators lie in registers, and `tma_gemm` what those of wgmma and tcgen05 have alike.
-- The epilogue of a tile: `drain` for all kernels, `tensor_memory` for accumulators there, `warpgroups`, and
-  `warp_planes` and `warpgroup_planes` for what TMA moves.
+- The epilogue of a tile: `drain`, with its sweeps, for all kernels, `tensor_memory` for accumulators there,
+  `warpgroups`, and `warp_planes` and `warpgroup_planes` for what TMA moves.
 - The interface of epilogues: `epilogue`, `tile`, `segments`.
 - Mainloops: `mainloop`, `block_scaled`, `partial_sums`, `mma_scaled`, `warp_mainloop`, `warp_columns`.
 - Operands: `loading`, `few_rows`, `feed`, `tma_feed`, `warp_copies`, `cp_async`, `staged`, `block_scales`,

@@ -1,12 +1,13 @@
 """The epilogue of a tile whose sums are complete: one loop over its subtiles, for every architecture.
 
-    tile   begin | each block of columns | end
-    block  keep each subtile | reduce the block | visit each subtile      the first two for some epilogues
-    visit  wait for exact loads | read accumulators | the epilogue's `visit` | store planes
+    tile     begin | each block of columns | end
+    block    each sweep of the epilogue: Keep | Reduce | Visit      the first two for some epilogues
+    subtile  wait for exact loads | read accumulators | the epilogue's method | leave what the sweep leaves
 
-A block is as many subtiles as the epilogue reduces ahead of their visits, or one. A thread's *seat* is where
+A *sweep* is a loop over the subtiles of a block, which reads planes and leaves something. It ends before the
+next one begins, so a block has as many subtiles as the widest sweep spans, or one. A thread's *seat* is where
 its accumulators are: `fragments.RegisterSeat`, or `tensor_memory.TensorMemorySeat`. It reads and writes
-them, and makes turns: in an unrolled loop, or in one at run time. A kernel brings planes to its visits and
+them, and makes turns: in an unrolled loop, or in one at run time. A kernel brings planes to its sweeps and
 takes them from there.
 """
 
@@ -19,13 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
-import cutlass
 import cutlass.cute as cute
 
 from cute_backend.planning import Stages, TileConfig
-from cute_backend.templates.epilogue import BlockSubtiles, Ending, Epilogue, Keeping, Reducing, by_name
+from cute_backend.templates.epilogue import BlockSubtiles, Epilogue, by_name
 from cute_backend.templates.rings import advanced
 from cute_backend.templates.scheduler import Place
 
@@ -76,7 +76,8 @@ class Seat(Protocol):
 @dataclass(frozen=True)
 class Work:
     """A tile on which a thread runs the epilogue: the state of the CTA, the thread's seat, the work item, the
-    thread's part of the tile, what the epilogue holds, and the tile's staged rowvecs."""
+    thread's part of the tile, what the epilogue holds, the tile's staged rowvecs, and the number of values
+    that an element has: one for each product, or the one that a sweep has kept in their place."""
 
     shared: Any
     seat: Any
@@ -84,6 +85,107 @@ class Work:
     tile: Any
     held: SimpleNamespace
     rows: list[cute.Tensor]
+    values: int
+
+
+@dataclass(frozen=True)
+class Sweep(ABC):
+    """A loop over the subtiles of a block of columns, for a method of the epilogue."""
+
+    span: int = 0
+    """The columns of a block, all of which the sweep has passed before the next one begins; 0 for one
+    subtile."""
+    planes: tuple[str, ...] = ()
+    """The exact loads in shared memory that its method reads, which come in one stage for each subtile."""
+
+    @abstractmethod
+    def run(self, drain: Drain, work: Work, at: Position, first: Any) -> tuple[Work, Position]:
+        """Passes over the block that begins with the subtile `first`. Returns what later sweeps work with,
+        and the next position."""
+
+    def end(self, drain: Drain, work: Work) -> None:
+        """Called after the last block of a tile."""
+
+
+@dataclass(frozen=True)
+class Keep(Sweep):
+    """Leaves the value that the method `keep` returns for each element in the place of its first
+    accumulator."""
+
+    def run(self, drain: Drain, work: Work, at: Position, first: Any) -> tuple[Work, Position]:
+        body = partial(self._subtile, drain, work, first)
+        at = work.seat.turns(Turns(drain.block_subtiles, 1, body, writes=True), at)
+        work.seat.end_writes()
+        return replace(work, values=1), at
+
+    def _subtile(self, drain: Drain, work: Work, first: Any, at: Position, within: Any) -> Position:
+        seat, visit = work.seat, first + within
+        begun = seat.begin(visit, 0, work.values)
+        if not self.planes:
+            drain._pace(work)
+        loads, release = drain._awaited(self, work, at, visit)
+        sub, *accumulators = seat.finish(work.tile, begun)
+        smem = drain._smem(work.rows, loads, [], release)
+        epilogue: Any = drain.epilogue
+        values = epilogue.keep(sub, *accumulators, work.shared.glob, work.held, smem)
+        seat.write(visit, accumulators[0], values)
+        return drain._passed(self, work, at, visit)
+
+
+@dataclass(frozen=True)
+class Reduce(Sweep):
+    """Leaves what the method `reduce_blocks` returns: the results of a block, which later sweeps hold.
+
+    A subtile is read `again` in each pass of the method after the first.
+    """
+
+    def run(self, drain: Drain, work: Work, at: Position, first: Any) -> tuple[Work, Position]:
+        passed: set[int] = set()
+
+        def read(i: int) -> tuple[Any, ...]:
+            again = i in passed
+            passed.add(i)
+            return work.seat.finish(work.tile, work.seat.begin(first, i, work.values), again)
+
+        blocks = BlockSubtiles(work.tile, drain.block_subtiles, read)
+        epilogue: Any = drain.epilogue
+        smem = drain._smem(work.rows, [], [], _release_nothing)
+        results = epilogue.reduce_blocks(blocks, work.shared.glob, work.held, smem)
+        return replace(work, held=SimpleNamespace(**vars(work.held), **vars(results))), at
+
+
+@dataclass(frozen=True)
+class Visit(Sweep):
+    """Leaves results: those of each subtile, which the method `visit` writes, and those of the whole tile."""
+
+    pads_rows: bool = False
+    """Whether `visit` also writes rows beyond M, up to a multiple of 128. It then runs for all rows of a
+    tile."""
+    ends: bool = False
+    """Whether the method `end` writes what a thread holds for the whole tile."""
+
+    def run(self, drain: Drain, work: Work, at: Position, first: Any) -> tuple[Work, Position]:
+        body = partial(self._subtile, drain, work, first)
+        return work, work.seat.turns(Turns(drain.block_subtiles, 1, body), at)
+
+    def _subtile(self, drain: Drain, work: Work, first: Any, at: Position, within: Any) -> Position:
+        seat, visit = work.seat, first + within
+        drain._make_room(work, visit)
+        begun = seat.begin(visit, 0, work.values)
+        loads, release = drain._awaited(self, work, at, visit)
+        sub, *accumulators = seat.finish(work.tile, begun)
+        seat.release(visit)
+        smem = drain._smem(work.rows, loads, drain._stores(work, at, visit), release)
+        drain._visit_rows(self, work, smem, sub, *accumulators)
+        if not self.planes:
+            release()
+        at = drain._passed(self, work, at, visit)
+        return drain._leave(work, at, visit) if drain.stages.store > 0 else at
+
+    def end(self, drain: Drain, work: Work) -> None:
+        if self.ends:
+            epilogue: Any = drain.epilogue
+            epilogue.end(work.tile, work.shared.glob, work.held)
 
 
 class Drain(ABC):
@@ -97,46 +199,27 @@ class Drain(ABC):
 
     @property
     def block_subtiles(self) -> int:
-        """The subtiles of a block of columns that the epilogue reduces ahead of their visits; 0 without."""
-        if not isinstance(self.epilogue, Reducing):
-            return 0
-        return self.epilogue.reduced_columns // self.config.subtile_n
+        """The subtiles of a block of columns, which each sweep ends before the next one begins."""
+        return max(1, *(sweep.span // self.config.subtile_n for sweep in self.epilogue.sweeps))
 
     @property
-    def keeps_value(self) -> bool:
-        """Whether the epilogue keeps a value in the place of accumulators, for its passes and visits."""
-        return isinstance(self.epilogue, Keeping)
-
-    @property
-    def values(self) -> int:
-        """The values of an element that passes and visits begin with: one for each product, or the one that
-        is kept."""
-        return 1 if self.keeps_value else self.config.products
+    def waiting(self) -> list[Sweep]:
+        """The sweeps that take a stage of exact loads for each subtile: those that read planes. If none does,
+        visits take the stages, which are filled for other segments."""
+        sweeps = self.epilogue.sweeps
+        return [sweep for sweep in sweeps if sweep.planes] or [*sweeps[-1:]]
 
     @property
     def rounds(self) -> tuple[tuple[int, ...], ...]:
-        """The exact loads of each subtile that come in one stage, as indices in `shared_loads`: all of them,
-        or first those that are read ahead of passes and then those that visits read, if there are both."""
-        early = self.early_loads
+        """The exact loads of each subtile that come in one stage, as indices in `shared_loads`: a round for
+        each sweep that waits."""
         names = [operand.name for operand in self.epilogue.shared_loads]
-        found = [[i for i, name in enumerate(names) if (name in early) is first] for first in (True, False)]
-        return tuple(tuple(each) for each in found if each) or ((),)
-
-    @property
-    def visits_wait(self) -> bool:
-        """Whether each visit takes a stage of exact loads: not without such stages, or if all are read ahead
-        of passes."""
-        return self.stages.exact > 0 and (not self.early_loads or len(self.rounds) > 1)
-
-    @property
-    def early_loads(self) -> tuple[str, ...]:
-        """The names of the exact loads in shared memory that are read ahead of passes."""
-        return getattr(self.epilogue, "early_loads", ())
+        return tuple(tuple(names.index(name) for name in sweep.planes) for sweep in self.waiting)
 
     @cute.jit
     def _drain(self, work: Work, at: Position):
         """Runs the epilogue on all subtiles of a tile. Returns the position after them."""
-        whole = max(self.block_subtiles, 1)
+        whole = self.block_subtiles
         for seat, has_rows in work.seat.blocks(work.tile):
             if has_rows:
                 body = partial(self._drain_block, replace(work, seat=seat))
@@ -145,87 +228,49 @@ class Drain(ABC):
 
     def _drain_block(self, work: Work, at: Position, first: Any) -> Position:
         """Runs the epilogue on the block of columns that begins with the subtile `first`."""
-        whole = max(self.block_subtiles, 1)
-        if self.keeps_value:
-            at = work.seat.turns(Turns(whole, 1, partial(self._keep, work, first), writes=True), at)
-            work.seat.end_writes()
-        if self.block_subtiles > 0:
-            work = replace(work, held=self._reduced(work, first))
-        return work.seat.turns(Turns(whole, 1, partial(self._visit, work, first)), at)
-
-    def _keep(self, work: Work, first: Any, at: Position, within: Any) -> Position:
-        """Puts the value that the epilogue keeps of a subtile in the place of its first product's
-        accumulators."""
-        seat, visit, glob = work.seat, first + within, work.shared.glob
-        begun = seat.begin(visit, 0, self.config.products)
-        smem = self._smem(work.rows, [], [])
-        if self.early_loads:
-            loads, release = self._loaded(work, at, visit, 0)
-            smem = self._smem(work.rows, loads, [])
-            smem.release = release
-        else:
-            self._pace(work)
-        sub, *accumulators = seat.finish(work.tile, begun)
-        values = cast(Keeping, self.epilogue).keep(sub, *accumulators, glob, work.held, smem)
-        seat.write(visit, accumulators[0], values)
-        return self._loads_read(work, at, visit) if self.early_loads else at
-
-    def _reduced(self, work: Work, first: Any) -> SimpleNamespace:
-        """Reduces the block of columns that begins with the subtile `first`. Returns what its visits hold.
-
-        A subtile is read `again` in each pass after the first.
-        """
-        passed: set[int] = set()
-
-        def read(i: int) -> tuple[Any, ...]:
-            again = i in passed
-            passed.add(i)
-            return work.seat.finish(work.tile, work.seat.begin(first, i, self.values), again)
-
-        blocks = BlockSubtiles(work.tile, self.block_subtiles, read)
-        smem, epilogue = self._smem(work.rows, [], []), cast(Reducing, self.epilogue)
-        results = epilogue.reduce_blocks(blocks, work.shared.glob, work.held, smem)
-        return SimpleNamespace(**vars(work.held), **vars(results))
-
-    @cute.jit
-    def _visit(self, work: Work, first: Any, at: Position, within: Any):
-        """Visits a subtile. Returns the position after it."""
-        seat, visit = work.seat, first + within
-        self._make_room(work, visit)
-        begun = seat.begin(visit, 0, self.values)
-        loads: list[cute.Tensor] = []
-        release: Callable[[], None] = _release_nothing
-        if cutlass.const_expr(self.visits_wait):
-            loads, release = self._loaded(work, at, visit, len(self.rounds) - 1)
-        sub, *accumulators = seat.finish(work.tile, begun)
-        seat.release(visit)
-        smem = self._smem(work.rows, loads, self._stores(work, at, visit))
-        smem.release = release
-        self._visit_rows(work, smem, sub, *accumulators)
-        if cutlass.const_expr(self.visits_wait and not self.epilogue.shared_loads):
-            release()
-        if cutlass.const_expr(self.visits_wait):
-            at = self._loads_read(work, at, visit)
-        if cutlass.const_expr(self.stages.store > 0):
-            at = self._leave(work, at, visit)
+        for sweep in self.epilogue.sweeps:
+            work, at = sweep.run(self, work, at, first)
         return at
 
+    def _awaited(
+        self, sweep: Sweep, work: Work, at: Position, visit: Any
+    ) -> tuple[list[cute.Tensor], Callable[[], None]]:
+        """A subtile's exact loads of a sweep, for which the thread waits, and the function to call once they
+        are read."""
+        if self._waits(sweep):
+            return self._loaded(work, at, visit, self.waiting.index(sweep))
+        return [], _release_nothing
+
+    def _passed(self, sweep: Sweep, work: Work, at: Position, visit: Any) -> Position:
+        """The position after a subtile's exact loads of a sweep."""
+        return self._loads_read(work, at, visit) if self._waits(sweep) else at
+
+    def _waits(self, sweep: Sweep) -> bool:
+        """Whether a sweep takes stages of exact loads."""
+        return self.stages.exact > 0 and sweep in self.waiting
+
     def _smem(
-        self, rows: Sequence[cute.Tensor], loads: Sequence[cute.Tensor], stores: Sequence[cute.Tensor]
+        self,
+        rows: Sequence[cute.Tensor],
+        loads: Sequence[cute.Tensor],
+        stores: Sequence[cute.Tensor],
+        release: Callable[[], None],
     ) -> SimpleNamespace:
         """The epilogue's operands in shared memory, by name: staged rowvecs, exact loads and outputs, each
-        all or none."""
+        all or none. With them is `release`, which the epilogue calls once it has read the loads."""
         epilogue = self.epilogue
         given = (epilogue.staged, rows), (epilogue.shared_loads, loads), (epilogue.shared_stores, stores)
         names = [operand.name for operands, tensors in given if tensors for operand in operands]
-        return by_name(names, [*rows, *loads, *stores])
+        return by_name([*names, "release"], [*rows, *loads, *stores, release])
 
     def _end(self, work: Work) -> None:
-        """The epilogue's hook after the last subtile, where it has one."""
-        if isinstance(self.epilogue, Ending):
-            self.epilogue.end(work.tile, work.shared.glob, work.held)
+        """Ends the sweeps of a tile, after its last block."""
+        for sweep in self.epilogue.sweeps:
+            sweep.end(self, work)
 
-    def _visit_rows(self, work: Work, smem: SimpleNamespace, sub: Any, *accumulators: cute.Tensor) -> None:
+    def _visit_rows(
+        self, sweep: Visit, work: Work, smem: SimpleNamespace, sub: Any, *accumulators: cute.Tensor
+    ) -> None:
         """Calls the epilogue's `visit` for the thread's rows of a subtile."""
         self.epilogue.visit(sub, *accumulators, work.shared.glob, work.held, smem)
 

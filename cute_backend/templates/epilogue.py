@@ -5,30 +5,31 @@ A generated epilogue is a class with these attributes and hooks; the templates k
     loads, stores                names of its operands and outputs, in the order of `launch`'s arguments
     staged                       rowvecs that a warp copies to shared memory ahead of the accumulator
     shared_loads, shared_stores  planes that the template copies to shared memory, or from it
+    sweeps                       loops of the epilogue threads over subtiles, in order; the last is a `Visit`
 
-    begin(tile, glob)                        epilogue threads, before the accumulator wait: returns what they
-                                             hold
-    visit(sub, <accs>, glob, held, smem)     epilogue threads, each subtile: reads, computes, converts, writes
+Each sweep calls one method, as `drain.py` shows. There is a parameter for each accumulator, by its name.
 
-`visit` has a parameter for each accumulator, by its name. With `shared_loads`, it calls `smem.release()` once
-it has read them, so that their planes may be filled for a later subtile. Only some epilogues have these:
+    Keep(span, planes)           keep(sub, <accs>, glob, held, smem)
+                                 for reductions of values that are computed from planes. Returns a value for
+                                 each element, which later sweeps then have instead of accumulators
+    Reduce(span)                 reduce_blocks(blocks, glob, held, smem)
+                                 for reductions of blocks that several subtiles make up: once for each block.
+                                 `read` of `blocks`, a `BlockSubtiles`, gives the subtiles and their
+                                 accumulators. Returns what later sweeps hold, too
+    Visit(planes)                visit(sub, <accs>, glob, held, smem)
+                                 reads, computes, converts and writes
 
-    stage(tile, glob, smem)                  with `staged`: one warp fills `smem` with those rowvecs of a tile
-    reduced_columns                          with `reduce_blocks`: the columns of its blocks
-    reduce_blocks(blocks, glob, held, smem)  with reductions of blocks that several subtiles make up: epilogue
-                                             threads, before the visits of each block's subtiles; `read` of
-                                             `blocks`, a `BlockSubtiles`, gives the subtiles and their
-                                             accumulators. Returns what these visits hold, too
-    keep(sub, <accs>, glob, held, smem)      with reductions of values that are computed from planes:
-                                             epilogue threads, each subtile of a block, before
-                                             `reduce_blocks`; reads as `visit` does. Returns a value for each
-                                             element, which `reduce_blocks` and `visit` then have instead of
-                                             accumulators
-    early_loads                              names of `shared_loads` that `keep` reads, and `visit` does not
-    pads_rows                                true if rows beyond M, up to a multiple of 128, are written too:
-                                             `visit` then runs for all rows of a tile
-    end(tile, glob, held)                    with partials that a thread keeps for a whole tile: epilogue
-                                             threads, after the last subtile
+`span` is the columns of a block, all of which a sweep has passed before the next one begins. Without it, a
+block is one subtile. `planes` are the names of `shared_loads` that the method reads. It calls
+`smem.release()` once it has read them, so that their planes may be filled for a later subtile. A `Visit` that
+`pads_rows` runs for all rows of a tile, and writes those beyond M, too, up to a multiple of 128.
+
+These methods are called once for each tile:
+
+    begin(tile, glob)            epilogue threads, before the accumulator wait: returns what they hold
+    stage(tile, glob, smem)      with `staged`: one warp fills `smem` with those rowvecs of a tile
+    end(tile, glob, held)        with `Visit(ends=True)`, for partials that a thread holds for a whole tile:
+                                 epilogue threads, after the last subtile
 
 The attributes of `glob` are the global tensors and those of `smem` the shared ones, by name. `tile` and
 `sub`, a `Tile` and a `Subtile` of `tile.py`, have the rows and columns that a thread owns. Their indices into
@@ -43,7 +44,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -52,6 +53,9 @@ from cutlass.tensor_utils import LayoutEnum
 
 from cute_backend.planning import Stages, TileConfig
 from cute_backend.spec import Order
+
+if TYPE_CHECKING:
+    from cute_backend.templates.drain import Sweep
 
 
 @dataclass(frozen=True)
@@ -84,37 +88,12 @@ class Epilogue(Protocol):
     staged: tuple[SmemOperand, ...]
     shared_loads: tuple[SmemOperand, ...]
     shared_stores: tuple[SmemOperand, ...]
+    sweeps: tuple[Sweep, ...]
 
     def begin(self, tile: Any, glob: SimpleNamespace) -> SimpleNamespace: ...
 
     @property
     def visit(self) -> Callable[..., None]: ...
-
-
-@runtime_checkable
-class Staging(Protocol):
-    """The hook of an epilogue with staged rowvecs."""
-
-    def stage(self, tile: Any, glob: SimpleNamespace, smem: SimpleNamespace) -> None: ...
-
-
-@runtime_checkable
-class Reducing(Protocol):
-    """The hook of an epilogue that reduces blocks of columns in passes ahead of the visits."""
-
-    reduced_columns: int
-
-    def reduce_blocks(
-        self, blocks: BlockSubtiles, glob: SimpleNamespace, held: SimpleNamespace, smem: SimpleNamespace
-    ) -> SimpleNamespace: ...
-
-
-@runtime_checkable
-class Keeping(Protocol):
-    """The hook of an epilogue that reads planes before it reduces blocks of columns."""
-
-    @property
-    def keep(self) -> Callable[..., cute.Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -128,13 +107,6 @@ class BlockSubtiles:
     tile: Any
     subtiles: int
     read: Callable[[int], tuple[Any, ...]]
-
-
-@runtime_checkable
-class Ending(Protocol):
-    """The hook of an epilogue with work after its last subtile."""
-
-    def end(self, tile: Any, glob: SimpleNamespace, held: SimpleNamespace) -> None: ...
 
 
 class Template(Protocol):

@@ -35,7 +35,6 @@ from cutlass import Int32
 from cutlass.memory import SmemAllocator
 
 from cute_backend.templates.crew import WARP, Ring, Role
-from cute_backend.templates.epilogue import by_name
 from cute_backend.templates.rings import Shared
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.staged import Stage
@@ -116,9 +115,7 @@ class Feed(ABC):
         """Stages the rowvecs of a tile in the stage `rows_at`, by the first of the warps that multiply. All
         earlier reads of that stage are done, because the previous tile's k tiles came after them."""
         if shared.thread < WARP:
-            names = [operand.name for operand in self.gemm.epilogue.staged]
-            rows = by_name(names, [s_row[(None, rows_at)] for s_row in shared.rows])
-            self.gemm._stage(self.gemm._row_tile(shared, place, shared.thread), shared.glob, rows)
+            self.gemm._stage(shared, self.gemm._row_tile(shared, place, shared.thread), rows_at)
 
     @abstractmethod
     def rows(self, shared: Sm80Shared, rows_at: Any) -> list[cute.Tensor]:

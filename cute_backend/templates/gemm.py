@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from copy import copy
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import cutlass
@@ -19,7 +18,7 @@ from cute_backend.planning.shared_memory import SumScales, ahead_bytes, stage_by
 from cute_backend.spec import ProductKind
 from cute_backend.templates.crew import Crew
 from cute_backend.templates.drain import Drain
-from cute_backend.templates.epilogue import Epilogue, Staging, by_name
+from cute_backend.templates.epilogue import Epilogue, by_name
 from cute_backend.templates.rings import Shared, producer_state
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.segments import Segment, Segments, epilogues_of, segments_of
@@ -55,9 +54,13 @@ class Gemm(Drain):
         _check_stages(epilogue, config, stages, scaling)
         self.segments = segments_of(epilogue, config)
         for each in self._epilogues:
-            if bool(each.staged) != isinstance(each, Staging):
-                has = "a method" if isinstance(each, Staging) else "no method"
-                raise ValueError(f"an epilogue stages {len(each.staged)} rowvecs and has {has} `stage`")
+            read = [name for sweep in each.sweeps for name in sweep.planes]
+            loads = [operand.name for operand in each.shared_loads]
+            if sorted(read) != sorted(loads):
+                raise ValueError(
+                    f"sweeps read the planes {', '.join(read) or 'none'}, and shared loads are "
+                    f"{', '.join(loads) or 'none'}"
+                )
         counts = {len(kernel.rounds) for kernel in self.by_segment}
         if len(counts) > 1:
             raise ValueError(
@@ -96,10 +99,6 @@ class Gemm(Drain):
         """Threads of a CTA."""
         return self.crew.threads
 
-    def _stage(self, tile: Tile, glob: SimpleNamespace, smem: SimpleNamespace) -> None:
-        assert isinstance(self.epilogue, Staging)
-        self.epilogue.stage(tile, glob, smem)
-
     @abstractmethod
     def _row_tile(self, shared: Any, place: Place, lane: Int32) -> Tile:
         """The tile of a work item, as seen by the warp that stages rowvecs."""
@@ -121,15 +120,20 @@ class Gemm(Drain):
             item += items.step
         return row_state
 
+    def _stage(self, shared: Shared, tile: Tile, index: Any) -> None:
+        """Fills a stage with the rowvecs of a tile."""
+        epilogue: Any = self.epilogue
+        names = [operand.name for operand in self.epilogue.staged]
+        rows = by_name(names, [s_row[(None, index)] for s_row in shared.rows])
+        epilogue.stage(tile, shared.glob, rows)
+
     def _stage_tile(self, shared: Shared, place: Place, lane: Int32, stage: pipeline.PipelineState) -> None:
         """Stages the rowvecs of a tile, if its epilogue has any."""
         tile = self._row_tile(shared, place, lane)
         tile.group = place.batch
         shared.row_pipeline.producer_acquire(stage)
         if self.epilogue.staged:
-            names = [operand.name for operand in self.epilogue.staged]
-            rows = [s_row[(None, stage.index)] for s_row in shared.rows]
-            self._stage(tile, shared.glob, by_name(names, rows))
+            self._stage(shared, tile, stage.index)
         shared.row_pipeline.producer_commit(stage)
 
 

@@ -556,7 +556,7 @@ class Sm100Gemm(WarpgroupPlanes):
         sums, scales = self._await_sums(shared, seat, at.sums, at.scales)
         if cutlass.const_expr(self.in_cluster):
             shared.sums.wait()
-        work = Work(shared, replace(seat, sums=sums), place, tile, held, rows)
+        work = Work(shared, replace(seat, sums=sums), place, tile, held, rows, self.config.products)
         planes = self._drain(work, at.planes)
         if cutlass.const_expr(self.in_cluster):
             shared.sums.release(self.config.split_k)
@@ -606,14 +606,12 @@ class Sm100Gemm(WarpgroupPlanes):
             group = warp // WARPS
             barrier = pipeline.NamedBarrier(first.barrier + group, first.threads)
             thread = Thread(group, index % WARPGROUP, warp % WARPS, barrier)
-        columns, writes = self.config.subtile_n, any(kernel.keeps_value for kernel in self.by_segment)
         arrivals = agents(Arrivals(self.visitors, WARPS, WARP))
         return TensorMemorySeat(
             config=self.config,
             thread=thread,
             acc=acc,
-            read=Copy.of(acc, thread.thread, columns),
-            back=Copy.of(acc, thread.thread, columns, writes=True) if writes else None,
+            read=Copy.of(acc, thread.thread, self.config.subtile_n),
             parts=shared.sums,
             ring=shared.acc_pipeline,
             stores=pipeline.PipelineTmaStore.create(

@@ -468,7 +468,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         if cutlass.const_expr(self.stages.row > 0):
             shared.row_pipeline.consumer_wait(row)
             rows = [s_row[(None, row.index)] for s_row in shared.rows]
-        work = Work(shared, seat, place, tile, held, rows)
+        work = Work(shared, seat, place, tile, held, rows, self.config.products)
         planes = self._drain(work, planes)
         self._end(work)
         if cutlass.const_expr(self.stages.row > 0):

@@ -26,6 +26,7 @@ from cute_backend.planning import Stages, TileConfig
 from cute_backend.planning.naming import PARTS
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP
+from cute_backend.templates.drain import Sweep, Visit
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name
 from cute_backend.templates.feed import Feed, Sm80Shared
@@ -57,6 +58,7 @@ class WriteSums:
     staged: tuple[SmemOperand, ...] = ()
     shared_loads: tuple[SmemOperand, ...] = ()
     shared_stores: tuple[SmemOperand, ...] = ()
+    sweeps: tuple[Sweep, ...] = (Visit(),)
 
     @cute.jit
     def begin(self, tile: FragmentTile, glob: SimpleNamespace) -> SimpleNamespace:

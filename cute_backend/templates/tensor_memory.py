@@ -68,15 +68,14 @@ class Copy:
 class TensorMemorySeat:
     """The accumulators of a thread of the epilogue: `sums` of a tile are in a stage of `ring`.
 
-    `parts` are the sums of the other CTAs of a cluster with split-K, `back` copies kept values, and `stores`
-    are the TMA stores of the warpgroup; the first two are None if a kernel has no use for them.
+    `parts` are the sums of the other CTAs of a cluster with split-K, or None, and `stores` are the TMA stores
+    of the warpgroup.
     """
 
     config: TileConfig
     thread: Thread
     acc: cute.Tensor
     read: Copy
-    back: Copy | None
     parts: Any
     ring: pipeline.PipelineUmmaAsync
     stores: pipeline.PipelineTmaStore
@@ -119,8 +118,8 @@ class TensorMemorySeat:
         return sub, *(sub.accumulators(registers, i) for i in range(values))
 
     def write(self, first: Any, accumulators: cute.Tensor, values: cute.Tensor) -> None:
-        assert self.back is not None
-        cute.copy(self.back.tiled, self.back.registers(values.iterator), self._piece(self.back, first, 0))
+        back = Copy.of(self.acc, self.thread.thread, self.config.subtile_n, writes=True)
+        cute.copy(back.tiled, back.registers(values.iterator), self._piece(back, first, 0))
 
     def end_writes(self) -> None:
         cute.arch.fence_view_async_tmem_store()

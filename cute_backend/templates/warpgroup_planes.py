@@ -13,7 +13,7 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Boolean, Int32
 
-from cute_backend.templates.drain import Position, Work
+from cute_backend.templates.drain import Position, Visit, Work
 from cute_backend.templates.epilogue import release_planes
 from cute_backend.templates.rings import advanced, producer_state
 from cute_backend.templates.scheduler import Place
@@ -79,9 +79,11 @@ class WarpgroupPlanes(TmaGemm):
         return row, column * self.subtiles + subtile_of(self.config, part, index)
 
     @cute.jit
-    def _visit_rows(self, work: Work, smem: SimpleNamespace, sub: Any, *accumulators: cute.Tensor):
+    def _visit_rows(
+        self, sweep: Visit, work: Work, smem: SimpleNamespace, sub: Any, *accumulators: cute.Tensor
+    ):
         """With planes in shared memory every warp visits, since all wait for the planes and release them."""
-        every = self.stages.exact + self.stages.store > 0 or getattr(self.epilogue, "pads_rows", False)
+        every = self.stages.exact + self.stages.store > 0 or sweep.pads_rows
         if Boolean(every) | (work.tile.warp_row() < work.tile.m):
             self.epilogue.visit(sub, *accumulators, work.shared.glob, work.held, smem)
 

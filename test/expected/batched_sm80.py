@@ -26,6 +26,7 @@ from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis, ProductKind
 from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand, collapse_m
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm80 import Sm80Gemm
@@ -42,6 +43,9 @@ class Epilogue:
     )
     shared_stores = (
         SmemOperand("out0", BFloat16),
+    )
+    sweeps = (
+        Visit(planes=("exact0",), ends=True),
     )
 
     @cute.jit

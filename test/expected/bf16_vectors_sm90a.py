@@ -21,6 +21,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm90 import Sm90Gemm
 
@@ -35,6 +36,9 @@ class Epilogue:
     shared_loads = ()
     shared_stores = (
         SmemOperand("out0", BFloat16),
+    )
+    sweeps = (
+        Visit(),
     )
 
     @cute.jit

@@ -25,6 +25,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand, table, pair_halves
 from cute_backend.templates.segments import Segments
 from cute_backend.templates.sm100 import Sm100Gemm
@@ -40,6 +41,9 @@ class Epilogue0:
     )
     shared_stores = (
         SmemOperand("out0", BFloat16),
+    )
+    sweeps = (
+        Visit(planes=("exact0", "exact1")),
     )
 
     @cute.jit
@@ -81,6 +85,9 @@ class Epilogue1:
     shared_stores = (
         SmemOperand("out1", BFloat16),
     )
+    sweeps = (
+        Visit(planes=("exact2", "exact3")),
+    )
 
     @cute.jit
     def begin(self, tile, glob):
@@ -119,6 +126,9 @@ class Epilogue2:
     shared_loads = ()
     shared_stores = (
         SmemOperand("out2", BFloat16),
+    )
+    sweeps = (
+        Visit(),
     )
 
     @cute.jit

@@ -21,6 +21,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand, table, by_heads, pair_halves
 from cute_backend.templates.segments import Segments
 from cute_backend.templates.sm90 import Sm90Gemm
@@ -36,6 +37,9 @@ class Epilogue0:
     )
     shared_stores = (
         SmemOperand("out0", BFloat16, by_heads=True),
+    )
+    sweeps = (
+        Visit(planes=("exact0", "exact1")),
     )
 
     @cute.jit
@@ -73,6 +77,9 @@ class Epilogue1:
     shared_loads = ()
     shared_stores = (
         SmemOperand("out1", BFloat16, by_heads=True),
+    )
+    sweeps = (
+        Visit(),
     )
 
     @cute.jit

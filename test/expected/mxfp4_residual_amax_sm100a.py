@@ -24,6 +24,7 @@ from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis, DType, Scaling
 from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.mma_scaled import Sm100MmaScaled
@@ -39,6 +40,9 @@ class Epilogue:
     )
     shared_stores = (
         SmemOperand("out0", BFloat16),
+    )
+    sweeps = (
+        Visit(planes=("exact0",), ends=True),
     )
 
     @cute.jit

@@ -26,6 +26,7 @@ from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.memory_ops.device_scales import store_scale
 from cute_backend.spec import DType, Scaling
 from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.mma_scaled import Sm100MmaScaled
 from cute_backend.templates.sm100 import Sm100Gemm
@@ -34,11 +35,13 @@ from cute_backend.templates.sm100 import Sm100Gemm
 class Epilogue:
     loads = ()
     stores = ("out0", "out1")
-    pads_rows = True
     staged = ()
     shared_loads = ()
     shared_stores = (
         SmemOperand("out0", Float8E4M3FN),
+    )
+    sweeps = (
+        Visit(pads_rows=True),
     )
 
     @cute.jit

@@ -23,6 +23,7 @@ from cutlass import BFloat16, Float32, Int32
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.templates.drain import Reduce, Visit
 from cute_backend.templates.epilogue import SmemOperand, collapse_n, table, by_heads, pair_halves
 from cute_backend.templates.sm90 import Sm90Gemm
 
@@ -30,7 +31,6 @@ from cute_backend.templates.sm90 import Sm90Gemm
 class Epilogue:
     loads = ("rowvec0", "exact0", "exact1")
     stores = ("out0",)
-    reduced_columns = 128
     staged = (
         SmemOperand("rowvec0", BFloat16),
     )
@@ -40,6 +40,10 @@ class Epilogue:
     )
     shared_stores = (
         SmemOperand("out0", BFloat16, by_heads=True),
+    )
+    sweeps = (
+        Reduce(span=128),
+        Visit(planes=("exact0", "exact1")),
     )
 
     @cute.jit

@@ -20,6 +20,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand, table, by_heads
 from cute_backend.templates.sm90 import Sm90Gemm
 
@@ -34,6 +35,9 @@ class Epilogue:
     )
     shared_stores = (
         SmemOperand("out0", BFloat16, by_heads=True),
+    )
+    sweeps = (
+        Visit(planes=("exact0", "exact1")),
     )
 
     @cute.jit

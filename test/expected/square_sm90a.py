@@ -23,6 +23,7 @@ from cutlass import BFloat16, Float32, Int32
 from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import Order
 from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm90 import Sm90Gemm
 
@@ -39,6 +40,9 @@ class Epilogue:
     )
     shared_stores = (
         SmemOperand("out0", BFloat16),
+    )
+    sweeps = (
+        Visit(planes=("exact0",)),
     )
 
     @cute.jit

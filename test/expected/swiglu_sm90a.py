@@ -25,6 +25,7 @@ from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis
 from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm90 import Sm90Gemm
@@ -40,6 +41,9 @@ class Epilogue:
     shared_loads = ()
     shared_stores = (
         SmemOperand("out0", BFloat16),
+    )
+    sweeps = (
+        Visit(ends=True),
     )
 
     @cute.jit

@@ -23,6 +23,7 @@ from cutlass import BFloat16, Float32, Float8E4M3FN, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm100 import Sm100Gemm
 
@@ -39,6 +40,9 @@ class Epilogue:
     shared_stores = (
         SmemOperand("out0", BFloat16),
         SmemOperand("out1", Float8E4M3FN),
+    )
+    sweeps = (
+        Visit(planes=("exact0",)),
     )
 
     @cute.jit

@@ -223,7 +223,14 @@ def test_what_is_kept_and_where_it_is_read(arch: Arch) -> None:
     text = emit(plan(spec, table(arch, spec)[0], Alignment.TMA))
     keep, rest = text.split("def keep(self, sub, acc, glob, held, smem):")[1].split("def reduce_blocks(")
     passes, visit = rest.split("def visit(self, sub, t0, glob, held, smem):")
-    assert 'early_loads = ("exact0",)' in text
+    assert all(
+        f"        {sweep},\n" in text
+        for sweep in (
+            'Keep(span=128, planes=("exact0",))',
+            "Reduce(span=128)",
+            'Visit(planes=("exact1",))',
+        )
+    )
     assert "sub.copy_from(smem.exact0, exact0_bf16)" in keep and "exact1" not in keep
     assert "t0_kept[e] = t0" in keep and "return t0_kept" in keep and keep.count("smem.release()") == 1
     assert passes.count("sub, t0 = blocks.read(i)") == 2 and "smem." not in passes
@@ -235,7 +242,7 @@ def test_a_wide_subtile_keeps_nothing() -> None:
     """Blocks that a subtile has whole are reduced in the visit, which reads all planes."""
     spec = residual_norm(32)
     text = emit(plan(spec, TileConfig(Arch.SM90A, 64, 64), Alignment.TMA))
-    assert spec.kept == "t0" and "def keep(" not in text and "early_loads" not in text
+    assert spec.kept == "t0" and "def keep(" not in text and "Keep(" not in text
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -6,6 +6,7 @@ import cutlass
 
 from cute_backend.planning import Stages, TileConfig
 from cute_backend.planning.shared_memory import Rings, SumScales
+from cute_backend.templates.drain import Sweep, Visit
 from cute_backend.templates.epilogue import Epilogue, SmemOperand
 
 
@@ -13,6 +14,7 @@ class Bare:
     loads = staged = shared_loads = ()
     stores = ("out0",)
     shared_stores = (SmemOperand("out0", cutlass.BFloat16),)
+    sweeps: tuple[Sweep, ...] = (Visit(),)
 
 
 def stages_for(epilogue: Epilogue, config: TileConfig, scaling: SumScales | None = None) -> Stages:

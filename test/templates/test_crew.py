@@ -17,6 +17,7 @@ from cute_backend.spec import ProductKind, Scaling
 from cute_backend.templates import crew, sm90, sm100
 from cute_backend.templates.block_scaled import Sm90BlockScaled
 from cute_backend.templates.crew import Arrivals, Crew, Meeting, Ring, Role, one
+from cute_backend.templates.drain import Keep, Visit
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.rings import check_stage
 from cute_backend.templates.sm90 import Sm90Gemm
@@ -32,9 +33,7 @@ class Full:
     staged = (SmemOperand("scale_b", cutlass.Float32),)
     shared_loads = (SmemOperand("exact0", cutlass.BFloat16),)
     shared_stores = (SmemOperand("out0", cutlass.BFloat16),)
-
-    def stage(self, tile, glob, smem):
-        raise NotImplementedError("no kernel is compiled")
+    sweeps = (Visit(planes=("exact0",)),)
 
 
 class Twice(Full):
@@ -44,14 +43,15 @@ class Twice(Full):
 class Bare:
     loads = staged = shared_loads = ()
     stores, shared_stores = Full.stores, Full.shared_stores
+    sweeps = (Visit(),)
 
 
-class Forgetful(Bare):
-    staged = Full.staged
+class Forgetful(Full):
+    sweeps = Bare.sweeps
 
 
-class Idle(Full):
-    staged = ()
+class Idle(Bare):
+    sweeps = (Keep(64, ("exact0",)), *Full.sweeps)
 
 
 SM90, SM100 = Arch.SM90A, Arch.SM100A
@@ -210,10 +210,10 @@ def test_a_template_is_refused_before_it_is_compiled(monkeypatch):
         gemm(PAIR)
 
 
-def test_an_epilogue_has_a_hook_for_what_it_stages():
-    with pytest.raises(ValueError, match="stages 1 rowvecs and has no method `stage`"):
+def test_one_sweep_reads_each_plane():
+    with pytest.raises(ValueError, match="sweeps read the planes none, and shared loads are exact0"):
         gemm(TURNS, Forgetful)
-    with pytest.raises(ValueError, match="stages 0 rowvecs and has a method `stage`"):
+    with pytest.raises(ValueError, match="sweeps read the planes exact0, exact0, and shared loads are none"):
         gemm(PAIR, Idle)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.spec import ProductKind
+from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm100 import Sm100Gemm
 from support.bare_epilogue import Bare, stages_for
@@ -15,6 +16,7 @@ from support.bare_epilogue import Bare, stages_for
 class Wide(Bare):
     loads = tuple(f"exact{i}" for i in range(4))
     shared_loads = tuple(SmemOperand(name, cutlass.Float32) for name in loads)
+    sweeps = (Visit(planes=loads),)
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,6 @@ def _one_k_tile_before(call: Call) -> Any:
     return [(stages, cute.domain_offset((0, -1), boxes)) for stages, boxes in call()]
 
 
-def _pad_no_rows(call: Call) -> None:
-    call.epilogue.pads_rows = False
-    call()
-
-
 def _release_elected(call: Call) -> None:
     """Releases a stage as soon as it is there, by one arrival of each warp."""
     call()
@@ -173,7 +168,7 @@ MUTANTS = [
     Mutant(
         "every block has the results of the tile's first one on Blackwell",
         BLACKWELL_PASSES,
-        instead("drain.Drain._reduced", lambda call: call(first=0)),
+        instead("drain.Reduce.run", lambda call: call(first=0)),
         WrongNumbers,
     ),
     Mutant(
@@ -408,7 +403,10 @@ MUTANTS = [
     Mutant(
         "rows behind the last without scales",
         WRITES_SCALES,
-        instead("gemm.Gemm.__init__", _pad_no_rows),
+        instead(
+            "warpgroup_planes.WarpgroupPlanes._visit_rows",
+            lambda call: call(sweep=replace(call.sweep, pads_rows=False)),
+        ),
         WrongNumbers,
     ),
     Mutant(
@@ -878,7 +876,7 @@ MUTANTS = [
         "columns of the halves swapped",
         HALVES,
         instead(
-            "tensor_memory.subtile_of", lambda call: call(group=1 - call.group), inside="drain.Drain._visit"
+            "tensor_memory.subtile_of", lambda call: call(group=1 - call.group), inside="drain.Visit.run"
         ),
         WrongNumbers,
     ),

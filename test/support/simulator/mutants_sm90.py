@@ -87,8 +87,8 @@ def _of_first_block() -> Effect:
 
     def effect(call: Call) -> Any:
         if call.first == 0:
-            found[:] = [call()]
-        return found[0]
+            found[:] = call()
+        return found[0], call.at
 
     return effect
 
@@ -195,7 +195,7 @@ MUTANTS = [
     Mutant(
         "visits of a block read the results of the tile's first block",
         PASSES,
-        instead("drain.Drain._reduced", _of_first_block()),
+        instead("drain.Reduce.run", _of_first_block()),
         WrongNumbers,
     ),
     # Values that are kept.
