@@ -104,9 +104,8 @@ class Gemm(Drain):
         """The tile of a work item, as seen by the warp that stages rowvecs."""
 
     @cute.jit
-    def _stage_rows(self, shared: Shared) -> pipeline.PipelineState:
-        """The staging warp: the staged rowvecs of one tile after another. Returns the stage after the
-        last."""
+    def _stage_rows(self, shared: Shared):
+        """The staging warp: the staged rowvecs of one tile after another."""
         items, of_segments, lane = shared.items, shared.of_segments(), shared.lane
         row_state, item = producer_state(self.stages.row), Int32(items.epilogue)
         while items.is_valid(item):
@@ -118,7 +117,6 @@ class Gemm(Drain):
                     )
             row_state.advance()
             item += items.step
-        return row_state
 
     def _stage(self, shared: Shared, tile: Tile, index: Any) -> None:
         """Fills a stage with the rowvecs of a tile."""

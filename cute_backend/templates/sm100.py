@@ -153,7 +153,7 @@ class Sm100Gemm(WarpgroupPlanes):
             self._multiply,
         )
         self.load = Role("load", warps + 1, 1, "A and B of a k tile, by TMA with multicast", self._load)
-        self.staging = Role("staging", warps + 2, 1, "staged rowvecs of a tile", self._load_rows)
+        self.staging = Role("staging", warps + 2, 1, "staged rowvecs of a tile", self._stage_rows)
         exact = warps + 2 + bool(stages.row)
         self.exact = Role("exact", exact, 1, "exact loads of a subtile, by TMA", self._load_exact)
         # A stage is free once every MMA that reads what the CTA loads is done: those of its row and column.
@@ -482,12 +482,6 @@ class Sm100Gemm(WarpgroupPlanes):
             ab.advance()
         acc_pipeline.producer_commit(at.acc)
         return Issue(mma, ab, advanced(at.acc))
-
-    @cute.jit
-    def _load_rows(self, shared: Sm100Shared):
-        """The staging warp: the staged rowvecs of one tile after the other."""
-        row_state = self._stage_rows(shared)
-        shared.row_pipeline.producer_tail(row_state)
 
     @cute.jit
     def _visit_tiles(self, shared: Sm100Shared):

@@ -28,6 +28,8 @@ from cute_backend.templates.loading import Source, Tiles
 from cute_backend.templates.rings import (
     SegmentState,
     Shared,
+    advanced,
+    in_ring,
     partition_box,
     partition_for_tma,
     producer_state,
@@ -105,6 +107,9 @@ class TmaGemm(Gemm):
     store_box: tuple[int, int]
     stores_a_warpgroup: int
     """Boxes of an output, each of `store_box`, that a warpgroup stores at a time."""
+    rings: int = 1
+    """Tiles that are in work at a time, each with a ring of exact loads."""
+    boxes: int
     exact_parts: int
     exact_elements: int
     """Elements of an exact load in one stage of its ring, in `exact_parts` boxes of `exact_box`, one for each
@@ -310,6 +315,46 @@ class TmaGemm(Gemm):
                 apart = self._load_apart(shared, place, k, apart)
             item += items.step
         ring.producer_tail(state)
+
+    @cute.jit
+    def _load_exact(self, shared: TmaShared):
+        """The exact warp: the exact loads of one tile after another, for `rings` tiles that are in work at a
+        time."""
+        items, of_segments = shared.items, shared.of_segments()
+        state, item = producer_state(self.stages.exact), items.epilogue
+        while items.is_valid(item):
+            for ring in cutlass.range_constexpr(self.rings):
+                if items.is_valid(item + ring * items.step):
+                    place = items.place(item + ring * items.step)
+                    for i in cutlass.range_constexpr(len(self.segments)):
+                        if self.segments[i].has(place):
+                            self.by_segment[i]._load_planes(
+                                of_segments[i], self.segments[i].within(place), state, ring
+                            )
+            state.advance(self.boxes * len(self.by_segment[0].rounds))
+            item += self.rings * items.step
+
+    def _load_planes(self, shared: TmaShared, place: Place, state: pipeline.PipelineState, ring: int) -> None:
+        """Loads the exact operands of each box of a tile, from the stage `state` of a ring on. If several
+        sweeps wait for some, the boxes of a block of columns come once for each."""
+        rounds = self.rounds
+        whole = self.boxes if len(rounds) == 1 else self.block_subtiles // self.config.box_subtiles
+
+        def load(operands: Sequence[int], block: Any, state: Any, within: Any) -> pipeline.PipelineState:
+            self._load_boxes(shared, place, operands, block * whole + within, in_ring(state, ring))
+            return advanced(state)
+
+        def load_block(state: Any, block: Any) -> pipeline.PipelineState:
+            for operands in rounds:
+                state = self._boxes_in_turn(whole, partial(load, operands, block), state)
+            return state
+
+        self._boxes_in_turn(self.boxes // whole, load_block, state)
+
+    @abstractmethod
+    def _boxes_in_turn(self, count: int, body: Callable, state: pipeline.PipelineState) -> Any:
+        """Calls `body` with the next stage and an index, for each of `count` indices. Returns the stage after
+        the last."""
 
     @cute.jit
     def _load_boxes(

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Int32, Int64
@@ -16,7 +15,7 @@ from cutlass import Int32, Int64
 from cute_backend.templates.crew import WARP, WARPS
 from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.epilogue import SmemOperand, in_subtiles, release_planes
-from cute_backend.templates.rings import in_ring, producer_state
+from cute_backend.templates.rings import in_ring
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.tma_gemm import TmaGemm, TmaShared
 
@@ -37,7 +36,6 @@ class WarpPlanes(TmaGemm):
     """A kernel whose warps hold 16 rows of each block of 64. Each tile that is in work at a time has one of
     `rings` rings of exact loads."""
 
-    rings: int
     blocks: int
     boxes: int
 
@@ -53,40 +51,12 @@ class WarpPlanes(TmaGemm):
     def _origin(self, shared: Any, place: Place) -> tuple[Int32, Int32]:
         """The first row and column of a CTA's tile, among those of its product."""
 
-    @cute.jit
-    def _load_exact(self, shared: TmaShared):
-        """The exact warp: loads the exact operands of one box of subtiles after another."""
-        items, of_segments = shared.items, shared.of_segments()
-        exact_state, item = producer_state(self.stages.exact), items.epilogue
-        while items.is_valid(item):
-            for ring in cutlass.range_constexpr(self.rings):
-                if items.is_valid(item + ring * items.step):
-                    place = items.place(item + ring * items.step)
-                    for i in cutlass.range_constexpr(len(self.segments)):
-                        if self.segments[i].has(place):
-                            self.by_segment[i]._load_planes(
-                                of_segments[i], self.segments[i].within(place), exact_state, ring
-                            )
-            exact_state.advance(self.boxes * len(self.by_segment[0].rounds))
-            item += self.rings * items.step
-
-    @cute.jit
-    def _load_planes(
-        self,
-        shared: TmaShared,
-        place: Place,
-        exact_state: pipeline.PipelineState,
-        ring: int,
-    ):
-        """Loads the exact operands of each box of a tile. If passes and visits both read some, the boxes of
-        a block of columns come once for each."""
-        config, rounds, state = self.config, self.rounds, exact_state.clone()
-        together = self.boxes if len(rounds) == 1 else self.block_subtiles // config.box_subtiles
-        for turn in cutlass.range_constexpr(self.boxes * len(rounds)):
-            block, within = divmod(turn, together * len(rounds))
-            stage, operands = in_ring(state, ring), rounds[within // together]
-            self._load_boxes(shared, place, operands, block * together + within % together, stage)
-            state.advance()
+    def _boxes_in_turn(
+        self, count: int, body: Callable, state: pipeline.PipelineState
+    ) -> pipeline.PipelineState:
+        for index in range(count):
+            state = body(state, index)
+        return state
 
     def _priority(self, operand: SmemOperand) -> dict[str, Any]:
         return {"cache_policy": Int64(EVICT_LAST if operand.repeats else EVICT_FIRST)}

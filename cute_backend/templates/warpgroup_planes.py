@@ -15,7 +15,7 @@ from cutlass import Boolean, Int32
 
 from cute_backend.templates.drain import Position, Visit, Work
 from cute_backend.templates.epilogue import release_planes
-from cute_backend.templates.rings import advanced, producer_state
+from cute_backend.templates.rings import advanced
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.tensor_memory import subtile_of
 from cute_backend.templates.tma_gemm import TmaGemm, TmaShared
@@ -34,7 +34,7 @@ class WarpgroupPlanes(TmaGemm):
         """Sets the shapes and numbers of boxes, for the configuration."""
         config = self.config
         self.subtiles = config.tile_n // config.subtile_n
-        self.visits = config.group_n // config.subtile_n
+        self.visits = self.boxes = config.group_n // config.subtile_n
         self.exact_box = self.store_box = (CTA_M, config.subtile_n)
         self.stores_a_warpgroup, self.exact_parts = 1, config.warpgroups
         self.exact_elements = config.stage_elements
@@ -47,32 +47,12 @@ class WarpgroupPlanes(TmaGemm):
         return place.row * self.config.cluster_m + x, place.column * self.config.cluster_n + y
 
     @cute.jit
-    def _load_exact(self, shared: TmaShared):
-        """The exact warp: the exact loads of one subtile after the other."""
-        items, of_segments = shared.items, shared.of_segments()
-        exact_state, item = producer_state(self.stages.exact), items.epilogue
-        while items.is_valid(item):
-            place = items.place(item)
-            state = exact_state.clone()
-            for i in cutlass.range_constexpr(len(self.segments)):
-                if self.segments[i].has(place):
-                    exact_state = self.by_segment[i]._load_planes(
-                        of_segments[i], self.segments[i].within(place), state.clone()
-                    )
-            item += items.step
-        shared.exact_pipeline.producer_tail(exact_state)
-
-    @cute.jit
-    def _load_planes(self, shared: TmaShared, place: Place, exact_state: pipeline.PipelineState):
-        """Loads the exact operands of each subtile of a tile. Returns the stage after the last."""
-        # Loads ahead of passes, if there are such, come first for all subtiles of a block.
-        whole = self.visits if len(self.rounds) == 1 else self.block_subtiles
-        for block in cutlass.range(self.visits // whole, unroll=1):
-            for turn in cutlass.range_constexpr(len(self.rounds)):
-                for within in cutlass.range(whole, unroll=1):
-                    self._load_boxes(shared, place, self.rounds[turn], block * whole + within, exact_state)
-                    exact_state.advance()
-        return exact_state
+    def _boxes_in_turn(
+        self, count: cutlass.Constexpr[int], body: cutlass.Constexpr[Callable], state: pipeline.PipelineState
+    ):
+        for index in cutlass.range(count, unroll=1):
+            state = body(state, index)
+        return state
 
     def _exact_coord(self, shared: TmaShared, place: Place, index: Int32, part: int) -> tuple[Int32, Int32]:
         row, column = self._cta_tile(place)
