@@ -308,7 +308,7 @@ class Sm100Gemm(WarpgroupPlanes):
         in_step = cute.make_layout(config.split_k) if self.in_cluster else given.cluster
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
-        items = self._items(given, self._start(given), rank, self.block_scales is not None)
+        items = self._items(given, self._start(given), rank)
         states = self._segment_states(given.n, given.parts, buffers, exacts)
         shared = Sm100Shared(
             items=items,

@@ -140,7 +140,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         scales = Arrivals(self.scales, 1, WARP) if self.scaling is not None else None
         emptied = Arrivals(self.consume, warps, 1, readers)
         self.ab_ring = Ring("ab", stages.ab, one(self.load), emptied, scales)
-        rings = (self.ab_ring, *self._epilogue_rings(self.consume, warps, self.rings))
+        rings = (self.ab_ring, *self._epilogue_rings(self.consume, warps))
         optional = ((self.exact, self.exact_ring), (self.staging, self.row_ring), (self.scales, scales))
         self.turns = tuple(Meeting(f"turn {i}", 1 + i, ((self.consume, 2 * WARPS),)) for i in range(2))
         self.groups = tuple(
@@ -267,7 +267,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
         pipeline.pipeline_init_wait(cluster_shape_mn=in_step)
-        items = self._items(given, start, rank, self.scaling is not None)
+        items = self._items(given, start, rank)
         states = self._segment_states(given.n, given.parts, buffers, exacts)
         shared = Sm90Shared(
             items=items,

@@ -17,6 +17,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
+from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import Order
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, Arrivals, Ring, Role, one
@@ -110,6 +111,7 @@ class TmaGemm(Gemm):
     rings: int = 1
     """Tiles that are in work at a time, each with a ring of exact loads."""
     boxes: int
+    """Boxes of an exact load for a warpgroup's part of a tile."""
     exact_parts: int
     exact_elements: int
     """Elements of an exact load in one stage of its ring, in `exact_parts` boxes of `exact_box`, one for each
@@ -125,9 +127,9 @@ class TmaGemm(Gemm):
         """Whether the CTAs of a cluster split K."""
         return self.config.split_k > 1 and not self.config.sums_in_memory
 
-    def _epilogue_rings(self, visitors: Role, warps: int, rings: int = 1) -> list[Ring]:
+    def _epilogue_rings(self, visitors: Role, warps: int) -> list[Ring]:
         """The rings between the epilogue and the warps that load for it, of which `warps` empty a stage.
-        Exact loads have a ring for each tile that is in work at a time, one after another."""
+        `rings` of exact loads, one after another, have one pipeline."""
         config, stages = self.config, self.stages
         emptied = Arrivals(visitors, warps, 1)
         self.exact_ring = self.row_ring = self.sum_ring = None
@@ -135,7 +137,7 @@ class TmaGemm(Gemm):
             filled = Arrivals(self.staging, 1, WARP)
             self.row_ring = Ring("row", stages.row, filled, Arrivals(visitors, warps, WARP))
         if stages.exact:
-            self.exact_ring = Ring("exact", rings * stages.exact, one(self.exact), emptied)
+            self.exact_ring = Ring("exact", self.rings * stages.exact, one(self.exact), emptied)
         if self.in_cluster:
             self.sum_ring = Ring("sums", 1, replace(emptied, ctas=config.split_k - 1), emptied)
         return [ring for ring in (self.row_ring, self.exact_ring, self.sum_ring) if ring]
@@ -249,9 +251,9 @@ class TmaGemm(Gemm):
         return cute.arch.block_idx(), cute.arch.grid_dim(), self._schedule(given)
 
     @cute.jit
-    def _items(self, given: Arguments, start: tuple, rank: Int32, scaled: cutlass.Constexpr[bool]):
-        """The work items of a CTA, from its `_start`. If k tiles are `scaled` by copied scales, those beyond
-        the last have none. Kernels that leave the offsets of groups must have ended."""
+    def _items(self, given: Arguments, start: tuple, rank: Int32):
+        """The work items of a CTA, from its `_start`. If warps copy scales of k tiles, those beyond the last
+        have none. Kernels that leave the offsets of groups must have ended."""
         (block, _, first), (_, _, step), schedule = start
         config = self.config
         if cutlass.const_expr(self.is_grouped):
@@ -262,7 +264,7 @@ class TmaGemm(Gemm):
         k_tiles = cute.ceil_div(all_k_tiles, config.split_k)
         if cutlass.const_expr(self.in_cluster):
             first, step, first_k = block // config.split_k, schedule.items, rank * k_tiles
-            if cutlass.const_expr(scaled):
+            if cutlass.const_expr(isinstance(self.scaling, SumScales)):
                 k_tiles = cutlass.max(cutlass.min(k_tiles, all_k_tiles - first_k), 0)
             epilogue = Int32(first)
             if rank > 0:

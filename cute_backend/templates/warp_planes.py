@@ -37,7 +37,6 @@ class WarpPlanes(TmaGemm):
     `rings` rings of exact loads."""
 
     blocks: int
-    boxes: int
 
     def _set_boxes(self) -> None:
         """Sets the shapes and numbers of boxes, for the configuration."""
