@@ -6,8 +6,10 @@ import errno
 import pickle
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch._dynamo.utils import counters
@@ -17,6 +19,7 @@ from cute_backend.errors import BuildError
 from cute_backend.planning import Alignment
 from cute_backend.runtime.compiling import build as building
 from cute_backend.runtime.compiling import compile as compiling
+from cute_backend.runtime.compiling import workers
 from cute_backend.runtime.compiling.build import build, obtain
 from cute_backend.runtime.disk import cache as caching
 from cute_backend.runtime.host import notices
@@ -24,6 +27,7 @@ from cute_backend.runtime.kernels.built import Built
 from cute_backend.runtime.kernels.kernel import Kernel
 from support.compile_once import afresh, apart
 from support.runtime import planted_worker
+from support.runtime.forks import in_child
 from support.runtime.handmade import kernel_of, make_spec
 
 SPEC = make_spec()
@@ -56,7 +60,7 @@ Plant = Callable[..., Path]
 
 
 @pytest.fixture
-def plant(tmp_path: Path, folder: Path, built: Built, monkeypatch: pytest.MonkeyPatch) -> Plant:
+def plant(tmp_path: Path, folder: Path, built: Built, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
     """Makes the workers of this process faulty, and returns the file that counts them."""
     pickled, counter = tmp_path / "built", tmp_path / "counter"
     pickled.write_bytes(pickle.dumps(built))
@@ -65,12 +69,13 @@ def plant(tmp_path: Path, folder: Path, built: Built, monkeypatch: pytest.Monkey
     def planted(stage: str, times: int = 1) -> Path:
         def command_of(module: str, *arguments: str) -> list[str]:
             script = str(Path(planted_worker.__file__))
-            return [sys.executable, script, stage, str(times), str(counter), str(pickled), *arguments]
+            return [sys.executable, script, stage, str(times), str(counter), str(pickled), module, *arguments]
 
-        monkeypatch.setattr(building, "command_of", command_of)
+        monkeypatch.setattr(workers, "command_of", command_of)
         return counter
 
-    return planted
+    yield planted
+    workers.end_all()
 
 
 # What ends a process
@@ -78,26 +83,59 @@ def plant(tmp_path: Path, folder: Path, built: Built, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("kernels", [KERNELS[:1], KERNELS], ids=["one", "several"])
 @pytest.mark.parametrize(("stage", "by"), [("abort", "SIGABRT"), ("kill", "SIGKILL")])
-def test_the_end_of_a_compiler_is_a_build_that_failed(
+def test_a_compiler_that_ends_twice_is_a_build_that_failed(
     plant: Plant, stage: str, by: str, kernels: list[Kernel]
 ) -> None:
-    plant(stage, times=len(kernels))
+    plant(stage, times=2 * len(kernels))
     for kernel, outcome in obtain(kernels).items():
         assert isinstance(outcome, BuildError)
         assert str(outcome).startswith(f"the compiler of {kernel.name} was ended by {by}: ")
 
 
+@pytest.mark.parametrize("stage", ["abort", "kill"])
+def test_a_compiler_that_ends_once_is_tried_again(plant: Plant, stage: str) -> None:
+    processes = plant(stage)
+    assert callable(obtain([KERNEL])[KERNEL])
+    assert processes.read_text().splitlines() == [stage, stage]
+    assert "builds_failed" not in counters["cute_backend"]
+
+
 def test_the_compiler_of_build_does_not_end_the_program(plant: Plant) -> None:
-    plant("abort")
+    plant("abort", times=2)
     with pytest.raises(BuildError, match="was ended by SIGABRT"):
         build(KERNEL)
 
 
 def test_a_compiler_that_hangs_is_ended(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant("none")
+    plant("hang", times=9)
     monkeypatch.setattr(building, "MAX_SECONDS", 0.001)
     with pytest.raises(BuildError, match=f"^{KERNEL.name} was not compiled within 0.001 seconds$"):
         build(KERNEL)
+
+
+def test_a_compiler_that_hangs_once_is_tried_again(
+    plant: Plant, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant("none")
+    monkeypatch.setattr(building, "forked", lambda *asked: workers.forked(*asked[:-1], 0.001))
+    assert build(KERNEL) == built
+
+
+def test_a_server_that_cannot_fork_is_done_without(plant: Plant, built: Built) -> None:
+    forks = plant("unforked")
+    assert build(KERNEL) == built
+    assert forks.read_text().splitlines() == ["unforked"]
+
+
+def test_two_processes_that_want_a_kernel_compile_it_once(plant: Plant) -> None:
+    compilations = plant("abort", times=0)
+    outcomes: list[object] = []
+    here = threading.Thread(target=lambda: outcomes.extend(obtain([KERNEL]).values()))
+    here.start()
+    assert in_child(lambda: callable(obtain([KERNEL])[KERNEL])) == "True"
+    here.join()
+    assert all(map(callable, outcomes)) and len(outcomes) == 1
+    assert compilations.read_text().splitlines() == ["abort"]
 
 
 def test_build_returns_what_its_process_compiled(plant: Plant, built: Built) -> None:
@@ -109,13 +147,15 @@ def test_build_returns_what_its_process_compiled(plant: Plant, built: Built) -> 
 def test_without_processes_nothing_is_compiled(
     folder: Path, kernels: list[Kernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(*arguments: object, **how: object) -> None:
+    def start(*arguments: object, **how: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
+
+    workers.end_all()
 
     def compile_kernel(*arguments: object) -> None:
         pytest.fail("it was compiled here")
 
-    monkeypatch.setattr(building.subprocess, "run", run)
+    monkeypatch.setattr(workers.subprocess, "Popen", start)
     monkeypatch.setattr("cute_backend.runtime.compiling.compile.compile_kernel", compile_kernel)
     for kernel, outcome in obtain(kernels).items():
         assert str(outcome) == (
@@ -172,15 +212,16 @@ def test_a_folder_that_is_removed_before_a_process_starts_is_made(
     plant: Plant, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant("none")
-    run, removed = building.subprocess.run, list[Path]()
+    start, removed = building.started, list[Path]()
 
-    def removing(*arguments: object, **how: object) -> object:
+    def removing(*asked: Any) -> workers.Ended:
         if not removed:
             removed.append(folder)
             shutil.rmtree(folder)
-        return run(*arguments, **how)
+        return start(*asked)
 
-    monkeypatch.setattr(building.subprocess, "run", removing)
+    monkeypatch.setattr(building, "forked", lambda *asked: None)
+    monkeypatch.setattr(building, "started", removing)
     assert callable(obtain([KERNEL])[KERNEL])
     assert removed
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pkgutil
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -23,6 +21,7 @@ from cute_backend.runtime.compiling.build import load_known, obtain
 from cute_backend.runtime.disk import cache as caching
 from cute_backend.runtime.disk.cache import KernelCache, writable_cache
 from cute_backend.runtime.kernels.kernel import Kernel
+from support.runtime.forks import in_child
 from support.runtime.handmade import kernel_of, make_spec
 
 KERNEL = kernel_of(make_spec())
@@ -48,29 +47,6 @@ def held_elsewhere(*locks: threading.Lock) -> Iterator[None]:
     yield
     done.set()
     thread.join()
-
-
-def in_child(what: Callable[[], object]) -> str:
-    """The result of a call in a forked child, as text, or that it hangs."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            reply = repr(what())
-        except BaseException as error:
-            reply = repr(error)
-        os.write(writer, reply.encode())
-        os._exit(0)
-    os.close(writer)
-    until = time.monotonic() + 60
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() > until:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            return "it hangs"
-        time.sleep(0.005)
-    with os.fdopen(reader) as pipe:
-        return pipe.read()
 
 
 def every_lock() -> dict[str, threading.Lock]:

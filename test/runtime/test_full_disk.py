@@ -7,7 +7,6 @@ import io
 import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from cute_backend.errors import BuildError
 from cute_backend.planning import Alignment
 from cute_backend.runtime.compiling import build as building
 from cute_backend.runtime.compiling import compile as compiling
-from cute_backend.runtime.compiling import worker
+from cute_backend.runtime.compiling import worker, workers
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.disk import cache as caching
 from cute_backend.runtime.disk.cache import KernelCache, caches
@@ -220,10 +219,8 @@ def test_a_worker_without_space_says_so(
     status = worker.main()
     said = capsys.readouterr().out
 
-    def run(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, status, "the DSL's own lines\n" + said, "")
-
-    monkeypatch.setattr(building.subprocess, "run", run)
+    ended = workers.Ended(status, said.splitlines()[-1])
+    monkeypatch.setattr(building, "forked", lambda *asked: ended)
     with pytest.raises(OSError) as raised:
         building._build_in_process(KernelCache(folder), KERNEL)
     assert out_of_space(raised.value) and raised.value.strerror == "Disk quota exceeded"
@@ -232,10 +229,11 @@ def test_a_worker_without_space_says_so(
 def test_a_process_that_can_not_be_started_is_no_full_disk(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(command: list[str], **how: object) -> None:
+    def start(command: list[str], **how: object) -> None:
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(building.subprocess, "run", run)
+    workers.end_all()
+    monkeypatch.setattr(workers.subprocess, "Popen", start)
     outcomes = obtain(KERNELS)
     assert all("none can be started" in str(outcome) for outcome in outcomes.values())
     assert caches()[0].writable and notices._warned == set()

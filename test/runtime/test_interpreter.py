@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from cute_backend.errors import BuildError
-from cute_backend.runtime.compiling import build as building
+from cute_backend.planning import Arch
+from cute_backend.runtime.compiling import workers
 from cute_backend.runtime.disk.cache import KernelCache
 from cute_backend.runtime.host import interpreter
 from cute_backend.runtime.host.interpreter import command_of, environment_of
@@ -211,10 +211,11 @@ def test_editable_installs_and_the_users_site(style: str, package: Path, here: P
     assert found["of_the_user"] is None  # as in the process that starts it
 
 
+@pytest.mark.parametrize("module", [workers.SERVER, workers.WORKER])
 def test_the_worker_is_this_package_and_runs_in_the_cache(
-    tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real one, given nothing to build: it says so with Python's own `json`."""
+    """The real one, forked or started, given nothing to build: it says so with Python's own `json`."""
     marker = tmp_path / "planted"
     for name in ("json.py", "torch.py", "cute_backend/__init__.py", "sitecustomize.py"):
         (here / name).parent.mkdir(exist_ok=True)
@@ -222,26 +223,26 @@ def test_the_worker_is_this_package_and_runs_in_the_cache(
     monkeypatch.chdir(here)
     monkeypatch.setenv("PYTHONPATH", ":")
     monkeypatch.syspath_prepend("")
-    seen: dict[str, Any] = {}
-    run = subprocess.run
+    seen: list[dict[str, Any]] = []
 
-    def watched(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
-        seen.update(how, command=command)
-        return run(command, **{**how, "input": "nothing"})
+    class Watched(subprocess.Popen[str]):
+        def __init__(self, command: list[str], **how: Any) -> None:
+            seen.append({**how, "command": command})
+            super().__init__(command, **how)
 
-    monkeypatch.setattr(building.subprocess, "run", watched)
+    monkeypatch.setattr(workers.subprocess, "Popen", Watched)
     cache = KernelCache(tmp_path / "kernels")
-    with pytest.raises(BuildError, match=r"crashed: json\.decoder\.JSONDecodeError"):
-        building._build_in_process(cache, kernel())
+    workers.end_all()
+    run = workers.forked if module == workers.SERVER else workers.started
+    ended = run(Arch.SM90A, [str(cache.root)], "nothing", 60)
+    workers.end_all()
+    assert ended is not None and ended.crashed
+    assert ended.message.startswith("json.decoder.JSONDecodeError")
     assert not marker.exists()
-    assert Path(seen["cwd"]) == cache.root and str(here) not in str(seen["command"])
-    assert "PYTHONPATH" not in seen["env"]
-
-
-def kernel() -> Any:
-    from support.runtime.handmade import kernel_of, make_spec
-
-    return kernel_of(make_spec())
+    (how,) = seen
+    assert module in how["command"] and str(here) not in str(how["command"])
+    assert how["cwd"] == ("/" if module == workers.SERVER else str(cache.root))
+    assert "PYTHONPATH" not in how["env"]
 
 
 def test_flags_that_keep_things_out_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ from typing import TypeVar, Union
 
 from cute_backend import config
 from cute_backend.errors import BuildError, UnavailableError
+from cute_backend.planning import Arch
+from cute_backend.runtime.compiling.workers import UNBUILT, UNWRITABLE, Ended, forked, started
 from cute_backend.runtime.disk.cache import (
     CACHE_DIR_VARIABLE,
     KernelCache,
@@ -30,7 +32,6 @@ from cute_backend.runtime.disk.cache import (
 )
 from cute_backend.runtime.disk.pack import packs
 from cute_backend.runtime.host.forks import free_in_children
-from cute_backend.runtime.host.interpreter import command_of, environment_of
 from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.runtime.host.space import out_of_space
 from cute_backend.runtime.kernels.built import Built
@@ -40,10 +41,6 @@ from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.runtime.kernels.source import text_of, warn_if_edited
 
 log = logging.getLogger(__name__)
-
-UNBUILT, UNWRITABLE = 3, 4
-"""The exit statuses of a worker. UNBUILT: the kernel can't be built. UNWRITABLE: the cache folder can't be
-written, and the output is the number and the text of the system's error."""
 
 MAX_SECONDS = 900.0
 """The most seconds that a kernel may take to compile on a busy machine. The slowest one took two minutes."""
@@ -254,35 +251,46 @@ def _compile_in_process(cache: KernelCache, kernel: Kernel) -> Built:
 
 
 def _run_worker(cache: KernelCache, kernel: Kernel, *arguments: str) -> None:
-    """Runs `worker` on a kernel. Raises BuildError, and OSError if the cache can't take the kernel: a
-    FileNotFoundError if its folder was removed meanwhile."""
+    """Runs `worker` on a kernel, and once more if its process crashes or hangs. Raises BuildError, and
+    OSError if the cache can't take the kernel: a FileNotFoundError if its folder was removed meanwhile."""
+    asked = kernel.arch, (str(cache.root), *arguments), json.dumps(kernel.to_dict()), MAX_SECONDS
     with cache.watched() as is_removed:
+        ended = None
         try:
-            done = subprocess.run(
-                command_of("cute_backend.runtime.compiling.worker", str(cache.root), *arguments),
-                input=json.dumps(kernel.to_dict()),
-                capture_output=True,
-                text=True,
-                env=environment_of(CUTE_DSL_ARCH=kernel.arch.value),
-                cwd=cache.root,
-                timeout=MAX_SECONDS,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise BuildError(f"{kernel.name} was not compiled within {error.timeout:g} seconds") from error
-        except OSError as error:
-            if is_removed():
-                raise
-            raise BuildError(
-                f"kernels are compiled in processes, and none can be started for {kernel.name}: {error}"
-            ) from error
-        if done.returncode and is_removed():
+            ended = forked(*asked)
+        except subprocess.TimeoutExpired:
+            log.info("%s was not compiled within %g seconds", kernel.name, MAX_SECONDS)
+        if not is_removed() and (ended is None or ended.crashed):
+            if ended is not None:
+                log.info("%s, and is tried again", _crash(kernel, ended))
+            ended = _started_for(kernel, asked, is_removed)
+        if (ended is None or ended.status) and is_removed():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(cache.root))
-    if done.returncode == UNWRITABLE:
-        number, _, what = done.stdout.strip().splitlines()[-1].partition(" ")
+    assert ended is not None
+    if ended.status == UNWRITABLE:
+        number, _, what = ended.message.partition(" ")
         raise OSError(int(number), what)
-    if done.returncode:
-        complaint = done.stdout if done.returncode == UNBUILT else done.stderr
-        last = (complaint.strip().splitlines() or ["no message"])[-1]
-        by = f" by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else ""
-        crashed = f"the compiler of {kernel.name} {'was ended' + by if by else 'crashed'}: {last}"
-        raise BuildError(last if done.returncode == UNBUILT else crashed)
+    if ended.status:
+        raise BuildError(ended.message if ended.status == UNBUILT else _crash(kernel, ended))
+
+
+def _started_for(
+    kernel: Kernel, asked: tuple[Arch, Sequence[str], str, float], is_removed: Callable[[], bool]
+) -> Ended:
+    """A worker in a process that is started for it. Raises BuildError, and OSError if the folder was
+    removed."""
+    try:
+        return started(*asked)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{kernel.name} was not compiled within {error.timeout:g} seconds") from error
+    except OSError as error:
+        if is_removed():
+            raise
+        raise BuildError(
+            f"kernels are compiled in processes, and none can be started for {kernel.name}: {error}"
+        ) from error
+
+
+def _crash(kernel: Kernel, ended: Ended) -> str:
+    by = f"was ended by {signal.Signals(-ended.status).name}" if ended.status < 0 else "crashed"
+    return f"the compiler of {kernel.name} {by}: {ended.message}"

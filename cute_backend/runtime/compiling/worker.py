@@ -1,7 +1,7 @@
 """Builds the kernel that standard input describes into a cache, whose folder is the first argument. If a file
 is the second one, the kernel is compiled whether or not the cache has it, and is written to that file.
 
-`build` runs it, in a process that `interpreter` starts.
+`workers` runs it, in a process that `server` forks or that `interpreter` starts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from cute_backend.errors import BuildError, UnavailableError
-from cute_backend.runtime.compiling.build import UNBUILT, UNWRITABLE, build_into, compiled
+from cute_backend.runtime.compiling.build import build_into, compiled
+from cute_backend.runtime.compiling.workers import UNBUILT, UNWRITABLE
 from cute_backend.runtime.disk.cache import KernelCache
 from cute_backend.runtime.kernels.kernel import Kernel
 

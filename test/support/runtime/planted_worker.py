@@ -1,26 +1,29 @@
-"""The build worker with a fault: `python planted_worker.py STAGE TIMES COUNTER BUILT ROOT [RESULT]`.
+"""The processes that compile, with a fault: `python planted_worker.py STAGE TIMES COUNTER BUILT MODULE ...`.
 
-At the stage `abort` or `kill`, the compiler ends the process. At any other one, the folder of the cache is
-removed: as the process starts, before a method of the cache of this name, while the kernel is compiled, or at
-the `end`. This happens for the first TIMES processes, which the file COUNTER counts by lines. The compiler's
-result is the pickled BUILT.
+At the stage `abort`, `kill` or `hang`, the compiler ends its process, or never ends; at `unforked`, the
+server can fork no process. At any other one, the folder of the cache is removed: as the worker starts, before
+a method of the cache of this name, while the kernel is compiled, or at the `end`. This happens for the first
+TIMES workers, which the file COUNTER counts by lines. The compiler's result is the pickled BUILT. MODULE is
+the worker's module or the server's, and has the other arguments.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import shutil
 import signal
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 
 def main() -> int:
-    stage, times, counter, pickled, root, *_ = sys.argv[1:]
-    del sys.argv[1:5]
+    stage, times, counter, pickled, module, *arguments = sys.argv[1:]
+    sys.argv[1:] = arguments
 
     def fault() -> None:
         with open(counter, "a") as file:
@@ -31,33 +34,43 @@ def main() -> int:
             os.abort()
         if stage == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        shutil.rmtree(root)
+        if stage == "hang":
+            signal.pause()
+        if stage == "unforked":
+            raise OSError(errno.EAGAIN, "no more processes")
+        shutil.rmtree(sys.argv[1])
 
-    if stage == "start":
-        fault()
-        os.getcwd()  # an import of a compiler may do so
     from cute_backend.runtime.compiling import compile, worker
     from cute_backend.runtime.disk.cache import KernelCache
 
     def compile_kernel(*arguments: Any) -> Any:
-        if stage in ("abort", "kill", "compile"):
+        if stage in ("abort", "kill", "hang", "compile"):
             fault()
         return pickle.loads(Path(pickled).read_bytes())
 
-    def faulty(method: Callable[..., Any]) -> Callable[..., Any]:
+    def faulty(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
             fault()
-            return method(*arguments)
+            return function(*arguments)
 
         return run
 
+    def work() -> int:
+        if stage == "start":
+            fault()
+            os.getcwd()  # an import of a compiler may do so
+        status = right()
+        if stage == "end":
+            fault()
+        return status
+
     compile.compile_kernel = compile_kernel
+    right, worker.main = worker.main, work
+    if stage == "unforked":
+        os.fork = faulty(os.fork)
     if hasattr(KernelCache, stage):
         setattr(KernelCache, stage, faulty(getattr(KernelCache, stage)))
-    status = worker.main()
-    if stage == "end":
-        fault()
-    return status
+    return import_module(module).main()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,262 @@
+"""Runs workers, each in a process of its own: one that a server forks, or one that is started for it.
+
+A forked worker needs no imports, which take longer than most kernels. A server is started for the first
+kernel of an architecture, or ahead of it by `start_early`, and serves the later ones. It ends with this
+process, and the workers with it, in whatever way this process ends: a socket that closes then is all that
+keeps them. A forked child of this process starts a server of its own.
+
+Where no server can be started, or where forking would not be safe, each worker has a process that is started
+for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from cute_backend.planning import Arch
+from cute_backend.runtime.host.forks import free_in_children
+from cute_backend.runtime.host.interpreter import command_of, environment_of
+
+log = logging.getLogger(__name__)
+
+SERVER, WORKER = "cute_backend.runtime.compiling.server", "cute_backend.runtime.compiling.worker"
+"""The modules that the processes run."""
+
+UNBUILT, UNWRITABLE = 3, 4
+"""Exit statuses of a worker. UNBUILT: the kernel can't be built. UNWRITABLE: the cache folder can't be
+written, and the output is the number and the text of the system's error."""
+
+UNFORKED = "unforked"
+"""The first word of a server's reply for a kernel for which no process could be forked."""
+
+_READ_BY_IMPORTS = ("CUDA_", "CUTE_DSL_", "CUTE_EXPERIMENTAL_", "LD_", "PYTHON")
+"""The beginnings of the names of environment variables that imports read. A worker has the environment of the
+moment, but if one of these has changed since a server was started, another one is."""
+
+_starting = free_in_children(threading.Lock())
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker that has ended: its exit status, which is negative for a signal, and the last line of its
+    message."""
+
+    status: int
+    message: str
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it ended otherwise than a worker does, even one without a kernel."""
+        return self.status not in (0, UNBUILT, UNWRITABLE)
+
+
+class _Server:
+    """A server that this process has started, for the kernels of one architecture."""
+
+    def __init__(self, command: Sequence[str], surroundings: dict[str, str]) -> None:
+        self.identity = _identity(command, surroundings)
+        self._command = command
+        self._has_served = False
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                # OpenBLAS would start threads, with which the server could not fork safely.
+                env={**surroundings, "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        threading.Thread(target=self._process.wait, name="end of a server", daemon=True).start()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended before it served, and not for want of work. Another one would fail as well."""
+        return not self._has_served and bool(self._process.poll())
+
+    def run(self, arguments: Sequence[str], arch: Arch, request: str, seconds: float) -> Ended | None:
+        """Runs a worker. Returns None if the server has ended, or could not fork. Raises TimeoutExpired,
+        OSError."""
+        head = json.dumps([environment_of(CUTE_DSL_ARCH=arch.value), list(arguments)])
+        (status, theirs), (talk, their_talk) = socket.socketpair(), socket.socketpair()
+        with status, talk:
+            with theirs, their_talk:
+                socket.send_fds(self._control, [b"kernel"], [theirs.fileno(), their_talk.fileno()])
+            until = time.monotonic() + seconds
+            try:
+                with suppress(BrokenPipeError, ConnectionResetError):  # it ended, and the status says how
+                    talk.settimeout(seconds)
+                    talk.sendall(f"{head}\n{request}".encode())
+                    talk.shutdown(socket.SHUT_WR)
+                said, reply = (_all_of(each, until).decode(errors="replace") for each in (talk, status))
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(list(self._command), seconds) from None
+        if not reply:
+            self._process.wait()
+            return None
+        self._has_served = True
+        if reply.startswith(UNFORKED):
+            log.info("no worker can be forked: %s", os.strerror(int(reply.split()[1])))
+            return None
+        return Ended(int(reply), _last_line(said))
+
+    def end(self) -> None:
+        """Ends the server and its workers."""
+        self._control.shutdown(socket.SHUT_RDWR)
+        self._process.terminate()  # it may be importing; later it takes no notice
+        self._process.wait()
+
+    def leave(self) -> None:
+        """Closes what a forked child has of its parent's server."""
+        self._control.close()
+        self._process.returncode = 0  # the child does not wait for it
+
+
+def _identity(command: Sequence[str], surroundings: dict[str, str]) -> tuple[object, ...]:
+    """The facts by which servers differ."""
+    read = {name: value for name, value in surroundings.items() if name.startswith(_READ_BY_IMPORTS)}
+    return tuple(command), tuple(sorted(read.items()))
+
+
+def _all_of(source: socket.socket, until: float) -> bytes:
+    """The bytes that a socket receives until it is closed. Raises TimeoutError."""
+    parts = []
+    with suppress(ConnectionResetError):
+        while True:
+            source.settimeout(max(until - time.monotonic(), 1e-6))
+            if not (part := source.recv(1 << 16)):
+                break
+            parts.append(part)
+    return b"".join(parts)
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no message"])[-1]
+
+
+_servers: list[_Server] = []
+"""The servers of this process, of which the last of its kind is used."""
+
+_started: set[subprocess.Popen[str]] = set()
+"""The workers with processes that were started for them."""
+
+_is_over = False
+"""Whether this process is ending."""
+
+
+def _server_for(arch: Arch) -> _Server | None:
+    """The server of an architecture, which is started if there is none. Returns None if none can serve.
+    Raises OSError."""
+    command, surroundings = command_of(SERVER), environment_of(CUTE_DSL_ARCH=arch.value)
+    identity = _identity(command, surroundings)
+    with _starting:
+        for server in _servers:
+            if server.identity == identity and (server.failed or not server.has_ended):
+                return None if server.failed else server
+        _servers[:] = [server for server in _servers if server.failed or not server.has_ended]
+        if _is_over:
+            raise OSError(errno.ESHUTDOWN, "this process is ending")
+        _servers.append(_Server(command, surroundings))
+        return _servers[-1]
+
+
+def start_early(arch: Arch) -> None:
+    """Starts the server of an architecture while the caller has other work, so that its imports are done when
+    the first kernel comes."""
+    try:
+        _server_for(arch)
+    except OSError as error:
+        log.info("no server of compilers can be started: %s", error)
+
+
+def forked(arch: Arch, arguments: Sequence[str], request: str, seconds: float) -> Ended | None:
+    """Runs a worker that a server forks. Returns None if that can't be done, or if the server was killed.
+    Raises TimeoutExpired."""
+    try:
+        server = _server_for(arch)
+        return None if server is None else server.run(arguments, arch, request, seconds)
+    except OSError as error:
+        log.info("no worker is forked: %s", error)
+        return None
+
+
+def started(arch: Arch, arguments: Sequence[str], request: str, seconds: float) -> Ended:
+    """Runs a worker in a process that is started for it. Raises TimeoutExpired, and OSError if no process can
+    be started."""
+    command = command_of(WORKER, *arguments)
+    with _starting:
+        if _is_over:
+            raise OSError(errno.ESHUTDOWN, "this process is ending")
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment_of(CUTE_DSL_ARCH=arch.value),
+            cwd=arguments[0],
+            start_new_session=True,
+        )
+        _started.add(process)
+    try:
+        output, complaint = process.communicate(request, timeout=seconds)
+    finally:
+        _kill(process)
+        process.wait()
+        _started.discard(process)
+    status = process.returncode
+    return Ended(status, _last_line(output if status in (UNBUILT, UNWRITABLE) else complaint))
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kills a worker that runs, and the linker that it may have started."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_all() -> None:
+    """Ends all servers and workers of this process. Later kernels have others."""
+    with _starting:
+        servers, _servers[:] = list(_servers), []
+        for process in list(_started):
+            _kill(process)
+    for server in servers:
+        server.end()
+
+
+def _end_with_process() -> None:
+    global _is_over
+    _is_over = True
+    end_all()
+
+
+def _leave_to_parent() -> None:
+    for server in _servers:
+        server.leave()
+    _servers.clear()
+    for process in _started:
+        process.returncode = 0
+    _started.clear()
+
+
+atexit.register(_end_with_process)
+os.register_at_fork(after_in_child=_leave_to_parent)

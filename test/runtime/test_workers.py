@@ -1,0 +1,291 @@
+"""Servers of compilers: when one serves, what ends it, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cute_backend.planning import Arch
+from cute_backend.runtime.compiling import workers
+from cute_backend.runtime.compiling.workers import Ended, end_all, forked, start_early
+from support.runtime import small_server
+from support.runtime.forks import in_child
+
+ARCH = Arch.SM90A
+
+
+@pytest.fixture(autouse=True)
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Servers without the DSL, whose workers run Python code."""
+    end_all()
+    monkeypatch.setattr(workers, "command_of", small_server.command_of)
+    yield
+    end_all()
+
+
+def run(code: str, folder: Path, seconds: float = 60) -> Ended | None:
+    """The end of a worker that runs this code in this folder."""
+    return forked(ARCH, [str(folder)], code, seconds)
+
+
+def process_of(server: workers._Server) -> int:
+    return server._process.pid
+
+
+def gone(process: int) -> None:
+    """Waits for the end of a process that is no child of this one, and fails if there is none."""
+    try:
+        file = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    with selectors.DefaultSelector() as selector:
+        selector.register(file, selectors.EVENT_READ)
+        assert selector.select(60), f"process {process} is left"
+    os.close(file)
+
+
+# Serving
+
+
+def test_each_worker_is_a_process_of_its_own_that_a_server_forks(tmp_path: Path) -> None:
+    code = "import json, os; print(json.dumps([os.getpid(), os.getppid(), os.getcwd(), os.getpgrp()]))"
+    found = [json.loads(ended.message) for _ in range(2) if (ended := run(code, tmp_path))]
+    (server,) = workers._servers
+    assert found[0][0] != found[1][0]
+    for process, parent, folder, group in found:
+        assert parent == process_of(server) and folder == str(tmp_path) and group == process
+
+
+def test_a_worker_leaves_no_state_to_the_next(tmp_path: Path) -> None:
+    run("import builtins, os; builtins.left = os.environ['LEFT'] = 'here'", tmp_path)
+    ended = run("import builtins, os; print(hasattr(builtins, 'left'), 'LEFT' in os.environ)", tmp_path)
+    assert ended == Ended(0, "False False")
+
+
+def test_a_worker_has_the_environment_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import os; print(os.environ.get('LATER'), os.environ['CUTE_DSL_ARCH'])"
+    assert run(code, tmp_path) == Ended(0, f"None {ARCH.value}")
+    monkeypatch.setenv("LATER", "x" * 100_000)
+    assert run(code, tmp_path) == Ended(0, f"{'x' * 100_000} {ARCH.value}")
+    assert len(workers._servers) == 1
+    monkeypatch.setenv("CUTE_DSL_LOG_LEVEL", "10")  # the DSL reads it when it is imported
+    run(code, tmp_path)
+    assert len(workers._servers) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "message"),
+    [
+        ("status = 3", 3, "no message"),
+        ("print('one'); print('two'); status = 3", 3, "two"),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
+        ("raise MemoryError('all of it')", 1, "MemoryError: all of it"),
+        ("import os; os.abort()", -signal.SIGABRT, "no message"),
+        ("import os; print('x' * 1_000_000); os.kill(os.getpid(), 9)", -signal.SIGKILL, "no message"),
+    ],
+)
+def test_the_end_of_a_worker(tmp_path: Path, code: str, status: int, message: str) -> None:
+    ended = run(code, tmp_path)
+    assert ended is not None and ended.status == status
+    assert ended.message == message or status == -signal.SIGKILL
+    assert ended.crashed == (status != 3)
+
+
+def test_workers_run_at_once(tmp_path: Path) -> None:
+    """Each of two waits for the other one."""
+    pipes = [tmp_path / name for name in ("one", "two")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    codes = [
+        f"open({str(pipes[0])!r}, 'w').write('x'); print(open({str(pipes[1])!r}).read())",
+        f"print(open({str(pipes[0])!r}).read()); open({str(pipes[1])!r}, 'w').write('x')",
+    ]
+    ended: list[Ended | None] = []
+    threads = [threading.Thread(target=lambda code=code: ended.append(run(code, tmp_path))) for code in codes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended == [Ended(0, "x")] * 2
+
+
+def test_a_server_is_started_ahead_of_its_work(tmp_path: Path) -> None:
+    start_early(ARCH)
+    (server,) = workers._servers
+    assert run("pass", tmp_path) == Ended(0, "no message")
+    assert workers._servers == [server]
+
+
+# Ends
+
+
+def test_a_worker_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code = (
+        "import os, subprocess, signal\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        f"open({str(pipe)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        "signal.pause()"
+    )
+    found: list[int] = []
+    reader = threading.Thread(target=lambda: found.extend(map(int, pipe.read_text().split())))
+    reader.start()
+    waits = threading.Event()
+
+    def give_up() -> None:
+        reader.join()
+        waits.set()
+        end_all()
+
+    ending = threading.Thread(target=give_up)
+    ending.start()
+    assert run(code, tmp_path) is None
+    ending.join()
+    assert waits.is_set() and len(found) == 2
+    for process in found:
+        gone(process)
+
+
+def test_the_time_of_a_worker_has_a_limit(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        run("import signal; signal.pause()", tmp_path, seconds=0.001)
+    assert run("print('next')", tmp_path) == Ended(0, "next")
+
+
+def test_a_server_that_is_killed_takes_its_workers_along(tmp_path: Path) -> None:
+    code = "import os, signal; os.kill(os.getppid(), signal.SIGKILL); signal.pause()"
+    assert run(code, tmp_path) is None
+    assert run("print('next')", tmp_path) is None  # it served nothing, so another one is not tried
+
+
+def test_a_server_that_was_killed_after_it_served_is_started_again(tmp_path: Path) -> None:
+    run("pass", tmp_path)
+    (first,) = workers._servers
+    os.kill(process_of(first), signal.SIGKILL)
+    gone(process_of(first))
+    first._process.wait()
+    assert run("print('next')", tmp_path) == Ended(0, "next")
+    (second,) = workers._servers
+    assert second is not first
+
+
+def test_a_server_without_work_ends_and_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(small_server.IDLE, "0")
+    start_early(ARCH)
+    (first,) = workers._servers
+    assert first._process.wait(60) == 0 and not first.failed
+    monkeypatch.delenv(small_server.IDLE)
+    assert run("print('next')", tmp_path) == Ended(0, "next")
+
+
+def test_a_server_with_threads_does_not_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(small_server.THREADS, "1")
+    assert run("print('forked')", tmp_path) is None
+    (server,) = workers._servers
+    assert server.failed
+    assert run("print('forked')", tmp_path) is None
+    assert workers._servers == [server]
+
+
+def test_where_no_process_can_be_started_nothing_is_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **how: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(workers.subprocess, "Popen", refuse)
+    start_early(ARCH)
+    assert run("pass", tmp_path) is None
+    assert workers._servers == []
+
+
+def test_a_server_that_imports_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(small_server.IMPORTS, "1")
+    start_early(ARCH)
+    (server,) = workers._servers
+    end_all()
+    assert server._process.returncode == -signal.SIGTERM
+
+
+# Processes that need kernels, and end
+
+PROGRAM = """
+import os, signal, sys, threading
+from pathlib import Path
+from support.runtime import small_server
+from cute_backend.planning import Arch
+from cute_backend.runtime.compiling import workers
+workers.command_of = small_server.command_of
+folder, how = sys.argv[1:]
+def work():
+    workers.forked(Arch.SM90A, [folder], "import os, signal; print(os.getpid()); "
+        f"open('{folder}/pipe', 'w').write(f'{{os.getppid()}} {{os.getpid()}}'); signal.pause()", 600)
+threading.Thread(target=work, daemon=True).start()
+print(Path(folder, "pipe").read_text(), flush=True)
+if how == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+elif how == "interrupted":
+    os.kill(os.getpid(), signal.SIGINT)
+elif how == "_exit":
+    os._exit(0)
+elif how == "leaves a child" and os.fork() == 0:
+    os.close(1), os.close(2)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("how", ["ends", "killed", "interrupted", "_exit", "leaves a child"])
+def test_nothing_is_left_of_a_process_that_ends_while_kernels_compile(tmp_path: Path, how: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), how]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as program:
+        assert program.stdout is not None
+        server, worker = map(int, program.stdout.readline().split())
+        program.wait()
+        gone(worker)
+        gone(server)
+        if how == "leaves a child":
+            os.killpg(program.pid, signal.SIGKILL)
+
+
+def in_daemon(arguments: tuple[str, str]) -> Ended | None:
+    code, folder = arguments
+    assert multiprocessing.current_process().daemon
+    return run(code, Path(folder))
+
+
+def test_a_daemonic_process_has_workers(tmp_path: Path) -> None:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.map(in_daemon, [("print('done')", str(tmp_path))]) == [Ended(0, "done")]
+
+
+def test_a_forked_child_has_a_server_of_its_own(tmp_path: Path) -> None:
+    """The parent's stays as it is."""
+    run("pass", tmp_path)
+    (server,) = workers._servers
+    code = "import os; print(os.getppid())"
+
+    def child() -> object:
+        own = run(code, tmp_path)
+        end_all()
+        return None if own is None else int(own.message)
+
+    assert int(in_child(child)) != process_of(server)
+    assert run(code, tmp_path) == Ended(0, str(process_of(server)))
+    assert workers._servers == [server]
