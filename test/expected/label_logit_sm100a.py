@@ -5,7 +5,7 @@
     bias     rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     colvec0  colvec  i64   row_read        one value for each row of a thread, before the accumulator wait
 
-cute_mm_bias_where_max_logsumexp_256x128_3eb7de64:
+cute_mm_bias_pick_logsumexp_256x128_3eb7de64:
 sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
@@ -24,6 +24,7 @@ from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.memory_ops.device_cache import saturated
 from cute_backend.spec import Axis
 from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm100 import Sm100Gemm
@@ -37,6 +38,9 @@ class Epilogue:
     )
     shared_loads = ()
     shared_stores = ()
+    sweeps = (
+        Visit(ends=True),
+    )
 
     @cute.jit
     def stage(self, tile, glob, smem):

@@ -5,7 +5,7 @@
     bias     rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
     colvec0  colvec  i64   row_read        one value for each row of a thread, before the accumulator wait
 
-cute_mm_bias_where_max_logsumexp_128x128_90b54ea5:
+cute_mm_bias_pick_logsumexp_128x128_90b54ea5:
 sm_80, tile 128x128_1x1_occupancy2, planes aligned to 16 bytes:
 128 by 128, 2 CTAs on a multiprocessor, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
@@ -24,6 +24,7 @@ from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.memory_ops.device_cache import saturated
 from cute_backend.spec import Axis
 from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm80 import Sm80Gemm
@@ -35,6 +36,9 @@ class Epilogue:
     staged = ()
     shared_loads = ()
     shared_stores = ()
+    sweeps = (
+        Visit(ends=True),
+    )
 
     @cute.jit
     def begin(self, tile, glob):
