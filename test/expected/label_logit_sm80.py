@@ -5,9 +5,9 @@
     bias     rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
     colvec0  colvec  i64   row_read        one value for each row of a thread, before the accumulator wait
 
-cute_mm_bias_pick_logsumexp_128x128_90b54ea5:
-sm_80, tile 128x128_1x1_occupancy2, planes aligned to 16 bytes:
-128 by 128, 2 CTAs on a multiprocessor, subtiles of 32 columns, raster 8.
+cute_mm_bias_pick_logsumexp_64x128_13a80a2e:
+sm_80, tile 64x128_1x1_occupancy2, planes aligned to 16 bytes:
+64 by 128, 2 CTAs on a multiprocessor, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -92,7 +92,7 @@ class Epilogue:
                 out1_total_glob[part, row] = out1_total_part
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 128, occupancy=2), Stages(ab=2))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 64, 128, occupancy=2), Stages(ab=3))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, BFloat16),

@@ -177,6 +177,7 @@ APPROXIMATE = {
     "silu_mul_quant": 2.0**-4,
     "row_maxima": 2.0**-8,
     "sums": 2.0**-23,
+    "label_logit": 2.0**-8,
     "swiglu": 2.0**-8,
     "swiglu_chunk": 2.0**-8,
     "swiglu7": 2.0**-8,
@@ -194,7 +195,7 @@ _PAIRED = {
 """Epilogues of two accumulators, and how the columns of B are divided among them."""
 
 
-NOT_RECORDED = {"heads"}
+NOT_RECORDED: set[str] = set()
 """Epilogues that came after the last recording: the next one takes them out of here."""
 
 
