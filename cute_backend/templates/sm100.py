@@ -75,14 +75,13 @@ from cute_backend.templates.rings import (
     agents,
     check_stage,
     consumer_state,
-    make_rows,
     named_barrier,
     producer_state,
     stages_of,
     swizzled,
 )
 from cute_backend.templates.scheduler import Place
-from cute_backend.templates.segments import Segment, allocate_buffers, dealt, make_exacts
+from cute_backend.templates.segments import Segment, allocate_buffers, dealt
 from cute_backend.templates.tensor_memory import WARPGROUP, Copy, TensorMemorySeat, Thread
 from cute_backend.templates.tile import Corner, Sm100Tile
 from cute_backend.templates.tma_gemm import Arguments, TmaShared
@@ -296,8 +295,7 @@ class Sm100Gemm(WarpgroupPlanes):
         acc_pipeline = pipeline.PipelineUmmaAsync.create(
             **stages_of(smem, self.acc_ring), cta_layout_vmnk=given.cluster
         )
-        exacts = make_exacts(smem, self.exact_ring, self._epilogues, self.exact_elements)
-        row_pipeline = make_rows(smem, self.row_ring)
+        of_epilogue = self._epilogue_state(smem, given, buffers)
         tmem = TmemAllocator(
             smem.allocate(Int32, 8),
             barrier_for_retrieve=named_barrier(self.tmem_meeting),
@@ -309,7 +307,6 @@ class Sm100Gemm(WarpgroupPlanes):
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
         items = self._items(given, self._start(given), rank)
-        states = self._segment_states(given.n, given.parts, buffers, exacts)
         shared = Sm100Shared(
             items=items,
             given=given,
@@ -321,11 +318,9 @@ class Sm100Gemm(WarpgroupPlanes):
             s_scales=s_scales,
             tails=tails,
             tmem=tmem,
-            **vars(states[0]),
-            segment_states=states,
+            **of_epilogue,
             ab_pipeline=ab_pipeline,
             acc_pipeline=acc_pipeline,
-            row_pipeline=row_pipeline,
             rank=rank,
             sums=sums,
             scales=scales_in_ring,

@@ -65,13 +65,12 @@ from cute_backend.templates.rings import (
     agents,
     check_stage,
     consumer_state,
-    make_rows,
     producer_state,
     stages_of,
     swizzled,
 )
 from cute_backend.templates.scheduler import Place
-from cute_backend.templates.segments import Segment, allocate_buffers, dealt, make_exacts
+from cute_backend.templates.segments import Segment, allocate_buffers, dealt
 from cute_backend.templates.tile import FragmentTile
 from cute_backend.templates.tma_gemm import Arguments, TmaShared
 from cute_backend.templates.warp_planes import BLOCK_M, EVICT_FIRST, EVICT_LAST, WARPGROUP, WarpPlanes
@@ -257,8 +256,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
             cta_layout_vmnk=cute.make_layout((1, *cta_layout.shape)),
         )
         tails = self._tails(smem, warp, ab_pipeline, [s_a, s_b])
-        exacts = make_exacts(smem, self.exact_ring, self._epilogues, self.exact_elements)
-        row_pipeline = make_rows(smem, self.row_ring)
+        of_epilogue = self._epilogue_state(smem, given, buffers)
         if cutlass.const_expr(self.a_boxes > 1):
             # The last CTAs of a cluster may lie wholly beyond A's last row.
             if Boolean(self.is_grouped) | (given.m % (config.tile_m * config.cluster_m) != 0):
@@ -268,7 +266,6 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         await_earlier_kernels()
         pipeline.pipeline_init_wait(cluster_shape_mn=in_step)
         items = self._items(given, start, rank)
-        states = self._segment_states(given.n, given.parts, buffers, exacts)
         shared = Sm90Shared(
             items=items,
             given=given,
@@ -277,10 +274,8 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
             s_a=s_a,
             s_b=s_b,
             tails=tails,
-            **vars(states[0]),
-            segment_states=states,
+            **of_epilogue,
             ab_pipeline=ab_pipeline,
-            row_pipeline=row_pipeline,
             cta_m=cta_m,
             cta_n=cta_n,
             rank=rank,

@@ -31,12 +31,13 @@ from cute_backend.templates.rings import (
     Shared,
     advanced,
     in_ring,
+    make_rows,
     partition_box,
     partition_for_tma,
     producer_state,
 )
 from cute_backend.templates.scheduler import GroupSchedule, Place
-from cute_backend.templates.segments import Boxes, Buffers, Operands, Part, expecting
+from cute_backend.templates.segments import Boxes, Buffers, Operands, Part, expecting, make_exacts
 from cute_backend.templates.split_k import Sums
 from cute_backend.templates.tails import Tails, is_cut
 from cute_backend.templates.work_items import WorkItems
@@ -167,13 +168,15 @@ class TmaGemm(Gemm):
             for each in dealt
         ]
 
-    def _segment_states(
-        self, n: Any, parts: Sequence[Part], buffers: Sequence[Buffers], exacts: Sequence[Any]
-    ) -> list[SegmentState]:
-        """The state of tiles of each segment. A segment without a width has that of the plane, `n`."""
-        return [
+    def _epilogue_state(
+        self, smem: SmemAllocator, given: Arguments, buffers: Sequence[Buffers]
+    ) -> dict[str, Any]:
+        """The fields of the state for the tiles of each segment, and the pipelines of its epilogue. A segment
+        without a width has that of the plane."""
+        exacts = make_exacts(smem, self.exact_ring, self._epilogues, self.exact_elements)
+        states = [
             SegmentState(
-                n=segment.width or n,
+                n=segment.width or given.n,
                 glob=by_name(epilogue.loads + epilogue.stores, part.loads + part.stores),
                 exact_pipeline=exact,
                 loads=memory.loads,
@@ -183,9 +186,13 @@ class TmaGemm(Gemm):
                 store_tmas=part.store_tmas,
             )
             for epilogue, segment, part, memory, exact in zip(
-                self._epilogues, self.segments, parts, buffers, exacts, strict=True
+                self._epilogues, self.segments, given.parts, buffers, exacts, strict=True
             )
         ]
+        return vars(states[0]) | {
+            "segment_states": states,
+            "row_pipeline": make_rows(smem, self.row_ring),
+        }
 
     def _is_ragged(self, operand: SmemOperand) -> bool:
         """Whether TMA cuts boxes of an output off at the end of a group. It can't along the contiguous
