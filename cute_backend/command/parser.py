@@ -185,8 +185,8 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         nargs="+",
         default=[],
-        help="which of the built-in tables (scaled_mm, sampling, row_maxima, gated, block_scaled, grouped, "
-        "grouped_fp8) or of their rows, such as '16x*' or 'H16-*' (default: all)",
+        help="which of the built-in tables (scaled_mm, sampling, losses, row_maxima, gated, block_scaled, "
+        "grouped, grouped_fp8) or of their rows, such as '16x*' or 'H16-*' (default: all)",
     )
     parser.add_argument(
         "--models",
