@@ -163,7 +163,7 @@ LOGSUMEXP = "row_logsumexp(tanh(t0 / 30) * 30)"
 """The logsumexp of a softcapped row. Zero times it makes an infinite one NaN, as torch's is."""
 
 
-def test_a_softcapped_loss_reads_16_bits_a_logit() -> None:
+def test_a_softcapped_loss_writes_no_logits() -> None:
     """Inductor writes the loss with two branches, each with its own multiple of tanh in fp32."""
 
     def loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
@@ -172,13 +172,14 @@ def test_a_softcapped_loss_reads_16_bits_a_logit() -> None:
 
     args = (*planes((M, K), (K, N)), torch.zeros(M, dtype=torch.long))
     ours, theirs = fused(loss, args), alone(loss, args)
+    picked = "bf16(row_max(where(column == colvec0, t0, -inf)))"
     assert formulas(ours) == [
-        ["t0 = bf16(acc)", "out0 = bf16(t0)", f"out1 = f32(nan_if_infinite({LOGSUMEXP}))"]
+        ["t0 = bf16(acc)", f"out0 = f32(nan_if_infinite({LOGSUMEXP}))", f"out1 = {picked}"]
     ]
-    assert ours.kernels == theirs.kernels and of_an_element(theirs) - of_an_element(ours) > 7.5
+    assert ours.kernels == theirs.kernels + 1 and of_an_element(theirs) - of_an_element(ours) > 11.5
     trained = tuple(arg.clone().requires_grad_(arg.is_floating_point()) for arg in args)
     ours, theirs = fused(loss, trained), alone(loss, trained)
-    assert (ours.kernels, ours.bytes) == (theirs.kernels, theirs.bytes)
+    assert ours.kernels == theirs.kernels + 1 and ours.bytes < 0.75 * theirs.bytes
 
 
 def test_a_softcap_in_16_bits_is_written_before_it_grows() -> None:

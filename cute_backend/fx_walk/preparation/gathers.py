@@ -16,6 +16,7 @@ from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.mutation import Mutations
 from cute_backend.fx_walk.graph.new_calls import call
 from cute_backend.fx_walk.graph.static import fake, known, same_sizes, target_name, tensor_of
+from cute_backend.fx_walk.members.kinds import find_members
 from cute_backend.fx_walk.preparation.broadcast import with_one_open
 from cute_backend.fx_walk.products.anchors import is_anchor
 from cute_backend.fx_walk.products.questions import after_products, base
@@ -31,16 +32,19 @@ _NARROW = (torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.bool)
 def take_from_products(graph: fx.Graph) -> None:
     """Moves gathers of one element of each row before the pointwise work and the views whose results they
     read, where these follow a product. A gather after a write in place stays, because it would read memory
-    later."""
+    later. So does one behind rows' numbers that follow from the product by more than a reduction, such as the
+    log of a sum: the plane is then written in any case, and its element can be read."""
     gathers = [node for node in graph.nodes if is_along_rows(node) and _takes_one(node)]
     if not gathers:
         return
     after, behind = after_products(graph.nodes), behind_products(graph.nodes)
+    others = behind - find_members(graph.nodes).keys()
     order = {node: position for position, node in enumerate(graph.nodes)}
     written = Mutations(order).start
     for gather in gathers:
         source, is_written = first(gather), written is not None and order[gather] > written
-        if source in after and not is_written and planes_before(source) and is_narrow(gather, behind):
+        able = source in after and not is_written and planes_before(source) is not None
+        if able and is_narrow(gather, behind) and _reads_none_of(others, source):
             with graph.inserting_before(gather):
                 gather.replace_all_uses_with(Elements(graph).of(source, gather.args[2]))
             graph.erase_node(gather)
@@ -54,6 +58,20 @@ def behind_products(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         if is_anchor(node) or not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found
+
+
+def _reads_none_of(others: Collection[fx.Node], source: fx.Node) -> bool:
+    """Whether the work before a gather reads no number of rows that is one of these nodes."""
+    stack, seen = [source], set[fx.Node]()
+    while stack:
+        node = stack.pop()
+        planes = [] if node in seen else planes_before(node) or []
+        seen.add(node)
+        stack += planes
+        numbers = (each for each in node.all_input_nodes if planes and each not in planes)
+        if any(each in others for each in numbers):
+            return False
+    return True
 
 
 def is_along_rows(node: fx.Node) -> bool:
