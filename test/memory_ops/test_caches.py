@@ -245,7 +245,11 @@ def test_every_kernel_that_writes_a_cache_has_a_sound_rung(arch: Arch, rows: int
         (CACHE, [], "at 'scalar0'; expected a scalar or a colvec of i32 or i64"),
         (CACHE, [replace(FIRST, dtype=DType.F32)], "expected a scalar or a colvec of i32 or i64"),
         (replace(CACHE, at=126), [], "3 rows of a cache of 128 from 126 on; they are all in the cache"),
-        (replace(CACHE, at=0), [FIRST], "scalar0 is i64, which only positions in a cache are loaded as"),
+        (
+            replace(CACHE, at=0),
+            [FIRST],
+            "scalar0 is i64, which only places in a row or in a cache are loaded as",
+        ),
     ],
 )
 def test_a_cache_that_contradicts_itself_is_refused(store: Cache, loads: list[Load], why: str) -> None:

@@ -39,7 +39,7 @@ CONFIGS = {arch: TileConfig(arch, 128, 64) for arch in FIRST if arch.target.fp8}
 
 def results(axis: Axis) -> list[reduce.Result]:
     """Of every kind, and every way of storing one."""
-    largest = reduce.PLANE_ARGMAX if axis is Axis.ALL else reduce.ARGMAX
+    largest = reduce.of_plane(reduce.ARGMAX) if axis is Axis.ALL else reduce.ARGMAX
     return [
         reduce.Result(reduce.SUM, axis, Float32),
         reduce.Result(reduce.MEAN, axis, BFloat16),
