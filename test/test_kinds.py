@@ -50,6 +50,7 @@ MATH = SimpleNamespace(
     div=torch.div,
     logical_not=torch.logical_not,
     to_f32=lambda x: x.float(),
+    to_i32=lambda x: x.int(),
 )
 """The functions of `device_math` that kinds of reductions use, on tensors."""
 
