@@ -13,7 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Categorical
 
+from cute_backend import config
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.memory_ops.schedule import kernel_formula
+from cute_backend.planning import Arch, offered
 from cute_backend.replay import replay
 from cute_backend.spec import Axis, EpilogueSpec
 from support.reference import relative_error
@@ -86,6 +89,15 @@ def test_no_logits_are_written(name: str) -> None:
     assert relative_error(got, right) < 2 * relative_error(eager, right) + 1e-5
 
 
+def test_a_head_in_fp16() -> None:
+    fn, (x, w, target) = after_linear(LOSSES["fp32"]), operands()
+    args = (x.half(), w.half(), target)
+    (spec,) = specs(fn, args)
+    assert not spec.planes and len(spec.reductions) == 2
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(fn, backend="cute")(*args), fn(*args), rtol=2e-3, atol=2e-3)
+
+
 def test_an_fp8_head() -> None:
     e4m3 = torch.float8_e4m3fn
 
@@ -151,6 +163,23 @@ def test_a_label_that_is_no_column_has_an_infinite_loss() -> None:
     after = replay(spec, [x], [w.t()], [target])[-1]
     assert after[3:5].tolist() == [-INF, -INF]
     assert torch.equal(after[5:], before[5:]) and torch.equal(after[:3], before[:3])
+
+
+def rotated(y: Tensor, t: Tensor) -> Tensor:
+    heads = y.view(len(y), -1, 64)
+    first, second = heads.chunk(2, -1)
+    turned = heads * 0.5 + torch.cat((-second, first), -1) * 0.25
+    return taken(turned.reshape(y.shape), t)
+
+
+def test_no_place_is_looked_for_in_columns_of_another_order() -> None:
+    """The kernel of a rotation has the columns of halves side by side."""
+    fn, args = after_linear(rotated), operands()
+    with config.patch(rotary_embeddings="always"):  # type: ignore[attr-defined]
+        found = fused(fn, args)
+        assert Reason.ROTATED_PLACES in {rejection.reason for rejection in found.rejections}
+        assert not any("column" in kernel_formula(region.spec) for region in found.regions)
+        assert all(offered(Arch.SM90A, region.spec) for region in found.regions)
 
 
 def own_argmax(y: Tensor, t: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from cute_backend.fx_walk.region.member import Member, Search
 from cute_backend.fx_walk.region.reduced import Reduced
 from cute_backend.fx_walk.region.value import Value
 from cute_backend.fx_walk.values.classify import classify
+from cute_backend.fx_walk.values.held import check_places
 from cute_backend.kinds.reductions import MAX
 from cute_backend.spec import Axis, Const, Reduction
 
@@ -42,11 +43,11 @@ class Picked(Member):
 
     def join(self, search: Search, draft: Draft) -> Value:
         frame, chain = draft.frames.get(self.source), draft.chain
-        last = fake(self.source).dim() - 1
-        if frame is None or frame.block > 1 or not frame.is_in_order or frame.n_axes != (last,):
+        if frame is None or not frame.is_plain or frame.n_axes != (fake(self.source).dim() - 1,):
             raise Refused(Reason.NOT_POINTWISE, target=target_name(self.head))
         value = draft.read(self.source, self.head)
-        if not chain.dtype(value).is_float:
+        check_places(chain)
+        if not chain.dtype(value).is_float or chain.dtype(value).is_fp8:
             raise Refused(Reason.UNSUPPORTED_DTYPE, operand=self.source, dtype=fake(self.source).dtype)
         shape = fake(self.source).shape
         index = chain.load(classify(self.index, shape, draft.first.device, frame, PLACES))
