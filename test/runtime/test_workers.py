@@ -17,7 +17,7 @@ import pytest
 
 from cute_backend.planning import Arch
 from cute_backend.runtime.compiling import workers
-from cute_backend.runtime.compiling.workers import Ended, end_all, forked, start_early
+from cute_backend.runtime.compiling.workers import Ended, end_all, forked, server_for
 from support.runtime import small_server
 from support.runtime.forks import in_child
 
@@ -119,10 +119,10 @@ def test_workers_run_at_once(tmp_path: Path) -> None:
     assert ended == [Ended(0, "x")] * 2
 
 
-def test_a_server_is_started_ahead_of_its_work(tmp_path: Path) -> None:
-    start_early(ARCH)
-    (server,) = workers._servers
-    assert run("pass", tmp_path) == Ended(0, "no message")
+def test_a_server_serves_all_kernels_of_an_architecture(tmp_path: Path) -> None:
+    server = server_for(ARCH)
+    for _ in range(2):
+        assert run("pass", tmp_path) == Ended(0, "no message")
     assert workers._servers == [server]
 
 
@@ -157,6 +157,19 @@ def test_a_worker_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> N
         gone(process)
 
 
+def test_a_worker_that_crashes_leaves_nothing_that_it_started(tmp_path: Path) -> None:
+    """Its reply does not wait for a process that keeps its output open."""
+    code = (
+        "import os, subprocess\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "print(child.pid, flush=True)\n"
+        "os._exit(7)"
+    )
+    ended = run(code, tmp_path)
+    assert ended is not None and ended.crashed and ended.status == 7
+    gone(int(ended.message))
+
+
 def test_the_time_of_a_worker_has_a_limit(tmp_path: Path) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         run("import signal; signal.pause()", tmp_path, seconds=0.001)
@@ -184,7 +197,7 @@ def test_a_server_without_work_ends_and_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(small_server.IDLE, "0")
-    start_early(ARCH)
+    server_for(ARCH)
     (first,) = workers._servers
     assert first._process.wait(60) == 0 and not first.failed
     monkeypatch.delenv(small_server.IDLE)
@@ -207,14 +220,13 @@ def test_where_no_process_can_be_started_nothing_is_forked(
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(workers.subprocess, "Popen", refuse)
-    start_early(ARCH)
     assert run("pass", tmp_path) is None
     assert workers._servers == []
 
 
 def test_a_server_that_imports_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(small_server.IMPORTS, "1")
-    start_early(ARCH)
+    server_for(ARCH)
     (server,) = workers._servers
     end_all()
     assert server._process.returncode == -signal.SIGTERM

@@ -133,11 +133,14 @@ class _Server:
             os.waitpid(process, 0)
 
     def _reap(self) -> None:
-        """Replies for the processes that have ended."""
+        """Replies for the processes that have ended, and kills all that they have started. Their numbers are
+        theirs until they are waited for."""
         while self._kernels:
-            process, status = os.waitpid(-1, os.WNOHANG)
-            if process == 0:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
                 return
+            _kill(ended.si_pid)
+            process, status = os.waitpid(ended.si_pid, 0)
             kernel = self._kernels.pop(process)
             if kernel in self._selector.get_map():
                 self._selector.unregister(kernel)

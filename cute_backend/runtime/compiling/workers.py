@@ -1,9 +1,9 @@
 """Runs workers, each in a process of its own: one that a server forks, or one that is started for it.
 
 A forked worker needs no imports, which take longer than most kernels. A server is started for the first
-kernel of an architecture, or ahead of it by `start_early`, and serves the later ones. It ends with this
-process, and the workers with it, in whatever way this process ends: a socket that closes then is all that
-keeps them. A forked child of this process starts a server of its own.
+kernel of an architecture, and serves the later ones. It ends with this process, and the workers with it, in
+whatever way this process ends: a socket that closes then is all that keeps them. A forked child of this
+process starts a server of its own.
 
 Where no server can be started, or where forking would not be safe, each worker has a process that is started
 for it.
@@ -162,7 +162,7 @@ _is_over = False
 """Whether this process is ending."""
 
 
-def _server_for(arch: Arch) -> _Server | None:
+def server_for(arch: Arch) -> _Server | None:
     """The server of an architecture, which is started if there is none. Returns None if none can serve.
     Raises OSError."""
     command, surroundings = command_of(SERVER), environment_of(CUTE_DSL_ARCH=arch.value)
@@ -178,20 +178,11 @@ def _server_for(arch: Arch) -> _Server | None:
         return _servers[-1]
 
 
-def start_early(arch: Arch) -> None:
-    """Starts the server of an architecture while the caller has other work, so that its imports are done when
-    the first kernel comes."""
-    try:
-        _server_for(arch)
-    except OSError as error:
-        log.info("no server of compilers can be started: %s", error)
-
-
 def forked(arch: Arch, arguments: Sequence[str], request: str, seconds: float) -> Ended | None:
     """Runs a worker that a server forks. Returns None if that can't be done, or if the server was killed.
     Raises TimeoutExpired."""
     try:
-        server = _server_for(arch)
+        server = server_for(arch)
         return None if server is None else server.run(arguments, arch, request, seconds)
     except OSError as error:
         log.info("no worker is forked: %s", error)
