@@ -29,7 +29,7 @@ NAMES |= {
     "sm_86": ["addmm_relu", "swiglu7"],
     "sm_89": ["bias_gelu_residual", "greedy_token"],
     "sm_103a": ["bias_gelu_residual", "swiglu7"],
-    "sm_120a": ["swiglu7", "rowwise"],
+    "sm_120a": ["swiglu7", "rowwise", "label_logit"],
     "sm_121a": ["addmm_relu", "row_maxima"],
 }
 
