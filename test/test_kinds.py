@@ -90,7 +90,7 @@ def test_the_arithmetic_of_a_kernel_is_the_reference(
 @given(row=st.lists(VALUES, min_size=1, max_size=9))
 def test_shorter_ways_agree(kind: ReductionKind, row: list[float]) -> None:
     """Several values at once, and elements in the order of their places."""
-    values, zero = [torch.tensor(value) for value in row], torch.tensor(True)
+    values, inside = [torch.tensor(value) for value in row], torch.tensor(True)
     if kind.several is not None:
         whole = kind.combine(MATH, identity(kind), kind.several(MATH, values))
     else:
@@ -98,8 +98,8 @@ def test_shorter_ways_agree(kind: ReductionKind, row: list[float]) -> None:
         whole = identity(kind)
         for place, value in enumerate(values):
             element = kind.element(MATH, value, torch.tensor(place, dtype=torch.int32))
-            whole = kind.follow(MATH, whole, element, zero)
-            beyond = kind.follow(MATH, whole, (torch.tensor(NAN), element[1]), ~zero)
+            whole = kind.follow(MATH, whole, element, inside)
+            beyond = kind.follow(MATH, whole, (torch.tensor(NAN), element[1]), ~inside)
             assert all(torch.equal(a, b) or a.isnan() for a, b in zip(beyond, whole, strict=True))
     expected = kind.reference(torch.tensor([row]), torch.float32)[0]
     got = kind.result(MATH, whole, torch.tensor(len(row))).to(expected.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.graph.static import arguments, fake, target_name
+from cute_backend.fx_walk.graph.static import arguments, fake, known, same_sizes, target_name
 from cute_backend.kinds.reductions import REDUCTIONS
 
 _TARGETS = {call if isinstance(call, str) else call[0] for kind in REDUCTIONS for call in kind.aten}
@@ -24,6 +24,23 @@ def reduced_axes(node: fx.Node) -> tuple[int, ...]:
     rank, dim = fake(args["self"]).dim(), args.get("dim")
     dims = [dim] if isinstance(dim, int) else list(dim or range(rank))
     return tuple(sorted({axis % rank for axis in dims})) if rank else ()
+
+
+def is_gather_along_rows(node: fx.Node) -> bool:
+    """Whether a call is a `gather` along the last axis, for every row of its source."""
+    if node.op != "call_function" or target_name(node) != "aten.gather.default":
+        return False
+    args = arguments(node)
+    source, index = fake(args["self"]).shape, fake(args["index"]).shape
+    return args["dim"] in (-1, len(source) - 1) and same_sizes(source[:-1], index[:-1])
+
+
+def picks_from_rows(node: fx.Node) -> bool:
+    """Whether a call is a `gather` of one element of each row of its source."""
+    if not is_gather_along_rows(node):
+        return False
+    shape = fake(node).shape
+    return len(shape) > 1 and known(shape[-1] == 1)
 
 
 def is_concatenation(node: fx.Node) -> bool:

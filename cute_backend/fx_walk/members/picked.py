@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from cute_backend.fx_walk.graph.static import PLACES, arguments, fake, known, same_sizes, target_name
+from cute_backend.fx_walk.graph.axes import picks_from_rows
+from cute_backend.fx_walk.graph.static import PLACES, arguments, fake, target_name
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.member import Member, Search
@@ -58,12 +59,6 @@ class Picked(Member):
 
 def find(nodes: Iterable[fx.Node]) -> Iterator[Member]:
     """The gathers of one element of each row."""
-    for node in nodes:
-        if node.op != "call_function" or target_name(node) != "aten.gather.default":
-            continue
+    for node in filter(picks_from_rows, nodes):
         args = arguments(node)
-        source, index = args["self"], args["index"]
-        rank, shape = fake(source).dim(), fake(index).shape
-        along_rows = rank > 1 and args["dim"] % rank == rank - 1 and known(shape[-1] == 1)
-        if along_rows and same_sizes(fake(source).shape[:-1], shape[:-1]):
-            yield Picked(node, (), source, index)
+        yield Picked(node, (), args["self"], args["index"])

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.graph.axes import is_reduction
+from cute_backend.fx_walk.graph.axes import is_reduction, picks_from_rows
 from cute_backend.fx_walk.graph.mutation import Mutations
 from cute_backend.fx_walk.graph.new_calls import call
-from cute_backend.fx_walk.graph.static import fake, known, same_sizes, target_name, tensor_of
+from cute_backend.fx_walk.graph.static import fake, first_argument, known, same_sizes, target_name, tensor_of
 from cute_backend.fx_walk.members.kinds import find_members
 from cute_backend.fx_walk.preparation.broadcast import with_one_open
 from cute_backend.fx_walk.products.anchors import is_anchor
@@ -34,7 +34,7 @@ def take_from_products(graph: fx.Graph) -> None:
     read, where these follow a product. A gather after a write in place stays, because it would read memory
     later. So does one behind rows' numbers that follow from the product by more than a reduction, such as the
     log of a sum: the plane is then written in any case, and its element can be read."""
-    gathers = [node for node in graph.nodes if is_along_rows(node) and _takes_one(node)]
+    gathers = [node for node in graph.nodes if picks_from_rows(node)]
     if not gathers:
         return
     after, behind = after_products(graph.nodes), behind_products(graph.nodes)
@@ -42,7 +42,7 @@ def take_from_products(graph: fx.Graph) -> None:
     order = {node: position for position, node in enumerate(graph.nodes)}
     written = Mutations(order).start
     for gather in gathers:
-        source, is_written = first(gather), written is not None and order[gather] > written
+        source, is_written = first_argument(gather), written is not None and order[gather] > written
         able = source in after and not is_written and planes_before(source) is not None
         if able and is_narrow(gather, behind) and _reads_none_of(others, source):
             with graph.inserting_before(gather):
@@ -74,19 +74,6 @@ def _reads_none_of(others: Collection[fx.Node], source: fx.Node) -> bool:
     return True
 
 
-def is_along_rows(node: fx.Node) -> bool:
-    """Whether a node is a gather along the last axis, for the rows of its source."""
-    if node.op != "call_function" or target_name(node) != "aten.gather.default":
-        return False
-    source, axis, index = fake(first(node)), node.args[1], fake(node.args[2])  # type: ignore[arg-type]
-    return axis in (-1, source.dim() - 1) and same_sizes(source.shape[:-1], index.shape[:-1])
-
-
-def _takes_one(gather: fx.Node) -> bool:
-    shape = fake(gather).shape
-    return len(shape) > 1 and known(shape[-1] == 1)
-
-
 def is_narrow(
     gather: fx.Node, behind: Collection[fx.Node], instead: Mapping[fx.Node, fx.Node] | None = None
 ) -> bool:
@@ -105,7 +92,7 @@ def is_row(node: fx.Node) -> bool:
 
 
 def _leaves(gather: fx.Node, instead: Mapping[fx.Node, fx.Node]) -> Iterator[fx.Node]:
-    stack, seen = [first(gather)], set[fx.Node]()
+    stack, seen = [first_argument(gather)], set[fx.Node]()
     while stack:
         node = stack.pop()
         if node in seen:
@@ -116,12 +103,6 @@ def _leaves(gather: fx.Node, instead: Mapping[fx.Node, fx.Node]) -> Iterator[fx.
             yield node
         else:
             stack += planes
-
-
-def first(node: fx.Node) -> fx.Node:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return source
 
 
 def planes_before(node: fx.Node) -> list[fx.Node] | None:
@@ -135,9 +116,13 @@ def planes_before(node: fx.Node) -> list[fx.Node] | None:
     if result is None or any(not _is_work(user) for user in node.users):
         return None
     if is_reshape(node):
-        shape = fake(first(node)).shape
+        shape = fake(first_argument(node)).shape
         keeps_rows = len(shape) > 1 and len(result.shape) > 1 and known(shape[-1] == result.shape[-1])
-        return [first(node)] if keeps_rows and with_one_open(shape) and with_one_open(result.shape) else None
+        return (
+            [first_argument(node)]
+            if keeps_rows and with_one_open(shape) and with_one_open(result.shape)
+            else None
+        )
     if not is_pointwise(node):
         return None
     planes = []

@@ -20,16 +20,14 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.graph.axes import reduced_axes
+from cute_backend.fx_walk.graph.axes import is_gather_along_rows, reduced_axes
 from cute_backend.fx_walk.graph.mutation import Mutations
 from cute_backend.fx_walk.graph.new_calls import call
 from cute_backend.fx_walk.graph.spelled import SpelledOtherwise, operands
-from cute_backend.fx_walk.graph.static import arguments, fake, target_name
+from cute_backend.fx_walk.graph.static import arguments, fake, first_argument, target_name
 from cute_backend.fx_walk.preparation.gathers import (
     Elements,
     behind_products,
-    first,
-    is_along_rows,
     is_narrow,
     is_row,
     planes_before,
@@ -152,7 +150,7 @@ def _readers(result: fx.Node) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]]
         node = stack.pop()
         for user in node.users:
             planes = planes_before(user)
-            if is_along_rows(user):
+            if is_gather_along_rows(user):
                 gathers.append(user)
             elif _is_sum_of_rows(user) and (node is result or target_name(node) in CASTS):
                 sums.append(user)
@@ -167,7 +165,7 @@ def _is_sum_of_rows(node: fx.Node) -> bool:
     """Whether a call adds up rows whose length is known."""
     if target_name(node) != "aten.sum.dim_IntList":
         return False
-    shape = fake(first(node)).shape
+    shape = fake(first_argument(node)).shape
     return reduced_axes(node) == (len(shape) - 1,) and isinstance(shape[-1], int)
 
 
@@ -191,7 +189,7 @@ class _Writer:
         for gather in found.gathers:
             with self.graph.inserting_before(gather):
                 elements = Elements(self.graph, found.elements, less_logsumexp)
-                gather.replace_all_uses_with(elements.of(first(gather), gather.args[2]))
+                gather.replace_all_uses_with(elements.of(first_argument(gather), gather.args[2]))
         for total in found.sums:
             with self.graph.inserting_before(total):
                 total.replace_all_uses_with(self._sum(total, logsumexp))
