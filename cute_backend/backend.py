@@ -23,6 +23,7 @@ from cute_backend.fx_walk.refusals.containment import contain, first_raised, is_
 from cute_backend.fx_walk.refusals.labels import input_names, label_inputs
 from cute_backend.fx_walk.replacement.product_times import times_wanted
 from cute_backend.options import PREFIX, split_options
+from cute_backend.runtime.calls.launch import expect
 
 epilogue_pass = EpiloguePass(observe=artifacts.record)
 """The pass, for `backend="inductor"` with `options={"post_grad_custom_pre_pass": epilogue_pass}`.
@@ -66,6 +67,7 @@ def cute(
     forward or backward, that can't be compiled with regions is compiled again without them: see
     `cute_backend.fx_walk.refusals.containment`. Raises OptionError for a mode or an option that can't be met.
     """
+    expect({each.device for each in example_inputs if isinstance(each, torch.Tensor)})
     from torch._inductor.compile_fx import compile_fx
 
     settings, patches = _read_options(mode, options or {})

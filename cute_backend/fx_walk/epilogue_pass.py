@@ -211,12 +211,13 @@ def _unreachable() -> Reason | None:
 
 
 def announce_regions(regions: list[Region]) -> None:
-    """Builds the kernels of a graph together, before it runs."""
+    """Begins to build the kernels of a graph together, before it runs. A process that makes a package of
+    AOTInductor may end without a launch, so it builds them at once."""
     by_device = defaultdict(list)
     for region in regions:
         by_device[region.first.device].append((region.spec, *region.problem, region.groups))
     for device, problems in by_device.items():
-        announce(problems, device)
+        announce(problems, device, at_once=V.aot_compilation)
 
 
 def tuning_is_on() -> bool:

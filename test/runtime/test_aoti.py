@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from cute_backend.fx_walk import epilogue_pass
 from support.packages import BF16, ROWS, make_package, package_of, serve
 
 LOADS = """
@@ -48,6 +49,17 @@ def test_a_package_runs_fused_in_another_process(fresh_compiler: None, tmp_path:
     refused, fused = serve(LOADS, package, saved)
     assert refused == "REFUSED Could not find schema for cute_backend::gemm_epilogue_into."
     assert fused == "FUSED 2"
+
+
+def test_a_package_is_made_with_its_kernels(
+    fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process may end before a launch, and with it what is built in the background."""
+    asked: list[bool] = []
+    monkeypatch.setattr(epilogue_pass, "announce", lambda problems, device, *, at_once: asked.append(at_once))
+    make_package(tmp_path, k=32, n=48, rows=(64, 17), device="cpu")
+    torch.compile(lambda a, b: (a @ b).relu(), backend="cute")(*torch.ones(2, 16, 16).bfloat16())
+    assert asked == [True, False]
 
 
 class Forms(torch.nn.Module):

@@ -81,6 +81,7 @@ def launched(given: Operands, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> No
     for module in (launching, rungs):
         monkeypatch.setattr(module, "load_known", lambda kernels: {})
     monkeypatch.setattr(rungs, "obtain", lambda kernels: dict.fromkeys(kernels, function))
+    monkeypatch.setattr(rungs, "begin", lambda kernel, then: None)
     launching.launch(*given, SPEC.to_json())
 
 

@@ -25,7 +25,7 @@ from support.runtime.forks import in_child
 from support.runtime.handmade import kernel_of, make_spec
 
 KERNEL = kernel_of(make_spec())
-LOCKS = (type(threading.Lock()), type(threading.RLock()))
+LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def test_no_lock_of_the_runtime_is_held_in_a_child() -> None:
     locks = every_lock()
     names = (
         "compiling.build._loading",
-        "calls.launch._building",
+        "compiling.workers._starting",
         "calls.launch._state",
         "compiling.compile._DSL",
         "disk.cache._making",
@@ -82,7 +82,7 @@ def test_no_lock_of_the_runtime_is_held_in_a_child() -> None:
 
 def test_a_child_loads_while_its_parent_was_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path / "kernels"))
-    with held_elsewhere(building._loading, launching._building, launching._state):
+    with held_elsewhere(building._loading, building._queue._changed, launching._state):
         assert in_child(lambda: load_known([KERNEL])) == "{}"
         assert "hangs" not in in_child(lambda: launching.prepare([], -1))
 

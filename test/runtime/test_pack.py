@@ -308,6 +308,7 @@ def gpu(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
     monkeypatch.setattr(launching, "device_at", lambda index: GPU)
     monkeypatch.setattr(launching, "max_active_clusters", lambda index, size: GPU.sm_count // size)
     monkeypatch.setattr(rungs, "obtain", counting)
+    monkeypatch.setattr(rungs, "begin", lambda kernel, then: asked.append(kernel))
     monkeypatch.setattr(rungs, "_failed", set())
     return asked
 

@@ -5,9 +5,11 @@ The compiler is replaced by one that hands out Python functions, and the GPU by 
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -75,20 +77,31 @@ GPU = Device(-1, Arch.SM90A, 132, "a GPU")
 
 @dataclass
 class Compiler:
-    """Records the kernels that were to be built, and the kernels and operands of every launch."""
+    """Records the kernels that were begun or built, the kernels that were waited for, and the kernels and
+    operands of every launch."""
 
     built: list[Kernel] = field(default_factory=list)
+    awaited: list[Kernel] = field(default_factory=list)
     batches: int = 0
     launches: list[tuple[Kernel, tuple[Any, ...]]] = field(default_factory=list)
     broken: Callable[[Kernel], bool] = lambda kernel: False
     spilled: dict[Plan, int] = field(default_factory=dict)
     """The bytes that kernels spill once they are built."""
 
-    def obtain(self, kernels: Any) -> dict[Kernel, Any]:
+    def begin_batch(self) -> None:
         self.batches += 1
+
+    def begin(self, kernel: Kernel, then: Any) -> None:
+        self.built.append(kernel)
+
+    def obtain(self, kernels: Any) -> dict[Kernel, Any]:
+        kernels = list(dict.fromkeys(kernels))
+        new = [kernel for kernel in kernels if kernel not in self.built]
+        self.batches += bool(new)
+        self.built += new
+        self.awaited += kernels
         outcomes: dict[Kernel, Any] = {}
-        for kernel in dict.fromkeys(kernels):
-            self.built.append(kernel)
+        for kernel in kernels:
             broken = self.broken(kernel)
             outcomes[kernel] = BuildError(f"{kernel.name} is broken") if broken else self._function(kernel)
         return outcomes
@@ -127,6 +140,9 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     monkeypatch.setattr(launching, "device_at", lambda index: GPU)
     monkeypatch.setattr(launching, "max_active_clusters", lambda index, size: GPU.sm_count // size)
     monkeypatch.setattr(standing_rungs, "obtain", fake.obtain)
+    monkeypatch.setattr(standing_rungs, "begin", fake.begin)
+    monkeypatch.setattr(standing_rungs, "is_at_hand", fake.built.__contains__)
+    monkeypatch.setattr(standing_rungs, "warn_of_packs", lambda missing: fake.begin_batch())
     monkeypatch.setattr(standing_rungs, "spill_bytes", lambda kernel: fake.spilled.get(kernel.plan))
     monkeypatch.setattr(standing_rungs, "_failed", set())
     for module in (launching, standing_rungs):
@@ -781,7 +797,7 @@ def test_a_kernel_that_does_not_build_is_replayed_counted_and_explained(compiler
     assert sum("is replayed with aten" in message for message in messages) == 1
     assert any("is broken" in message for message in messages)
     assert counters["cute_backend"]["replayed"] == 3
-    assert counters["cute_backend"]["builds_failed"] == len(compiler.built)
+    assert counters["cute_backend"]["builds_failed"] == len(compiler.awaited)
     assert compiler.batches == batches, "it is not tried again"
 
 
@@ -795,7 +811,7 @@ def test_where_the_tma_variant_does_not_build_the_plain_one_serves(compiler: Com
 def test_where_a_configuration_does_not_build_the_fastest_other_serves(compiler: Compiler) -> None:
     """For these rows, another tile than the most similar one is predicted to be the fastest."""
     m = 20_000
-    wanted = choose(Arch.SM90A, SPEC, bucket_of(m), 16, 8, GPU.sm_count, of=table)
+    wanted = config_for(Problem(SPEC, m, 16, 8), Alignment.TMA, Arch.SM90A, GPU.sm_count)
     compiler.broken = lambda kernel: kernel.plan == plan(SPEC, wanted, Alignment.TMA)
     with pytest.warns(RuntimeWarning, match="is broken"):
         check(operands(m))
@@ -912,11 +928,13 @@ def test_a_failure_that_refuses_no_operand_is_raised_once(
 
 
 def test_operands_that_once_lay_otherwise_are_looked_at_for_some_launches_only(compiler: Compiler) -> None:
+    uneven = operands()
+    uneven[2][3] = shifted(uneven[2][3])
+    check(uneven)
     check(operands())
     (launcher,) = launching._launchers.values()
     (choice,) = launcher._choices.values()
-    uneven = operands()
-    uneven[2][3] = shifted(uneven[2][3])
+    check(operands())
     check(uneven)
     for _ in range(launching._LOOKS):
         assert choice.settled is None
@@ -929,26 +947,75 @@ def test_while_kernels_are_built_others_are_launched(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(operands())
-    begun, done = Event(), Event()
+    waits, done = Event(), Event()
 
     def obtain(kernels: Any) -> dict[Kernel, Any]:
-        begun.set()
+        waits.set()
         assert done.wait(60)
         return compiler.obtain(kernels)
 
     monkeypatch.setattr(standing_rungs, "obtain", obtain)
     other = make_spec(second_store=False)
-    builder = Thread(target=lambda: prepare([Problem(other, 6, 16, 8)], -1))
-    builder.start()
-    assert begun.wait(60)
-    launcher = Thread(target=lambda: check(operands(m=40)))
-    launcher.start()
-    launcher.join(20)
-    blocked = launcher.is_alive()
-    done.set()
-    builder.join()
-    launcher.join()
-    assert not blocked
+    prepare([Problem(other, 6, 16, 8)], -1)
+    waiter = Thread(target=lambda: launch(*operands(), other.to_json()))
+    waiter.start()
+    try:
+        assert waits.wait(60)
+        check(operands())
+        assert waiter.is_alive() and len(compiler.launches) == 2
+    finally:
+        done.set()
+        waiter.join()
+    assert compiler.launches[-1][0].plan.spec == other, (
+        "it ran when its kernel was built, and was not replayed"
+    )
+    assert "replayed" not in counters["cute_backend"]
+
+
+def test_a_launch_waits_for_its_kernel_alone(compiler: Compiler) -> None:
+    """One kernel of the many that a region of any size can need."""
+    prepare([Problem(SPEC, None, None, None)], -1)
+    assert len(compiler.built) > 4 and compiler.awaited == []
+    check(operands())
+    uneven = operands()
+    uneven[2][3] = shifted(uneven[2][3])
+    check(uneven)
+    assert [kernel.plan.alignment for kernel in compiler.awaited] == [Alignment.TMA, Alignment.PLAIN]
+    assert compiler.batches == 1
+
+
+@pytest.mark.parametrize(
+    ("devices", "cores", "has_kernels", "started"),
+    [
+        (["cuda:0", "cpu"], 2, False, [Arch.SM90A]),
+        (["cpu"], 2, False, []),
+        (["cuda:0"], 1, False, []),
+        (["cuda:0"], 2, True, []),
+    ],
+)
+def test_compilers_are_started_where_kernels_are_likely_to_be_needed(
+    devices: list[str],
+    cores: int,
+    has_kernels: bool,
+    started: list[Arch],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Arch] = []
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(launching, "device_at", lambda index: GPU)
+    monkeypatch.setattr(launching, "start_early", asked.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    if has_kernels:
+        (tmp_path / "cute_mm_relu_128x128_0.json").touch()
+    launching.expect(map(torch.device, devices))
+    assert asked == started
+
+
+def test_where_all_kernels_are_wanted_at_once_none_is_left(compiler: Compiler) -> None:
+    """As for a package of AOTInductor, whose process may end before the first launch."""
+    prepare([Problem(SPEC, None, 16, 8)], -1, at_once=True)
+    assert set(compiler.awaited) == set(compiler.built)
 
 
 # What a caller gives

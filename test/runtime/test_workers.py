@@ -17,7 +17,7 @@ import pytest
 
 from cute_backend.planning import Arch
 from cute_backend.runtime.compiling import workers
-from cute_backend.runtime.compiling.workers import Ended, end_all, forked, server_for
+from cute_backend.runtime.compiling.workers import Ended, StoppedError, end_all, forked, server_for, start_early
 from support.runtime import small_server
 from support.runtime.forks import in_child
 
@@ -150,7 +150,8 @@ def test_a_worker_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> N
 
     ending = threading.Thread(target=give_up)
     ending.start()
-    assert run(code, tmp_path) is None
+    with pytest.raises(StoppedError):
+        run(code, tmp_path)
     ending.join()
     assert waits.is_set() and len(found) == 2
     for process in found:

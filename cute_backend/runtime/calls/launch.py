@@ -1,8 +1,9 @@
 """A launch: it picks the right kernel for the given shapes and addresses and runs it on the caller's stream,
 without compiling.
 
-Kernels are built by `prepare`, which knows a region before it runs, or by the first launch of a spec that was
-not announced (a graph from Inductor's cache, a direct call). A kernel that can't be built is replaced by the
+Kernels are begun by `prepare`, which knows a region before it runs, or by the first launch of a spec that was
+not announced (a graph from Inductor's cache, a direct call). They are built while the program goes on, and a
+launch waits for its own, also while a CUDA graph is captured. A kernel that can't be built is replaced by the
 replay of its spec, with a count and a warning.
 
 The host cost of a call matters more than anything else here. All that depends on the spec, the device and the
@@ -15,8 +16,10 @@ only when their sizes are new, or when that check has refused operands of these 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -30,14 +33,19 @@ from cute_backend.planning import (
     Arch,
     Constraints,
     Plan,
-    Rowvecs,
     TileConfig,
     fastest,
     plan,
 )
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.counters import set_aside
-from cute_backend.runtime.arguments.device import Device, Grid, device_at, max_active_clusters
+from cute_backend.runtime.arguments.device import (
+    Device,
+    Grid,
+    UnsupportedDeviceError,
+    device_at,
+    max_active_clusters,
+)
 from cute_backend.runtime.arguments.operands import (
     Size,
     check_operands,
@@ -48,7 +56,15 @@ from cute_backend.runtime.arguments.operands import (
 )
 from cute_backend.runtime.arguments.outputs import Outputs, check_results
 from cute_backend.runtime.compiling.build import load_known
-from cute_backend.runtime.compiling.rungs import Obtained, load_standing, obtain_standing
+from cute_backend.runtime.compiling.rungs import (
+    Obtained,
+    begin_standing,
+    is_asked_for,
+    load_standing,
+    obtain_standing,
+)
+from cute_backend.runtime.compiling.workers import start_early
+from cute_backend.runtime.disk.cache import existing_caches
 from cute_backend.runtime.disk.pack import packed_kernels, packs
 from cute_backend.runtime.host.forks import free_in_children
 from cute_backend.runtime.host.notices import count, warn_once
@@ -62,10 +78,6 @@ log = logging.getLogger(__name__)
 
 _launchers: dict[tuple[str, int, str], Launcher] = {}
 """Launchers by the text of a spec, the device and the text of constraints."""
-
-_building = free_in_children(threading.Lock())
-"""A lock that is held while kernels are built, which takes seconds to minutes. Kernels that exist can be
-launched meanwhile."""
 
 _state = free_in_children(threading.RLock())
 """A lock that is held while launchers add and choose kernels."""
@@ -123,35 +135,38 @@ def settled_for(a: Sequence[Tensor], b: Sequence[Tensor], spec: str, constraints
     return None if launcher is None else launcher.settled(a, b)
 
 
-def prepare(problems: Iterable[Problem], device: int) -> None:
-    """Obtains every kernel that these regions can reach. It builds kernels that are in no cache and no pack
-    in parallel.
+def prepare(problems: Iterable[Problem], device: int, *, at_once: bool = False) -> None:
+    """Obtains every kernel that these regions can reach. Kernels that are in no cache and no pack are built
+    in parallel while the program goes on, and the launch that needs one waits for it. With `at_once`, all are
+    built when this returns.
 
-    Launches of the regions then compile nothing. A kernel that can't be built causes a warning here, and its
-    launches are replayed. If a pack was made for a problem but lacks a kernel, M is beyond the pack's range,
-    and the launch uses the kernel that is predicted to be the fastest.
+    Launches of the regions then compile nothing. A kernel that can't be built causes a warning where it is
+    waited for, and its launches are replayed. If a pack was made for a problem but lacks a kernel, M is
+    beyond the pack's range, and the launch uses the kernel that is predicted to be the fastest.
     """
     gpu = device_at(device)
-    with _building:
-        wanted = [
-            (
-                _launcher(problem.spec, device, problem.constraints),
-                kernel,
-                _is_packed(problem, gpu),
-            )
-            for problem in problems
-            for kernel in reachable_kernels(problem, gpu.arch, gpu.sm_count, winners_on(gpu, problem.groups))
-        ]
-        missing = [
-            (launcher, kernel)
-            for launcher, kernel, is_packed in dict.fromkeys(wanted)
-            if not (launcher.knows(kernel) or (is_packed and launcher.has_like(kernel) and not kernel.edited))
-        ]
-        log.info("%d kernels serve the regions of a graph on GPU %d", len(wanted), device)
-        obtained = obtain_standing(kernel for _, kernel in missing)
-        with _state:
-            for launcher, kernel in missing:
+    wanted = [
+        (_launcher(problem.spec, device, problem.constraints), kernel, _is_packed(problem, gpu))
+        for problem in problems
+        for kernel in reachable_kernels(problem, gpu.arch, gpu.sm_count, winners_on(gpu, problem.groups))
+    ]
+    missing = [
+        (launcher, kernel)
+        for launcher, kernel, is_packed in dict.fromkeys(wanted)
+        if not (launcher.knows(kernel) or (is_packed and launcher.has_like(kernel) and not kernel.edited))
+    ]
+    log.info("%d kernels serve the regions of a graph on GPU %d", len(wanted), device)
+    obtained = load_standing(kernel for _, kernel in missing)
+    begin_standing(kernel for _, kernel in missing if kernel not in obtained)
+    obtained |= obtain_standing(
+        kernel for _, kernel in missing if kernel not in obtained and (at_once or is_asked_for(kernel))
+    )
+    with _state:
+        for launcher, kernel in missing:
+            if kernel in obtained:
                 launcher.add(kernel, obtained[kernel])
+            else:
+                launcher.expect(kernel)
 
 
 def _is_packed(problem: Problem, gpu: Device) -> bool:
@@ -177,11 +192,27 @@ def config_here(problem: Problem, alignment: Alignment, arch: Arch) -> TileConfi
     return config_for(problem, alignment, arch, arch.target.sm_count)
 
 
+def expect(devices: Iterable[torch.device]) -> None:
+    """Starts what compiles kernels, if a program that is about to be compiled for these devices is likely to
+    need it: the program's own compilation goes on meanwhile."""
+    gpus = [device for device in devices if device.type == "cuda"]
+    if not gpus or len(os.sched_getaffinity(0)) == 1:
+        return
+    if packs() or any(cache.has_kernels() for cache in existing_caches()):
+        return  # they have its kernels, most likely
+    for device in gpus:
+        with suppress(UnsupportedDeviceError):
+            start_early(device_at(torch.cuda.current_device() if device.index is None else device.index).arch)
+
+
 def announce(
-    regions: Iterable[tuple[EpilogueSpec, Size, Size, Size, Size | None]], device: torch.device
+    regions: Iterable[tuple[EpilogueSpec, Size, Size, Size, Size | None]],
+    device: torch.device,
+    *,
+    at_once: bool = False,
 ) -> None:
     """Prepares the regions of a graph, given as (spec, M, N, K, groups of rows), before symbolic sizes are
-    known.
+    known, as `prepare` does.
 
     The constraints are those of the settings now. Does nothing for devices other than CUDA's, or without a
     GPU, since nothing will be launched.
@@ -192,7 +223,8 @@ def announce(
     for spec, *sizes in regions:
         m, n, k, groups = (size if isinstance(size, int) else None for size in sizes)
         problems.append(Problem(spec, m, n, k, groups, constraints))
-    prepare(problems, torch.cuda.current_device() if device.index is None else device.index)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    prepare(problems, index, at_once=at_once)
 
 
 @torch.no_grad()
@@ -263,16 +295,18 @@ class Settled:
 
 @dataclass(eq=False)
 class _Choice:
-    """The kernels for one (M, N, K): one for operands that TMA can read, one for others. None stands for the
-    replay.
+    """The kernels for one (M, N, K): one for operands that TMA can read, one for others. A Kernel is being
+    built, and None stands for the replay.
 
-    `settled` is the kernel that ran on the last operands of these sizes without copies or views. Once it has
-    refused operands, the next `looks` launches inspect theirs first.
+    `kernels` are the two that these sizes ask for, which may be others. `settled` is the kernel that ran on
+    the last operands of these sizes without copies or views. Once it has refused operands, the next `looks`
+    launches inspect theirs first.
     """
 
+    kernels: Sequence[Kernel]
     stores_aligned: bool
-    tma: Ready | None
-    plain: Ready | None
+    tma: Ready | Kernel | None
+    plain: Ready | Kernel | None
     settled: Settled | None = None
     looks: int = 0
 
@@ -286,6 +320,7 @@ class Launcher:
         self._gpu = device_at(device)
         self.binding = Binding(spec)
         self._kernels: dict[Plan, Ready | None] = {}
+        self._expected: set[Kernel] = set()
         self._choices: dict[tuple[int, int, int, int | None], _Choice] = {}
         self.chosen = object()
         """An object that is replaced whenever a kernel is added."""
@@ -304,25 +339,33 @@ class Launcher:
         return bool(self._serving(kernel))
 
     def add(self, kernel: Kernel, obtained: Obtained) -> None:
-        """Adds a kernel, as what runs in its place, or records that it can't be built. Raises BuildError if
-        that kernel was edited, or if its rowvecs are hoisted on request: running another kernel in its place
-        would hide what the user wants to try.
-        """
+        """Adds a kernel, as what runs in its place, or records that it can't be built. Raises BuildError if a
+        person asks for that kernel."""
         outcome, planned = obtained.outcome, obtained.kernel.plan
-        asked = kernel.edited is not None or planned.tile.rowvecs is Rowvecs.REGISTER_HOIST
-        if asked and isinstance(outcome, Exception):
+        if is_asked_for(kernel) and isinstance(outcome, Exception):
             raise outcome
+        self._expected.discard(kernel)
         if isinstance(outcome, (BuildError, UnavailableError)):
             self._kernels[kernel.plan] = None
             warn_once(("failed", str(outcome)), f"cute_backend: {outcome}")
         else:
-            if planned.finishes_rows:
-                set_aside(self._gpu.index)
-            size = planned.tile.cluster_size
-            grid = Grid(max_active_clusters(self._gpu.index, size), size, self._gpu.sm_count)
-            self._kernels[kernel.plan] = Ready(outcome, Outputs(planned), grid.clusters)
+            self._kernels[kernel.plan] = Ready(outcome, Outputs(planned), self._grid(planned).clusters)
         self._choices.clear()
         self.chosen = object()
+
+    def expect(self, kernel: Kernel) -> None:
+        """Notes a kernel that is being built. A launch that needs it waits for it."""
+        self._grid(kernel.plan)  # a launch, which may be captured, finds what the GPU is asked here
+        self._expected.add(kernel)
+        self._choices.clear()
+        self.chosen = object()
+
+    def _grid(self, planned: Plan) -> Grid:
+        """The clusters of a kernel on this GPU, where its counters are set aside."""
+        if planned.finishes_rows:
+            set_aside(self._gpu.index)
+        size = planned.tile.cluster_size
+        return Grid(max_active_clusters(self._gpu.index, size), size, self._gpu.sm_count)
 
     def __call__(
         self,
@@ -367,14 +410,15 @@ class Launcher:
         groups = groups_of(self._spec, a)
         if not (m and n and k) or groups == 0:
             return deliver(self._spec, self._empty_product(a, b, loads, m, n), loads, given)
-        choice = self._choices.get((m, n, k, groups)) or self._choose(m, n, k, groups)
         bound = self.binding.bind(a, b, loads)
-        aligned = choice.stores_aligned and bound.aligned
-        ready = choice.tma if aligned else choice.plain
-        if ready is None:
-            if self._prepare_rest(choice):
-                return self._consider(a, b, loads, m, n, k, given)
-            return deliver(self._spec, self._replay(a, b, loads), loads, given)
+        while True:
+            choice = self._choices.get((m, n, k, groups)) or self._choose(m, n, k, groups)
+            aligned = choice.stores_aligned and bound.aligned
+            ready = choice.tma if aligned else choice.plain
+            if isinstance(ready, Ready):
+                break
+            if not self._obtain_missing(choice, ready):
+                return deliver(self._spec, self._replay(a, b, loads), loads, given)
         outputs = ready.run(bound.tensors, m, n, given)
         if not (bound.as_given and aligned is choice.stores_aligned):
             choice.looks = _LOOKS if choice.looks else 0
@@ -398,11 +442,11 @@ class Launcher:
             for alignment in (Alignment.TMA, Alignment.PLAIN)
         ]
         with _state:
-            unknown = [kernel for kernel in kernels if not self.knows(kernel)]
+            unknown = [kernel for kernel in kernels if not (self.knows(kernel) or kernel in self._expected)]
             for kernel, obtained in load_standing(unknown).items():
                 self.add(kernel, obtained)
             tma, plain = (self._fastest(kernel, m, n, k, groups) for kernel in kernels)
-            choice = _Choice(stores_aligned(self._spec, m, n) is True, tma or plain, plain)
+            choice = _Choice(kernels, stores_aligned(self._spec, m, n) is True, tma or plain, plain)
             if len(self._choices) >= _MAX_CHOICES:
                 self._choices.clear()
             self._choices[m, n, k, groups] = choice
@@ -410,7 +454,7 @@ class Launcher:
                 log.debug("M %d, N %d, K %d of %s take %s", m, n, k, self._spec.key, kernels[0].entry)
             return choice
 
-    def _fastest(self, kernel: Kernel, m: int, n: int, k: int, groups: int | None) -> Ready | None:
+    def _fastest(self, kernel: Kernel, m: int, n: int, k: int, groups: int | None) -> Ready | Kernel | None:
         """The kernel chosen for these sizes or, if it is missing, the one that is predicted to be the fastest
         of those that there are, or None."""
         there, tile = self._serving(kernel), kernel.plan.tile
@@ -418,32 +462,42 @@ class Launcher:
             return there.get(tile)
         return there[fastest(there, self._spec, m, n, k, self._gpu.sm_count, groups)]
 
-    def _serving(self, kernel: Kernel) -> dict[TileConfig, Ready]:
-        """The kernels that serve the operands of this one, by their tiles.
+    def _serving(self, kernel: Kernel) -> dict[TileConfig, Ready | Kernel]:
+        """The kernels that serve the operands of this one, by their tiles. One that is being built is a
+        Kernel.
 
         A region with constraints uses no other kernel: another may not meet them, and under batch invariance
         the available kernels may differ from one M to the next.
         """
         alone = self._constraints != UNCONSTRAINED
+        known: dict[Plan, Ready | Kernel | None] = {each.plan: each for each in self._expected}
+        known |= self._kernels
         return {
-            known.tile: ready
-            for known, ready in self._kernels.items()
-            if known.alignment is kernel.plan.alignment
-            and ready is not None
-            and (known == kernel.plan or not alone)
+            planned.tile: each
+            for planned, each in known.items()
+            if planned.alignment is kernel.plan.alignment
+            and each is not None
+            and (planned == kernel.plan or not alone)
         }
 
-    def _prepare_rest(self, choice: _Choice) -> bool:
-        """Prepares all kernels of a region that was not announced, which may have any size. Returns whether
-        it prepared any."""
-        anything = self._problem(None, None, None)
+    def _obtain_missing(self, choice: _Choice, wanted: Kernel | None) -> bool:
+        """Waits for a kernel that is being built or, if a launch has none, begins to build all kernels of its
+        region, which was not announced, and may have any size. Returns False if none can be built."""
         with _state:
             if all(choice is not current for current in self._choices.values()):
-                return True  # another thread was preparing
-            rest = reachable_kernels(anything, self._gpu.arch, self._gpu.sm_count)
-            if all(map(self.knows, rest)):
-                return False
-        prepare([anything], self._gpu.index)
+                return True  # another thread has added some
+            if wanted is None:
+                rest = reachable_kernels(self._problem(None, None, None), self._gpu.arch, self._gpu.sm_count)
+                known = {*self._expected, *filter(self.knows, (*choice.kernels, *rest))}
+                unknown = [kernel for kernel in (*choice.kernels, *rest) if kernel not in known]
+                begin_standing(unknown)
+                for kernel in unknown:
+                    self.expect(kernel)
+                return bool(unknown)
+        obtained = obtain_standing([wanted])
+        with _state:
+            if not self.knows(wanted):
+                self.add(wanted, obtained[wanted])
         return True
 
     def _replay(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:

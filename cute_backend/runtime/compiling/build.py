@@ -13,15 +13,14 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import TypeVar, Union
 
 from cute_backend import config
 from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import Arch
+from cute_backend.runtime.compiling.build_queue import BuildQueue, Failure, Then
 from cute_backend.runtime.compiling.workers import UNBUILT, UNWRITABLE, Ended, forked, started
 from cute_backend.runtime.disk.cache import (
     CACHE_DIR_VARIABLE,
@@ -48,6 +47,8 @@ MAX_SECONDS = 900.0
 _loaded: dict[Kernel, KernelFunction] = {}
 _loading = free_in_children(threading.Lock())
 
+_queue = BuildQueue(lambda kernel: _attempted(_build_in_process, kernel), lambda: jobs())
+
 
 def build(kernel: Kernel) -> Built:
     """Compiles one kernel without reading any cache; its text is kept in the cache folder.
@@ -60,6 +61,7 @@ def build(kernel: Kernel) -> Built:
 
 def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, KernelFunction]:
     """Loads those of `kernels` that this process, a pack or a cache has; nothing is compiled."""
+    kernels = list(kernels)
     with _loading:
         for kernel in kernels:
             if kernel not in _loaded:
@@ -88,16 +90,11 @@ def obtain(kernels: Iterable[Kernel], *, built: Callable[[], None] | None = None
     `built` is called after each kernel; without it, a line on the terminal counts the kernels.
     """
     kernels = list(dict.fromkeys(kernels))
-    outcomes: dict[Kernel, Outcome] = dict(load_known(kernels))
+    outcomes: dict[Kernel, Outcome] = dict(load_known(each for each in kernels if each not in _queue))
     missing = [kernel for kernel in kernels if kernel not in outcomes]
     if not missing:
         return outcomes
-    if named := ", ".join(str(pack.path) for pack in packs()):
-        warn_once(
-            ("not packed", named),
-            f"cute_backend: kernels of a program that are not in {named}: {len(missing)}; they are compiled. "
-            "Make the pack again with this program, its sizes and its settings.",
-        )
+    warn_of_packs(missing)
     count("kernels_built", len(missing))
     failures = _build_all(missing, built)
     outcomes |= load_known(missing)
@@ -113,6 +110,32 @@ def obtain(kernels: Iterable[Kernel], *, built: Callable[[], None] | None = None
     return outcomes
 
 
+def begin(kernel: Kernel, then: Then) -> None:
+    """Begins to build a kernel into the cache while the program goes on, and calls `then` with its error or
+    None. `obtain` waits for the kernel, and counts it."""
+    _queue.submit(kernel, then)
+
+
+def is_begun(kernel: Kernel) -> bool:
+    """Whether `begin` was called for a kernel, and `obtain` was not called since."""
+    return kernel in _queue
+
+
+def is_at_hand(kernel: Kernel) -> bool:
+    """Whether this process, a pack or a cache seems to have a kernel."""
+    return kernel in _loaded or any(pack.spill_bytes(kernel) is not None for pack in packs()) or _has(kernel)
+
+
+def warn_of_packs(missing: Sequence[Kernel]) -> None:
+    """Warns of kernels that are in no cache, and not in a pack that this process has."""
+    if named := ", ".join(str(pack.path) for pack in packs()):
+        warn_once(
+            ("not packed", named),
+            f"cute_backend: kernels of a program that are not in {named}: {len(missing)}; they are compiled. "
+            "Make the pack again with this program, its sizes and its settings.",
+        )
+
+
 def build_again(kernels: Sequence[Kernel]) -> None:
     """Builds kernels that this process may have loaded, but that went from the cache since. Raises
     BuildError, UnavailableError."""
@@ -120,25 +143,10 @@ def build_again(kernels: Sequence[Kernel]) -> None:
         raise failure
 
 
-def _build_all(
-    kernels: Sequence[Kernel], built: Callable[[], None] | None
-) -> dict[Kernel, BuildError | UnavailableError]:
+def _build_all(kernels: Sequence[Kernel], built: Callable[[], None] | None) -> dict[Kernel, Failure]:
     """Builds kernels into the cache, and returns the errors of those that can't be built."""
     with _counted(len(kernels)) if built is None else nullcontext(built) as step:
-
-        def attempt(kernel: Kernel) -> BuildError | UnavailableError | None:
-            start, failure = time.perf_counter(), None
-            try:
-                _attempted(_build_in_process, kernel)
-            except (BuildError, UnavailableError) as error:
-                failure = error
-            log.info("%s %s after %.1f s", kernel.name, failure or "was built", time.perf_counter() - start)
-            step()
-            return failure
-
-        with ThreadPoolExecutor(min(len(kernels), jobs())) as pool:
-            failures = list(pool.map(attempt, kernels))
-    return {kernel: failure for kernel, failure in zip(kernels, failures, strict=True) if failure}
+        return _queue.collect(kernels, step)
 
 
 def removed(kernel: Kernel) -> BuildError:

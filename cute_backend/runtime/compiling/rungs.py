@@ -8,13 +8,21 @@ a rung spilled is known from then on: a cache has it, or a pack. For shared epil
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, takewhile
 
 from cute_backend.errors import BuildError
 from cute_backend.planning import Rowvecs, rungs
-from cute_backend.runtime.compiling.build import Outcome, load_known, obtain
+from cute_backend.runtime.compiling.build import (
+    Outcome,
+    begin,
+    is_at_hand,
+    is_begun,
+    load_known,
+    obtain,
+    warn_of_packs,
+)
 from cute_backend.runtime.disk.cache import existing_caches
 from cute_backend.runtime.disk.pack import packs
 from cute_backend.runtime.host.notices import count, warn_once
@@ -47,20 +55,26 @@ def spill_bytes(kernel: Kernel) -> int | None:
     return known
 
 
+def is_asked_for(kernel: Kernel) -> bool:
+    """Whether a person asks for a kernel: one that a person has edited, or whose rowvecs are hoisted on
+    request. No other kernel runs in its place, which would hide what the user wants to try."""
+    return kernel.edited is not None or kernel.plan.tile.rowvecs is Rowvecs.REGISTER_HOIST
+
+
 def ladder_of(kernel: Kernel) -> Iterator[Kernel]:
-    """Yields a kernel and its further rungs. One that a person has edited, or whose rowvecs are hoisted on
-    request, has none: another kernel would hide what the user wants to try."""
+    """Yields a kernel and its further rungs. One that a person asks for has none."""
     yield kernel  # the others are planned only for a kernel that spills
-    if kernel.edited is None and kernel.plan.tile.rowvecs is not Rowvecs.REGISTER_HOIST:
+    if not is_asked_for(kernel):
         yield from map(Kernel.found, rungs(kernel.plan)[1:])
 
 
-def standing(kernel: Kernel) -> Kernel:
+def standing(kernel: Kernel, failed: Collection[Kernel] = ()) -> Kernel:
     """The rung that runs in place of a kernel, as far as is known: the first one that is not known to spill,
-    or, of those that were compiled, the one that spills least. The kernel itself if no rung was compiled."""
+    or, of those that were compiled, the one that spills least. The kernel itself if no rung was compiled.
+    `failed` are further kernels that can't be compiled."""
     compiled: dict[Kernel, int] = {}
     for rung in ladder_of(kernel):
-        if rung in _failed:
+        if rung in _failed or rung in failed:
             continue
         spilled = spill_bytes(rung)
         if not spilled:
@@ -76,11 +90,40 @@ def load_standing(kernels: Iterable[Kernel]) -> dict[Kernel, Obtained]:
     return {kernel: Obtained(rung, loaded[rung]) for kernel, rung in rung_of.items() if rung in loaded}
 
 
+def begin_standing(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """Begins to build the rungs that run in place of `kernels` while the program goes on: the next one after
+    each that spills or can't be compiled. `obtain_standing` waits for them. Returns those of `kernels` whose
+    rung was missing."""
+    missing = [kernel for kernel in dict.fromkeys(kernels) if not is_at_hand(standing(kernel))]
+    if missing:
+        warn_of_packs(missing)
+    for kernel in missing:
+        _begin(kernel, frozenset())
+    return missing
+
+
+def _begin(kernel: Kernel, failed: frozenset[Kernel]) -> None:
+    rung = standing(kernel, failed)
+
+    def then(error: Exception | None) -> None:
+        if error is None or isinstance(error, BuildError):
+            _begin(kernel, failed | {rung} if error else failed)
+
+    if rung not in failed and not is_at_hand(rung):
+        begin(rung, then)
+
+
+def _due(kernel: Kernel) -> list[Kernel]:
+    """The rung that runs in place of a kernel, as far as is known, and those before it that were begun."""
+    rung = standing(kernel)
+    return [*filter(is_begun, takewhile(rung.__ne__, ladder_of(kernel))), rung]
+
+
 def obtain_standing(kernels: Iterable[Kernel]) -> dict[Kernel, Obtained]:
     """The rung that runs in place of each of `kernels`, which is built if necessary, as `obtain` does."""
     asked = list(dict.fromkeys(kernels))
     outcomes: dict[Kernel, Outcome] = {}
-    while missing := [rung for rung in dict.fromkeys(map(standing, asked)) if rung not in outcomes]:
+    while missing := [rung for rung in dict.fromkeys(chain(*map(_due, asked))) if rung not in outcomes]:
         outcomes |= obtain(missing)
         _failed.update(rung for rung in missing if isinstance(outcomes[rung], BuildError))
         if failed := sum(isinstance(outcomes[rung], Exception) for rung in missing):

@@ -12,7 +12,6 @@ for it.
 from __future__ import annotations
 
 import atexit
-import errno
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from cute_backend.errors import BuildError
 from cute_backend.planning import Arch
 from cute_backend.runtime.host.forks import free_in_children
 from cute_backend.runtime.host.interpreter import command_of, environment_of
@@ -44,6 +44,11 @@ UNFORKED = "unforked"
 _READ_BY_IMPORTS = ("CUDA_", "CUTE_DSL_", "CUTE_EXPERIMENTAL_", "LD_", "PYTHON")
 """The beginnings of the names of environment variables that imports read. A worker has the environment of the
 moment, but if one of these has changed since a server was started, another one is."""
+
+
+class StoppedError(BuildError):
+    """A kernel was given up, since `end_all` was called while it compiled, or since this process ends."""
+
 
 _starting = free_in_children(threading.Lock())
 
@@ -161,6 +166,9 @@ _started: set[subprocess.Popen[str]] = set()
 _is_over = False
 """Whether this process is ending."""
 
+_stops = 0
+"""The number of calls of `end_all`."""
+
 
 def server_for(arch: Arch) -> _Server | None:
     """The server of an architecture, which is started if there is none. Returns None if none can serve.
@@ -173,29 +181,43 @@ def server_for(arch: Arch) -> _Server | None:
                 return None if server.failed else server
         _servers[:] = [server for server in _servers if server.failed or not server.has_ended]
         if _is_over:
-            raise OSError(errno.ESHUTDOWN, "this process is ending")
+            raise StoppedError("the process is ending")
         _servers.append(_Server(command, surroundings))
         return _servers[-1]
 
 
+def start_early(arch: Arch) -> None:
+    """Starts the server of an architecture while the caller has other work, so that its imports are done when
+    the first kernel comes."""
+    try:
+        server_for(arch)
+    except OSError as error:
+        log.info("no server of compilers can be started: %s", error)
+
+
 def forked(arch: Arch, arguments: Sequence[str], request: str, seconds: float) -> Ended | None:
     """Runs a worker that a server forks. Returns None if that can't be done, or if the server was killed.
-    Raises TimeoutExpired."""
+    Raises TimeoutExpired, StoppedError."""
+    before = _stops
     try:
         server = server_for(arch)
-        return None if server is None else server.run(arguments, arch, request, seconds)
+        if server is not None and (ended := server.run(arguments, arch, request, seconds)) is not None:
+            return ended
     except OSError as error:
         log.info("no worker is forked: %s", error)
-        return None
+    if _stops != before:
+        raise StoppedError("the compiler was ended")
+    return None
 
 
 def started(arch: Arch, arguments: Sequence[str], request: str, seconds: float) -> Ended:
-    """Runs a worker in a process that is started for it. Raises TimeoutExpired, and OSError if no process can
-    be started."""
+    """Runs a worker in a process that is started for it. Raises TimeoutExpired, StoppedError, and OSError if
+    no process can be started."""
+    before = _stops
     command = command_of(WORKER, *arguments)
     with _starting:
         if _is_over:
-            raise OSError(errno.ESHUTDOWN, "this process is ending")
+            raise StoppedError("the process is ending")
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -214,6 +236,8 @@ def started(arch: Arch, arguments: Sequence[str], request: str, seconds: float) 
         process.wait()
         _started.discard(process)
     status = process.returncode
+    if status < 0 and _stops != before:
+        raise StoppedError("the compiler was ended")
     return Ended(status, _last_line(output if status in (UNBUILT, UNWRITABLE) else complaint))
 
 
@@ -226,7 +250,9 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 def end_all() -> None:
     """Ends all servers and workers of this process. Later kernels have others."""
+    global _stops
     with _starting:
+        _stops += 1
         servers, _servers[:] = list(_servers), []
         for process in list(_started):
             _kill(process)

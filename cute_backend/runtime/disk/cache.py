@@ -170,6 +170,10 @@ class KernelCache:
         """Whether there is an entry of a kernel, valid or not."""
         return self._path(kernel, ".json").exists()
 
+    def has_kernels(self) -> bool:
+        """Whether there is an entry of any kernel, valid or not."""
+        return any(self.root.glob("cute_*.json"))
+
     @contextmanager
     def watched(self) -> Iterator[Callable[[], bool]]:
         """A context in which a function says whether the folder was removed since. A folder that is missing

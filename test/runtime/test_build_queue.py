@@ -1,0 +1,199 @@
+"""The queue of kernels that are built while the program goes on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch._dynamo.utils import counters
+
+from cute_backend.errors import BuildError
+from cute_backend.planning import Alignment, Arch
+from cute_backend.runtime.compiling import build as building
+from cute_backend.runtime.compiling import build_queue, rungs
+from cute_backend.runtime.compiling.build_queue import BuildQueue
+from cute_backend.runtime.compiling.workers import StoppedError
+from cute_backend.runtime.kernels.kernel import Kernel
+from support.runtime.forks import in_child
+from support.runtime.handmade import kernel_of, make_spec
+
+KERNELS = [kernel_of(make_spec(), alignment=each, arch=arch) for arch in Arch for each in Alignment][:4]
+
+
+class Builder:
+    """Builds a kernel when the test lets it, and notes the order in which kernels were begun."""
+
+    def __init__(self, outcomes: dict[Kernel, Exception] | None = None) -> None:
+        self.begun: list[Kernel] = []
+        self.may = threading.Semaphore(0)
+        self.is_busy = threading.Semaphore(0)
+        self.outcomes = outcomes or {}
+
+    def __call__(self, kernel: Kernel) -> None:
+        self.begun.append(kernel)
+        self.is_busy.release()
+        self.may.acquire()
+        if kernel in self.outcomes:
+            raise self.outcomes[kernel]
+
+
+def nothing(*arguments: Any) -> None:
+    pass
+
+
+def test_a_kernel_that_is_waited_for_is_taken_first() -> None:
+    builder = Builder()
+    queue = BuildQueue(builder, lambda: 1)
+    for kernel in KERNELS:
+        queue.submit(kernel, nothing)
+    builder.may.release(4)
+    builder.is_busy.acquire()  # the first one has begun
+    assert queue.collect([KERNELS[3]], nothing) == {}
+    assert queue.collect(KERNELS[:3], nothing) == {}
+    assert builder.begun[0] == KERNELS[0] and sorted(map(KERNELS.index, builder.begun)) == [0, 1, 2, 3]
+
+
+def test_the_order_of_those_that_wait() -> None:
+    builder = Builder()
+    queue = BuildQueue(builder, lambda: 1)
+    for kernel in KERNELS[:3]:
+        queue.submit(kernel, nothing)
+    builder.is_busy.acquire()
+    waiter = threading.Thread(target=lambda: queue.collect([KERNELS[2], KERNELS[3]], nothing))
+    waiter.start()
+    while KERNELS[3] not in queue:
+        pass
+    builder.may.release(4)
+    waiter.join()
+    queue.collect(KERNELS[:2], nothing)
+    assert builder.begun == [KERNELS[0], KERNELS[2], KERNELS[3], KERNELS[1]]
+
+
+def test_no_more_than_the_limit_are_built_at_once() -> None:
+    builder = Builder()
+    queue = BuildQueue(builder, lambda: 2)
+    for kernel in KERNELS:
+        queue.submit(kernel, nothing)
+    for _ in range(2):
+        builder.is_busy.acquire()
+    assert not builder.is_busy.acquire(blocking=False) and queue._threads == 2
+    builder.may.release(4)
+    steps: list[None] = []
+    queue.collect(KERNELS, lambda: steps.append(None))
+    assert len(steps) == 4 and not any(kernel in queue for kernel in KERNELS)
+
+
+def test_errors_reach_who_waits_and_what_comes_next() -> None:
+    refused, wrong = BuildError("refused"), KeyError("wrong")
+    builder = Builder({KERNELS[0]: refused, KERNELS[1]: wrong})
+    builder.may.release(9)
+    queue, seen = BuildQueue(builder, lambda: 1), list[Any]()
+    queue.submit(KERNELS[0], seen.append)
+    assert queue.collect([KERNELS[0], KERNELS[2]], nothing) == {KERNELS[0]: refused}
+    with pytest.raises(KeyError, match="wrong"):
+        queue.collect([KERNELS[1]], nothing)
+    queue.submit(KERNELS[3], nothing)
+    queue.collect([KERNELS[2]], nothing)
+    queue.submit(KERNELS[3], seen.append)
+    queue.collect([KERNELS[3]], nothing)
+    assert seen[0] is refused and seen[1:] in ([None], [])
+
+
+def test_an_interrupt_gives_up_what_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compilers are ended; another thread that waits for a kernel has it built again."""
+    ended = threading.Event()
+
+    def build(kernel: Kernel) -> None:
+        begun.append(kernel)
+        if len(begun) == 1:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            ended.wait()
+            raise StoppedError("the compiler was ended")
+
+    begun: list[Kernel] = []
+    monkeypatch.setattr(build_queue, "end_all", ended.set)
+    queue = BuildQueue(build, lambda: 1)
+    with pytest.raises(KeyboardInterrupt):
+        queue.collect(KERNELS[:2], nothing)
+    assert ended.is_set()
+    assert queue.collect(KERNELS[:2], nothing) == {}
+    assert begun.count(KERNELS[1]) == 1 and begun.count(KERNELS[0]) == 2
+
+
+def test_a_thread_that_waits_for_a_kernel_that_was_given_up_begins_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    builder = Builder()
+    monkeypatch.setattr(build_queue, "end_all", nothing)
+    queue, failures = BuildQueue(builder, lambda: 1), list[Any]()
+    queue.submit(KERNELS[0], nothing)
+    builder.is_busy.acquire()
+    waiter = threading.Thread(target=lambda: failures.append(queue.collect([KERNELS[1]], nothing)))
+    waiter.start()
+    while KERNELS[1] not in queue:
+        pass
+    builder.outcomes[KERNELS[0]] = StoppedError("the compiler was ended")
+    queue.stop()
+    builder.may.release(9)
+    waiter.join()
+    assert failures == [{}] and KERNELS[0] not in queue
+
+
+def test_a_forked_child_has_an_empty_queue() -> None:
+    builder = Builder()
+    queue = BuildQueue(builder, lambda: 1)
+    queue.submit(KERNELS[0], nothing)
+    builder.is_busy.acquire()
+
+    def child() -> object:
+        builder.may.release(2)
+        return (KERNELS[0] in queue, queue.collect([KERNELS[0]], nothing))
+
+    assert in_child(child) == "(False, {})"
+    builder.may.release()
+    assert queue.collect([KERNELS[0]], nothing) == {}
+
+
+# What is begun is counted when it is used
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
+    """The kernels that were built, in order. They are not on disk before."""
+    made: list[Kernel] = []
+    monkeypatch.setattr(building, "_loaded", {})
+    monkeypatch.setattr(building, "_queue", BuildQueue(made.append, lambda: 1))
+    monkeypatch.setattr(building, "_has", made.__contains__)
+    monkeypatch.setattr(building, "_load", lambda kernel: str if kernel in made else None)
+    monkeypatch.setattr(building, "_make_room", nothing)
+    monkeypatch.setattr(rungs, "_failed", set())
+    counters.clear()
+    return made
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    while not what():
+        pass
+
+
+def test_what_was_begun_is_counted_when_it_is_waited_for(
+    built: list[Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, other = KERNELS[:3]
+    ladder = (first.plan, second.plan)
+    monkeypatch.setattr(rungs, "rungs", lambda plan: ladder if plan == first.plan else (plan,))
+    monkeypatch.setattr(
+        rungs, "spill_bytes", lambda kernel: 8 * (kernel == first) if kernel in built else None
+    )
+    assert rungs.begin_standing([first, other]) == [first, other]
+    wait_for(lambda: len(built) == 3)
+    assert set(built) == {first, second, other} and not counters["cute_backend"]
+    found = rungs.obtain_standing([first])
+    assert found[first] == rungs.Obtained(second, str)
+    assert counters["cute_backend"] == {"kernels_built": 2, "lower_rungs": 1}
+    assert rungs.obtain_standing([other])[other].kernel == other
+    assert counters["cute_backend"]["kernels_built"] == 3 == len(built)
+    assert rungs.begin_standing([first, other]) == []
