@@ -52,6 +52,20 @@ def test_a_kernel_of_sm_80_compiles_for_a_later_gpu(tmp_path: Path) -> None:
     assert ".target sm_90a" in built.ptx and built.cubin[:4] == b"\x7fELF"
 
 
+def test_host_code_is_not_loaded_where_it_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The DSL would load it, and compile it once more for that, if it could run here."""
+    from cutlass.base_dsl.compiler import Compiler
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    asked: list[object] = []
+    monkeypatch.setattr(CuTeDSL, "_runtime_can_run_compiled", lambda *archs: asked.append(archs) or True)
+    monkeypatch.setattr(Compiler, "jit", lambda *how: pytest.fail("it is loaded"))
+    assert compile_text(source(make_spec()), tmp_path).host_object[:4] == b"\x7fELF"
+    assert asked, "the DSL decides so elsewhere"
+
+
 def test_the_cuda_13_library_is_used_where_both_are_installed(tmp_path: Path) -> None:
     built = compile_text(source(make_spec()), tmp_path)
     from cutlass.base_dsl.version_info import CUDA_VERSION

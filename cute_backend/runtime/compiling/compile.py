@@ -128,6 +128,7 @@ def _compile(gpu: Arch, kernel: Kernel, module: ModuleType, scratch: str) -> Any
         *operands.values(),
         cutlass.Int32(1),
         make_fake_stream(use_tvm_ffi_env_stream=True),
+        no_jit_engine=True,  # the host code is exported, and never runs in this process
         options=f"--gpu-arch {gpu.value} {_OPTIONS} --dump-dir '{scratch}'",
     )
 
