@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch._dynamo.utils import counters
 
+from cute_backend import config
 from cute_backend.errors import BuildError
 from cute_backend.planning import Alignment, Arch
 from cute_backend.runtime.compiling import build as building
 from cute_backend.runtime.compiling import build_queue, rungs
 from cute_backend.runtime.compiling.build_queue import BuildQueue
 from cute_backend.runtime.compiling.workers import StoppedError
+from cute_backend.runtime.host import progress
 from cute_backend.runtime.kernels.kernel import Kernel
 from support.runtime.forks import in_child
 from support.runtime.handmade import kernel_of, make_spec
@@ -197,3 +201,81 @@ def test_what_was_begun_is_counted_when_it_is_waited_for(
     assert rungs.obtain_standing([other])[other].kernel == other
     assert counters["cute_backend"]["kernels_built"] == 3 == len(built)
     assert rungs.begin_standing([first, other]) == []
+
+
+# What a person sees of it
+
+
+class Terminal(io.StringIO):
+    """A terminal, and an event for each text that it shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_text = threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        self.has_text.set()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(build_queue, "_DELAY", 0.0)
+    shown = Terminal()
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=shown))
+    return shown
+
+
+def test_a_line_on_a_terminal_counts_the_kernels_of_the_queue(terminal: Terminal) -> None:
+    """Also those that nobody waits for. In the end it is removed."""
+    builder = Builder()
+    queue = BuildQueue(builder, lambda: 1)
+    for kernel in KERNELS:
+        queue.submit(kernel, nothing)
+    builder.is_busy.acquire()
+    with queue.line():
+        assert terminal.has_text.wait(60)
+        assert terminal.getvalue() == "\rcompiling 4 kernels, 0 done\x1b[K"
+        terminal.has_text.clear()
+        builder.may.release()
+        assert terminal.has_text.wait(60)
+    assert terminal.getvalue().endswith("\rcompiling 4 kernels, 1 done\x1b[K\r\x1b[K")
+    builder.may.release(4)
+    queue.collect(KERNELS, nothing)
+    queue.submit(KERNELS[0], nothing)  # the next one is counted from the beginning
+    builder.may.release()
+    terminal.has_text.clear()
+    with queue.line():
+        assert terminal.has_text.wait(60)
+    assert "compiling 1 kernel, " in terminal.getvalue()
+
+
+@pytest.mark.parametrize("why", ["quiet", "CI", "no terminal", "soon done"])
+def test_there_is_no_line(why: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = BuildQueue(nothing, lambda: 1)
+    if why == "CI":
+        monkeypatch.setenv("CI", "true")
+    if why == "no terminal":
+        monkeypatch.setattr(terminal, "isatty", lambda: False)
+    if why == "soon done":
+        monkeypatch.setattr(build_queue, "_DELAY", 1e6)
+    with config.patch(quiet=why == "quiet"):  # type: ignore[attr-defined]
+        line = queue.line()
+        with line:
+            queue.collect(KERNELS, nothing)
+            assert (line._thread is None) == (why != "soon done")
+    assert terminal.getvalue() == ""
+
+
+def test_a_log_has_a_plain_line_and_the_slowest_kernels(caplog: pytest.LogCaptureFixture) -> None:
+    queue = BuildQueue(nothing, lambda: 1)
+    with caplog.at_level("DEBUG", logger=build_queue.__name__):
+        queue.collect(KERNELS[:2], nothing)
+    whole, slowest = caplog.messages[-2:]
+    assert whole.startswith("compiled ") and whole.endswith(" s")
+    assert slowest.startswith("the slowest: ") and KERNELS[1].name in caplog.text
+    levels = {record.levelname for record in caplog.records if record.getMessage().startswith("the slowest")}
+    assert levels == {"DEBUG"}

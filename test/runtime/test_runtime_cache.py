@@ -467,24 +467,6 @@ def test_a_failed_build_leaves_no_entry(folder: Path, monkeypatch: pytest.Monkey
     assert {path.suffix for path in folder.iterdir()} <= {".py", ".lock"}
 
 
-def test_a_line_on_a_terminal_counts_what_is_built(
-    folder: Path,
-    compilations: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
-    obtain([KERNEL])
-    shown = capsys.readouterr().err
-    assert "compiling kernels" in shown and "1/1" in shown
-    with config.patch(quiet=True):
-        obtain([kernel_of(make_spec(second_store=True))])
-    forget()
-    obtain([KERNEL])  # from disk
-    assert capsys.readouterr().err == ""
-    assert len(compilations) == 2
-
-
 def test_the_number_of_compiling_processes_is_a_setting() -> None:
     assert building.jobs() == len(os.sched_getaffinity(0))
     with config.patch(compile_jobs=3):

@@ -13,8 +13,8 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import TypeVar, Union
 
 from cute_backend import config
@@ -144,9 +144,10 @@ def build_again(kernels: Sequence[Kernel]) -> None:
 
 
 def _build_all(kernels: Sequence[Kernel], built: Callable[[], None] | None) -> dict[Kernel, Failure]:
-    """Builds kernels into the cache, and returns the errors of those that can't be built."""
-    with _counted(len(kernels)) if built is None else nullcontext(built) as step:
-        return _queue.collect(kernels, step)
+    """Builds kernels into the cache, and returns the errors of those that can't be built. Without `built`, a
+    line on the terminal counts them."""
+    with _queue.line() if built is None else nullcontext():
+        return _queue.collect(kernels, built or (lambda: None))
 
 
 def removed(kernel: Kernel) -> BuildError:
@@ -170,16 +171,6 @@ def _has(kernel: Kernel) -> bool:
 def jobs() -> int:
     """The number of processes that compile in parallel."""
     return config.compile_jobs or len(os.sched_getaffinity(0))
-
-
-@contextmanager
-def _counted(total: int) -> Iterator[Callable[[], None]]:
-    """A line that counts the kernels that are built."""
-    from cute_backend.runtime.host.progress import line
-
-    with line() as bar:
-        task = bar.add_task("compiling kernels", total=total)
-        yield lambda: bar.advance(task)
 
 
 def _make_room() -> None:

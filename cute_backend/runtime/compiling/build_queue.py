@@ -17,6 +17,7 @@ from typing import Union
 from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.runtime.compiling.workers import StoppedError, end_all
 from cute_backend.runtime.host.forks import free_in_children
+from cute_backend.runtime.host.progress import LiveLine
 from cute_backend.runtime.kernels.kernel import Kernel
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,13 @@ Failure = Union[BuildError, UnavailableError]
 
 Then = Callable[[Union[Exception, None]], None]
 """A function that is called after a build, with its error or None."""
+
+
+_SLOWEST = 5
+"""The number of kernels that are named as the slowest."""
+
+_DELAY = 1.0
+"""The seconds for which a batch is compiled before a line on the terminal says so."""
 
 
 class _Build:
@@ -37,6 +45,31 @@ class _Build:
         self.then: list[Then] = []
 
 
+class _Batch:
+    """The kernels that were added since the queue was idle: their number, and the seconds that each took."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.given_up = 0
+        self.seconds: dict[str, float] = {}
+        self.start = time.perf_counter()
+
+    @property
+    def is_done(self) -> bool:
+        return self.total == len(self.seconds) + self.given_up
+
+    def report(self) -> None:
+        """Logs how long all took, and which took the longest."""
+        took = time.perf_counter() - self.start
+        log.info("compiled %s in %.1f s", _counted(len(self.seconds)), took)
+        slowest = sorted(self.seconds.items(), key=lambda item: -item[1])[:_SLOWEST]
+        log.debug("the slowest: %s", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest))
+
+
+def _counted(number: int) -> str:
+    return f"{number} kernel{'s' * (number != 1)}"
+
+
 class BuildQueue:
     """A queue whose kernels are built by `builder`, which raises BuildError or UnavailableError if it can't,
     in `limit` threads."""
@@ -47,6 +80,7 @@ class BuildQueue:
         self._builds: dict[Kernel, _Build] = {}
         self._waiting: list[_Build] = []
         self._threads = 0
+        self._batch = _Batch()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
@@ -54,6 +88,7 @@ class BuildQueue:
         self._builds.clear()
         self._waiting.clear()
         self._threads = 0
+        self._batch = _Batch()
 
     def __contains__(self, kernel: Kernel) -> bool:
         """Whether a kernel is in the queue, or was built and not collected since."""
@@ -102,6 +137,13 @@ class BuildQueue:
                 raise error
         return {kernel: error for kernel, error in errors.items() if error}  # type: ignore[misc]
 
+    def line(self) -> LiveLine:
+        """A line on the terminal that counts the kernels of the queue, for as long as somebody waits."""
+        return LiveLine(
+            lambda: f"compiling {_counted(self._batch.total)}, {len(self._batch.seconds)} done",
+            max(0.0, self._batch.start + _DELAY - time.perf_counter()),
+        )
+
     def stop(self) -> None:
         """Gives up all builds, and ends the processes that compile. A kernel that another thread waits for is
         begun again."""
@@ -116,6 +158,9 @@ class BuildQueue:
         build = self._builds.get(kernel)
         if build is None:
             build = self._builds[kernel] = _Build(kernel)
+            if self._batch.is_done:
+                self._batch = _Batch()
+            self._batch.total += 1
         elif build not in self._waiting[at + 1 :]:
             return build
         else:
@@ -147,12 +192,18 @@ class BuildQueue:
         except Exception as error:
             build.error = error
         outcome = "was given up" if was_stopped else build.error or "was built"
-        log.info("%s %s after %.1f s", build.kernel.name, outcome, time.perf_counter() - start)
+        took = time.perf_counter() - start
+        log.info("%s %s after %.1f s", build.kernel.name, outcome, took)
         with self._changed:
-            self._finish(build, was_stopped)
+            self._finish(build, was_stopped, took)
 
-    def _finish(self, build: _Build, was_stopped: bool) -> None:
+    def _finish(self, build: _Build, was_stopped: bool, took: float = 0.0) -> None:
         build.is_done, build.was_stopped = True, was_stopped
         if was_stopped:
             del self._builds[build.kernel]
+            self._batch.given_up += 1
+        else:
+            self._batch.seconds[build.kernel.name] = took
+        if self._batch.is_done:
+            self._batch.report()
         self._changed.notify_all()

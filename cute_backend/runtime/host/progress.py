@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -50,6 +51,48 @@ def _line(console: Console | None, quiet: bool) -> Progress:
         transient=True,
         disable=quiet or not console.is_terminal,
     )
+
+
+class LiveLine:
+    """A line on the terminal that shows a text for work that takes longer than `delay` seconds. It is written
+    anew while the work goes on, and removed in the end. Shows nothing under `config.quiet`, without a
+    terminal, or where CI is set.
+
+    It does without rich, whose import takes longer than many kernels do.
+    """
+
+    PERIOD = 0.2
+
+    def __init__(self, text: Callable[[], str], delay: float) -> None:
+        self._text, self._delay = text, delay
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        from cute_backend import config  # here, since it imports torch
+
+        if not config.quiet and sys.stderr.isatty() and not os.environ.get("CI"):
+            self._thread = threading.Thread(target=self._show, name="cute_backend line", daemon=True)
+            self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _show(self) -> None:
+        seconds, shown = self._delay, ""
+        while not self._ended.wait(seconds):
+            if (text := self._text()) != shown:
+                self._write(shown := text)
+            seconds = self.PERIOD
+        if shown:
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # the terminal is gone, or the stream was closed
+            sys.stderr.write(f"\r{text}\x1b[K")
+            sys.stderr.flush()
 
 
 class Update(Protocol):
