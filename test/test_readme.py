@@ -60,7 +60,9 @@ def test_what_was_measured_is_that_of_the_newest_results():
     picture = "### Speed as a picture\n\n![Speed relative to torch's bare product](speed.png)"
     models = max((each for each in found if each.models), key=attrgetter("date"))
     of_models, of_host = show.models_markdown(models), show.host_markdown(host)
-    shown = "\n\n".join([of_models, *map(show.markdown, runs), of_host, picture])
+    first = sorted((each for each in found if each.first_calls is not None), key=attrgetter("date"))[-1:]
+    of_first = map(show.first_calls_markdown, first)
+    shown = "\n\n".join([of_models, *of_first, *map(show.markdown, runs), of_host, picture])
     check_samples(ROOT / "docs" / "benchmarks.md", "measured", shown)
 
 

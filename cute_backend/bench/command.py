@@ -21,6 +21,7 @@ from cute_backend.bench import models, picture
 from cute_backend.bench.block_scaled_mm import BLOCK_SCALED
 from cute_backend.bench.decoding import SAMPLING
 from cute_backend.bench.environment import Nvml, describe, now
+from cute_backend.bench.first_call import measure_first_calls
 from cute_backend.bench.gated import GATED
 from cute_backend.bench.grouped import GROUPED
 from cute_backend.bench.grouped_fp8 import GROUPED_FP8
@@ -126,6 +127,21 @@ def run_models(
     return _of_models(results, ceilings, done)
 
 
+def run_first_calls(
+    patterns: Sequence[str], layers: int, save: Callable[[Results], Any] = lambda results: None
+) -> Results:
+    """Times first calls of whole models in new processes; `save` is called with the results after each model.
+    Raises UsageError if there is no GPU, or a pattern names no model."""
+    chosen = models.select(patterns)
+    require_gpu()
+    results = _empty(Nvml())
+    with _progress(2 * len(chosen)) as progress:
+        found = measure_first_calls(
+            chosen, layers, progress, lambda found: save(replace(results, first_calls=found))
+        )
+    return replace(results, first_calls=found)
+
+
 def _of_models(results: Results, ceilings: Ceilings, done: dict[str, ModelResult]) -> Results:
     """The results of models, in the order of MODELS."""
     found = tuple(done[model.name] for model in models.MODELS if model.name in done)
@@ -198,6 +214,8 @@ def _measure(arguments: argparse.Namespace, load: Callable[[str], Any]) -> Resul
         results = run_host(arguments.rounds)
         save(results)
         return results
+    if arguments.first_call is not None:
+        return run_first_calls(arguments.first_call, arguments.layers, save)
     if arguments.models is not None:
         return run_models(arguments.models, arguments.rounds, _earlier(path), save)
     if arguments.file is None:
@@ -228,6 +246,7 @@ def _refuse_contradictions(arguments: argparse.Namespace) -> None:
             ("--picture", arguments.picture),
             ("--host", arguments.host),
             ("--models", arguments.models is not None),
+            ("--first-call", arguments.first_call is not None),
         )
         if value
     ]
@@ -238,10 +257,15 @@ def _refuse_contradictions(arguments: argparse.Namespace) -> None:
     elif arguments.models is not None:
         _allow("--models", given, ["--models", "--json"])
         models.select(arguments.models)
+    elif arguments.first_call is not None:
+        _allow("--first-call", given, ["--first-call", "--json"])
+        models.select(arguments.first_call)
     elif arguments.file is not None:
         _allow("FILE", given, ["FILE", "--peers", "--json", "--picture"])
     else:
         select(TABLES, arguments.rows, arguments.peers)
+    if arguments.layers < 1:
+        raise UsageError(f"--layers is {arguments.layers}; a model has 1 or more")
     if arguments.rounds < 2:
         raise UsageError(f"--rounds is {arguments.rounds}; a median with its spread needs 2 or more")
     path: Path | None = arguments.json

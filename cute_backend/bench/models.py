@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,15 +22,15 @@ quickly."""
 
 @dataclass(frozen=True)
 class Model:
-    """A model with its inputs. `make` returns a module and its arguments, in torch's default dtype and on its
-    default device; training needs a gradient of the first argument.
+    """A model with its inputs. `make` takes a number of layers, and returns a module and its arguments, in
+    torch's default dtype and on its default device; training needs a gradient of the first argument.
 
     `packages` have to be installed. torchao quantises the linears of an `fp8` model, with a scale for each
     row. A step of a model that `trains` is a forward and a backward pass, with the gradients of all weights.
     """
 
     name: str
-    make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]
+    make: Callable[[int], tuple[nn.Module, tuple[Tensor, ...]]]
     packages: tuple[str, ...] = ("transformers",)
     fp8: bool = False
     trains: bool = False
@@ -40,13 +41,13 @@ class Model:
         needed = (*self.packages, *(("torchao",) if self.fp8 else ()))
         return ", ".join(each for each in needed if importlib.util.find_spec(each) is None)
 
-    def build(self) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    def build(self, layers: int = LAYERS) -> tuple[nn.Module, tuple[Tensor, ...]]:
         """The module in bf16 as it is timed, and its arguments, on torch's default device."""
         torch.manual_seed(0)
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
-            module, args = self.make()
+            module, args = self.make(layers)
         finally:
             torch.set_default_dtype(before)
         if self.trains:
@@ -103,9 +104,9 @@ def _states(name: str, batch: int, tokens: int, **sizes: Any) -> tuple[nn.Module
     return _States(model), (_randn(batch, tokens, config.hidden_size),)
 
 
-def _decoder(name: str, **sizes: Any) -> Callable[[int, int], tuple[nn.Module, tuple[Tensor, ...]]]:
-    return lambda batch, tokens: _states(
-        name, batch, tokens, num_hidden_layers=LAYERS, max_position_embeddings=8192, **sizes
+def _decoder(name: str, **sizes: Any) -> Callable[[int, int, int], tuple[nn.Module, tuple[Tensor, ...]]]:
+    return lambda batch, tokens, layers: _states(
+        name, batch, tokens, num_hidden_layers=layers, max_position_embeddings=8192, **sizes
     )
 
 
@@ -137,22 +138,22 @@ _DECODERS = {
 """Widths of Llama 3 8B, Qwen3 8B and Gemma 3 4B."""
 
 
-def _gpt2() -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _gpt2(layers: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """GPT-2 medium, without dropout, so that results can be compared."""
     rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    return _states("GPT2Model", 8, 1024, n_embd=1024, n_head=16, n_layer=LAYERS, **rates)
+    return _states("GPT2Model", 8, 1024, n_embd=1024, n_head=16, n_layer=layers, **rates)
 
 
-def _bert() -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _bert(layers: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     sizes = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
-    return _states("BertModel", 32, 512, num_hidden_layers=LAYERS, **sizes)
+    return _states("BertModel", 32, 512, num_hidden_layers=layers, **sizes)
 
 
-def _vit() -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _vit(layers: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     from transformers import ViTConfig, ViTModel
 
     config = ViTConfig(
-        hidden_size=1024, num_hidden_layers=LAYERS, num_attention_heads=16, intermediate_size=4096
+        hidden_size=1024, num_hidden_layers=layers, num_attention_heads=16, intermediate_size=4096
     )
     return _Images(ViTModel(config, add_pooling_layer=False)), (_randn(64, 3, 224, 224),)
 
@@ -160,9 +161,9 @@ def _vit() -> tuple[nn.Module, tuple[Tensor, ...]]:
 class _DiT(nn.Module):
     """Blocks of a DiT-XL, each modulated by an embedding (batch, width)."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, layers: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(_DiTBlock(width, heads) for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(_DiTBlock(width, heads) for _ in range(layers))
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         for block in self.blocks:
@@ -188,13 +189,14 @@ class _DiTBlock(nn.Module):
         return x + gate2 * self.down(hidden)
 
 
-def _dit() -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _dit(layers: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """DiT-XL/2 at 512 x 512: 8 images of 1,024 tokens."""
-    return _DiT(1152, 16), (_randn(8, 1024, 1152), _randn(8, 1152))
+    return _DiT(1152, 16, layers), (_randn(8, 1024, 1152), _randn(8, 1152))
 
 
-def _flux() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A block of Flux at 1024 x 1024: 4,096 tokens of the image and 512 of the text."""
+def _flux(layers: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A block of Flux at 1024 x 1024, whatever the number of layers: 4,096 tokens of the image and 512 of the
+    text."""
     from diffusers.models.transformers.transformer_flux import FluxTransformerBlock
 
     block = FluxTransformerBlock(3072, 24, 128)
@@ -231,7 +233,7 @@ def _served(family: str, fp8: bool) -> Sequence[Model]:
     name = f"{family}-{'fp8' if fp8 else 'bf16'}"
     sizes = {"2048": (1, 2048), "64": (64, 1), "1": (1, 1)}
     return [
-        Model(f"{name}-{tokens}", lambda shape=shape: _DECODERS[family](*shape), fp8=fp8)  # type: ignore[misc]
+        Model(f"{name}-{tokens}", partial(_DECODERS[family], *shape), fp8=fp8)
         for tokens, shape in sizes.items()
     ]
 
@@ -242,16 +244,16 @@ MODELS = (
     Model("bert-bf16", _bert),
     Model("vit-bf16", _vit),
     Model("gpt2-training", _gpt2, trains=True),
-    Model("llama-training", lambda: _DECODERS["llama"](2, 2048), trains=True),
+    Model("llama-training", partial(_DECODERS["llama"], 2, 2048), trains=True),
     *_served("qwen3", fp8=False),
     *_served("qwen3", fp8=True),
     *_served("gemma3", fp8=False),
     *_served("gemma3", fp8=True),
     Model("bert-fp8", _bert, fp8=True),
     Model("vit-fp8", _vit, fp8=True),
-    Model("loss", lambda: _loss(4096, 4096, 128256), ()),
-    Model("loss-training", lambda: _loss(4096, 4096, 128256), (), trains=True),
-    Model("softcapped-loss-training", lambda: _loss(2048, 3584, 256000, 30.0), (), trains=True),
+    Model("loss", lambda layers: _loss(4096, 4096, 128256), ()),
+    Model("loss-training", lambda layers: _loss(4096, 4096, 128256), (), trains=True),
+    Model("softcapped-loss-training", lambda layers: _loss(2048, 3584, 256000, 30.0), (), trains=True),
     Model("dit-bf16", _dit, ("diffusers",)),
     Model("flux-bf16", _flux, ("diffusers",)),
 )

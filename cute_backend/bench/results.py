@@ -129,6 +129,33 @@ class HostResult:
 
 
 @dataclass(frozen=True)
+class FirstCall:
+    """The first call of a model in a new process, compiled by `runner`, in seconds.
+
+    `cold_s` is with empty caches, and `warm_s` in one more process that finds them filled. `processor_s` is
+    the processor time of the cold one, with all processes that it started. `kernels` is the number of our
+    kernels that were compiled. The other fields are None if the model could not be run; `note` says why.
+    """
+
+    model: str
+    runner: Runner
+    cold_s: float | None = None
+    warm_s: float | None = None
+    processor_s: float | None = None
+    kernels: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class FirstCalls:
+    """The first calls of models with a number of layers, on a machine with a number of cores."""
+
+    layers: int
+    cores: int
+    calls: tuple[FirstCall, ...]
+
+
+@dataclass(frozen=True)
 class Machine:
     """The machine that a timing depends on; a field that could not be queried is None."""
 
@@ -153,23 +180,30 @@ class Results:
     tables: tuple[TableResult, ...] = ()
     host: HostResult | None = None
     models: tuple[ModelResult, ...] = ()
+    first_calls: FirstCalls | None = None
     version: int = field(default=VERSION, init=False)
 
     @property
     def agrees(self) -> bool:
-        """Whether every result was close enough to eager's."""
-        return all(model.agrees for model in self.models) and all(
-            each.agrees
-            for table in self.tables
-            for problem in table.problems
-            for each in problem.measurements
+        """Whether every result was close enough to eager's, and every model that could be run was."""
+        failed = self.first_calls is not None and any(each.note for each in self.first_calls.calls)
+        return (
+            not failed
+            and all(model.agrees for model in self.models)
+            and all(
+                each.agrees
+                for table in self.tables
+                for problem in table.problems
+                for each in problem.measurements
+            )
         )
 
     @property
     def file_name(self) -> str:
         """`<gpu>-<date>.json`; if it has no table, a word for its contents follows the date."""
         gpu = "-".join(self.machine.gpu.lower().split())
-        kind = "-host" if self.host else "-models" if self.models else ""
+        kinds = {"-host": self.host, "-models": self.models, "-first-call": self.first_calls}
+        kind = next((word for word, found in kinds.items() if found), "")
         return f"{gpu}-{self.date[:10]}{kind}.json"
 
     def save(self, path: Path) -> None:
@@ -195,6 +229,7 @@ class Results:
                 tables=tuple(_table(each) for each in data["tables"]),
                 host=_host(data["host"]),
                 models=tuple(read_model(each) for each in data.get("models", ())),
+                first_calls=_first_calls(data.get("first_calls")),
             )
         except OSError as error:
             raise UsageError(f"{path} can't be read: {error}") from error
@@ -264,3 +299,10 @@ def _host(data: Any) -> HostResult | None:
     if data is None:
         return None
     return HostResult(**{**data, "calls": {name: Timing(**each) for name, each in data["calls"].items()}})
+
+
+def _first_calls(data: Any) -> FirstCalls | None:
+    if data is None:
+        return None
+    calls = (FirstCall(**{**each, "runner": Runner(each["runner"])}) for each in data["calls"])
+    return FirstCalls(data["layers"], data["cores"], tuple(calls))

@@ -18,6 +18,7 @@ from cute_backend.presentation.terminal import light_table
 if TYPE_CHECKING:
     from cute_backend.bench.results import (
         Ceilings,
+        FirstCalls,
         HostResult,
         Measurement,
         ProblemResult,
@@ -40,6 +41,8 @@ def results(found: Results) -> RenderableType:
         parts += [host(found.host), Text()]
     if found.models:
         parts += [models(found), Text()]
+    if found.first_calls is not None:
+        parts += [first_calls(found.first_calls), Text()]
     parts += [Text(line, style="dim") for line in circumstances(found)]
     return Group(*parts)
 
@@ -175,6 +178,34 @@ def _starts(found: HostResult) -> Iterator[str]:
     yield f"(torch was imported before; loading {imports} cutlass)"
 
 
+FIRST_CALLS = ("model", "cold: inductor s", "cute s", "warm: inductor s", "cute s", "processor s", "kernels")
+
+
+def first_calls(found: FirstCalls) -> Group:
+    """A row for each model: the first call with empty caches and with filled ones, by Inductor and by cute,
+    the processor time of the cold calls, and the number of our kernels that were compiled."""
+    table = light_table("", *FIRST_CALLS[1:], right=len(FIRST_CALLS) - 1)
+    for row in first_call_rows(found):
+        table.add_row(*row)
+    notes = (f"{each.model}, {each.runner.value}: {each.note}" for each in found.calls if each.note)
+    return Group(Text(_first_calls_of(found)), table, *map(Text, notes))
+
+
+def _first_calls_of(found: FirstCalls) -> str:
+    return f"first call of {found.layers} layers in a new process, {found.cores} cores"
+
+
+def first_call_rows(found: FirstCalls) -> Iterator[list[str]]:
+    """The cells of each model that both could run."""
+    for inductor, cute in zip(found.calls[::2], found.calls[1::2], strict=True):
+        both = (inductor, cute)
+        if not any(each.note for each in both):
+            cells = [_plain(each.cold_s, ".1f") for each in both]
+            cells += [_plain(each.warm_s, ".1f") for each in both]
+            cells += [" to ".join(_plain(each.processor_s, ".0f") for each in both)]
+            yield [cute.model, *cells, str(cute.kernels)]
+
+
 def circumstances(found: Results) -> Iterator[str]:
     """The machine, its ceilings and the command, each on a line."""
     machine = found.machine
@@ -274,6 +305,21 @@ Times are in microseconds.
     run = f"Medians of `{command}`, {machine}; {rates}."
     if len(versions) > 1:
         run += f" By the digest of its source files, the package's version was: {'; '.join(versions)}."
+    return "\n\n".join([title, run, _table(lines)])
+
+
+def first_calls_markdown(found: Results) -> str:
+    """The table in docs/benchmarks.md of a run that timed first calls."""
+    assert found.first_calls is not None
+    lines = [" | ".join(FIRST_CALLS), " | ".join("---" for _ in FIRST_CALLS)]
+    lines += [" | ".join(row) for row in first_call_rows(found.first_calls)]
+    machine, command = circumstances(found)
+    title = f"### {_first_calls_of(found.first_calls).capitalize()}"
+    run = (
+        f"Seconds, one run of `{command}`, {machine}. Caches are empty for a cold call; a warm one\n"
+        "finds what the cold one left. `processor s`: processor time of the cold call, of all its\n"
+        "processes; `30 to 40` means 30 by Inductor and 40 by cute."
+    )
     return "\n\n".join([title, run, _table(lines)])
 
 

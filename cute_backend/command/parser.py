@@ -195,6 +195,15 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         help="instead, time layers of whole models, or of those that are named, such as 'llama-*'; with "
         "--json, goes on where an earlier run of this package stopped",
     )
+    parser.add_argument(
+        "--first-call",
+        metavar="PATTERN",
+        nargs="*",
+        help="instead, time the first call of the models in new processes, with empty and with filled caches",
+    )
+    parser.add_argument(
+        "--layers", metavar="N", type=int, default=2, help="layers of the models of --first-call (default: 2)"
+    )
     parser.add_argument("--rounds", metavar="N", type=int, default=50, help="timings of each (default: 50)")
     parser.add_argument(
         "--peers", action="store_true", help="also max-autotune, and QuACK where installed; takes long"

@@ -36,7 +36,7 @@ class Mlp(nn.Module):
 
 
 def small(trains=False):
-    return Model("small", lambda: (Mlp(), (torch.randn(64, 32),)), (), trains=trains)
+    return Model("small", lambda layers: (Mlp(), (torch.randn(64, 32),)), (), trains=trains)
 
 
 def result(name="llama-bf16-1", us=100.0):

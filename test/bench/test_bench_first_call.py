@@ -1,0 +1,153 @@
+"""First calls of models: which processes run, what they report, and how it is shown. No figure is checked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cute_backend import UsageError
+from cute_backend.__main__ import main
+from cute_backend.bench import command, first_call, show
+from cute_backend.bench.models import Model
+from cute_backend.bench.results import FirstCall, FirstCalls, Results
+from cute_backend.bench.table import Runner
+from support import sample_results
+
+FAKE = """
+import json, os, sys
+from pathlib import Path
+name, runner, layers = sys.argv[1:]
+caches = [Path(os.environ[each]) for each in ("CUTE_BACKEND_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")]
+if name == "broken" and runner == "cute":
+    raise ValueError("it is broken")
+is_warm = [path.exists() for path in caches]
+for path in caches:
+    path.mkdir(exist_ok=True)
+figures = {"seconds": 1.0 if all(is_warm) else 5.0, "processor_s": 9.0, "kernels": int(layers)}
+print("a line of the program")
+print(json.dumps(figures))
+"""
+
+
+class Layers(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+def model(name: str = "small", trains: bool = False, packages: tuple[str, ...] = ()) -> Model:
+    return Model(name, lambda layers: (Layers(layers), (torch.randn(4, 16),)), packages, trains=trains)
+
+
+def found() -> Results:
+    calls = (
+        FirstCall("bert", Runner.INDUCTOR, 3.04, 1.0, 20.0, 0),
+        FirstCall("bert", Runner.CUTE, 8.0, 1.26, 41.0, 6),
+        FirstCall("vit", Runner.INDUCTOR, 4.0, 1.0, 20.0, 0),
+        FirstCall("vit", Runner.CUTE, note="ValueError: it is broken"),
+    )
+    return replace(sample_results.results(), tables=(), ceilings=None, first_calls=FirstCalls(2, 16, calls))
+
+
+def test_a_cold_process_has_empty_caches_and_the_next_one_finds_them(tmp_path: Path) -> None:
+    script, saved = tmp_path / "fake.py", list[FirstCalls]()
+    script.write_text(FAKE)
+    models = [model(), model("broken"), model("absent", packages=("no_such_package",))]
+    steps: list[str] = []
+    calls = first_call.measure_first_calls(
+        models, 3, steps.append, saved.append, (sys.executable, str(script))
+    )
+    assert calls.layers == 3 and calls.cores > 0
+    inductor, cute, sound, broken, *absent = calls.calls
+    assert inductor == FirstCall("small", Runner.INDUCTOR, 5.0, 1.0, 9.0, 3)
+    assert cute == replace(inductor, runner=Runner.CUTE)
+    assert sound.cold_s == 5.0 and broken.note == "ValueError: it is broken" and broken.cold_s is None
+    assert [each.note for each in absent] == ["not installed: no_such_package"] * 2
+    assert [len(each.calls) for each in saved] == [2, 4, 6] and saved[-1] == calls
+    assert steps[:2] == ["small, inductor", "small, cute"]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("runner", [Runner.INDUCTOR, Runner.CUTE])
+def test_a_process_reports_its_first_call(runner: Runner, trains: bool, fresh_compiler: None) -> None:
+    figures = first_call.first_call(model(trains=trains), runner, 2, device="cpu")
+    assert figures.keys() == {"seconds", "processor_s", "kernels"}
+    assert figures["seconds"] > 0 and figures["processor_s"] > 0 and figures["kernels"] == 0
+
+
+def test_a_process_takes_its_model_from_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(first_call, "first_call", lambda *given: asked.extend(given) or {"seconds": 1.0})
+    monkeypatch.setattr(sys, "argv", ["first_call", "bert-bf16", "cute", "24"])
+    first_call.main()
+    assert json.loads(capsys.readouterr().out) == {"seconds": 1.0}
+    assert [getattr(asked[0], "name", None), *asked[1:]] == ["bert-bf16", Runner.CUTE, 24]
+
+
+def test_results_are_kept_and_shown(tmp_path: Path) -> None:
+    results = found()
+    path = tmp_path / results.file_name
+    assert path.name.endswith("-first-call.json")
+    results.save(path)
+    assert Results.load(path) == results
+    text = str(results)
+    assert "first call of 2 layers in a new process, 16 cores" in text
+    assert "vit, cute: ValueError: it is broken" in text
+    rows = list(show.first_call_rows(results.first_calls))  # type: ignore[arg-type]
+    assert rows == [["bert", "3.0", "8.0", "1.0", "1.3", "20 to 41", "6"]]
+    page = show.first_calls_markdown(results)
+    assert page.startswith("### First call of 2 layers in a new process, 16 cores\n")
+    assert "| bert | 3.0 | 8.0 | 1.0 | 1.3 | 20 to 41 | 6 |" in page
+    assert not results.agrees
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--first-call", "--peers"], "bench --first-call can't be combined with --peers"),
+        (["--first-call", "--models"], "can't be combined with"),
+        (["--first-call", "no-model"], "'no-model' is none of"),
+        (["--first-call", "--layers", "0"], "--layers is 0; a model has 1 or more"),
+    ],
+)
+def test_what_contradicts_is_refused_before_anything_runs(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_command_saves_after_each_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, saved = found().first_calls, list[Results]()
+    assert calls is not None
+    monkeypatch.setattr(command, "require_gpu", lambda: None)
+    monkeypatch.setattr(command, "_empty", lambda nvml: sample_results.results())
+
+    def measure(models: object, layers: int, progress: object, save: object) -> FirstCalls:
+        save(calls)  # type: ignore[operator]
+        return calls
+
+    monkeypatch.setattr(command, "measure_first_calls", measure)
+    assert command.run_first_calls(["bert-bf16"], 2, saved.append).first_calls == calls
+    assert [each.first_calls for each in saved] == [calls]
+    with pytest.raises(UsageError, match="is none of"):
+        command.run_first_calls(["bert"], 2)
+
+
+def test_the_module_runs_as_a_program() -> None:
+    done = subprocess.run([*first_call._COMMAND, "bert-bf16"], capture_output=True, text=True)
+    assert done.returncode == 1 and "ValueError: not enough values to unpack" in done.stderr
