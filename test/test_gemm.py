@@ -285,7 +285,7 @@ def announced(monkeypatch):
     """The announced problems, as (spec, M, N, K, groups), a list for each call."""
     calls = []
     monkeypatch.setattr(eager, "_programs", OrderedDict())
-    monkeypatch.setattr(epilogue_pass, "announce", lambda problems, device: calls.append(problems))
+    monkeypatch.setattr(epilogue_pass, "announce", lambda problems, device, **how: calls.append(problems))
     return calls
 
 

@@ -23,6 +23,7 @@ from cute_backend.bench.results import HostResult, Timing
 from cute_backend.errors import UsageError
 from cute_backend.runtime.calls.launch import launch
 from cute_backend.runtime.calls.op import gemm_epilogue
+from cute_backend.runtime.compiling.build import settle
 from cute_backend.runtime.disk.cache import CACHE_DIR_VARIABLE
 from cute_backend.runtime.host.interpreter import search_path
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -102,6 +103,7 @@ def time_calls(programs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[s
     times: dict[str, list[float]] = {name: [] for name in programs}
     for name in order:
         _burst(programs[name])  # compiles
+    settle()
     for _ in range(rounds):
         shuffle(order)
         for name in order:

@@ -72,7 +72,7 @@ def build_kernels(tables: Iterable[Table]) -> dict[Workload, str]:
             continue
         regions += [(region.spec, *region.sizes, region.groups) for region in explained.regions]
     if regions:
-        launch.announce(regions, torch.device(_DEVICE))
+        launch.announce(regions, torch.device(_DEVICE), at_once=True)
     return notes
 
 

@@ -39,6 +39,7 @@ import torch
 
 from cute_backend.bench.results import Timing
 from cute_backend.errors import UsageError, root_cause
+from cute_backend.runtime.compiling.build import settle
 from cute_backend.runtime.disk.cache import writable_cache
 
 UNIT_US = 1000.0
@@ -126,6 +127,7 @@ class Turn:
         self, units: Mapping[Key, Unit], rounds: int, meanwhile: Callable[[], Any] = lambda: None
     ) -> dict[Key, Timing]:
         """Times units as `time_units` does."""
+        settle()
         sweep = torch.zeros(_SWEPT_BYTES // 4, device="cuda").sum
         order, shuffle = list(units), random.Random(0).shuffle
         warm = time.monotonic() + (0 if self._warm else _WARMUP_S)

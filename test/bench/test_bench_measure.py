@@ -159,7 +159,12 @@ def test_what_is_not_fused_is_noted(on_cpu):
 
 def test_kernels_are_announced_together_at_their_sizes(on_cpu, monkeypatch):
     announced = []
-    monkeypatch.setattr(measure.launch, "announce", lambda regions, device: announced.append(regions))
+
+    def announce(regions, device, *, at_once):
+        assert at_once, "none is built while programs are timed"
+        announced.append(regions)
+
+    monkeypatch.setattr(measure.launch, "announce", announce)
     problems = scaled_mm.problem(4096, 8192, 1024), scaled_mm.bf16_problem(128, 256, 512)
     assert measure.build_kernels([small_table(*problems)]) == {}
     (regions,) = announced

@@ -90,6 +90,17 @@ def test_no_more_than_the_limit_are_built_at_once() -> None:
     assert len(steps) == 4 and not any(kernel in queue for kernel in KERNELS)
 
 
+def test_a_queue_settles_when_nothing_is_built_any_more() -> None:
+    builder = Builder()
+    queue = BuildQueue(builder, lambda: 1)
+    queue.settle()
+    for kernel in KERNELS:
+        queue.submit(kernel, nothing)
+    builder.may.release(4)
+    queue.settle()
+    assert len(builder.begun) == 4 and queue._batch.is_done
+
+
 def test_errors_reach_who_waits_and_what_comes_next() -> None:
     refused, wrong = BuildError("refused"), KeyError("wrong")
     builder = Builder({KERNELS[0]: refused, KERNELS[1]: wrong})

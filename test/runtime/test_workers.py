@@ -17,7 +17,13 @@ import pytest
 
 from cute_backend.planning import Arch
 from cute_backend.runtime.compiling import workers
-from cute_backend.runtime.compiling.workers import Ended, StoppedError, end_all, forked, server_for, start_early
+from cute_backend.runtime.compiling.workers import (
+    Ended,
+    StoppedError,
+    end_all,
+    forked,
+    server_for,
+)
 from support.runtime import small_server
 from support.runtime.forks import in_child
 
@@ -203,6 +209,9 @@ def test_a_server_without_work_ends_and_is_started_again(
     assert first._process.wait(60) == 0 and not first.failed
     monkeypatch.delenv(small_server.IDLE)
     assert run("print('next')", tmp_path) == Ended(0, "next")
+    (second,) = workers._servers
+    end_all()
+    assert [each._control.fileno() for each in (first, second)] == [-1, -1], "their sockets are closed"
 
 
 def test_a_server_with_threads_does_not_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,11 @@ def begin(kernel: Kernel, then: Then) -> None:
     _queue.submit(kernel, then)
 
 
+def settle() -> None:
+    """Waits until no kernel is built any more. Timings are then of the program alone."""
+    _queue.settle()
+
+
 def is_begun(kernel: Kernel) -> bool:
     """Whether `begin` was called for a kernel, and `obtain` was not called since."""
     return kernel in _queue

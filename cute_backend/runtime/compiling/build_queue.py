@@ -137,6 +137,12 @@ class BuildQueue:
                 raise error
         return {kernel: error for kernel, error in errors.items() if error}  # type: ignore[misc]
 
+    def settle(self) -> None:
+        """Waits until nothing is built any more, also for kernels that nobody else waits for."""
+        with self._changed:
+            while not self._batch.is_done:
+                self._changed.wait()
+
     def line(self) -> LiveLine:
         """A line on the terminal that counts the kernels of the queue, for as long as somebody waits."""
         return LiveLine(

@@ -124,10 +124,11 @@ class _Server:
         return Ended(int(reply), _last_line(said))
 
     def end(self) -> None:
-        """Ends the server and its workers."""
+        """Ends the server and its workers, if it has not ended."""
         self._control.shutdown(socket.SHUT_RDWR)
         self._process.terminate()  # it may be importing; later it takes no notice
         self._process.wait()
+        self._control.close()
 
     def leave(self) -> None:
         """Closes what a forked child has of its parent's server."""
@@ -179,7 +180,9 @@ def server_for(arch: Arch) -> _Server | None:
         for server in _servers:
             if server.identity == identity and (server.failed or not server.has_ended):
                 return None if server.failed else server
-        _servers[:] = [server for server in _servers if server.failed or not server.has_ended]
+        for server in [each for each in _servers if each.has_ended and not each.failed]:
+            server.end()
+            _servers.remove(server)
         if _is_over:
             raise StoppedError("the process is ending")
         _servers.append(_Server(command, surroundings))
