@@ -132,7 +132,9 @@ def main() -> None:
     m, n, k = sizes
     sets = [inputs(seed, m, n, k) for seed in range(CALLS)]
     regions = [region for fn in programs for region in explain(fn, *sets[0]).regions]
-    launch.announce([(each.spec, *each.sizes, each.groups) for each in regions], torch.device("cuda"))
+    launch.announce(
+        [(each.spec, *each.sizes, each.groups) for each in regions], torch.device("cuda"), at_once=True
+    )
     units: dict[tuple[str, str], Any] = {("torch", "mm"): unit_of(lambda x, w, row, plane: x @ w.t(), sets)}
     for fn in programs:
         for backend in ("cute", "inductor"):

@@ -317,7 +317,9 @@ def main() -> None:
             for key, sets in cases.items():
                 found[(*key, name)] = explain(programs[key], *sets[0]).regions
     regions = [region for each in found.values() for region in each]
-    launch.announce([(each.spec, *each.sizes, each.groups) for each in regions], torch.device("cuda"))
+    launch.announce(
+        [(each.spec, *each.sizes, each.groups) for each in regions], torch.device("cuda"), at_once=True
+    )
     units: dict[tuple[str, ...], Any] = {}
     for key, sets in cases.items():
         for by in (*settings, "inductor"):

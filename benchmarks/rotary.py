@@ -132,7 +132,9 @@ def main() -> None:
     }
     found = {key: explain(rope, *sets[0]).regions for key, (rope, _, sets) in programs.items()}
     regions = [region for each in found.values() for region in each]
-    launch.announce([(each.spec, *each.sizes, each.groups) for each in regions], torch.device("cuda"))
+    launch.announce(
+        [(each.spec, *each.sizes, each.groups) for each in regions], torch.device("cuda"), at_once=True
+    )
     units: dict[tuple[str, ...], Any] = {}
     for key, (rope, alone, sets) in programs.items():
         for backend in ("cute", "inductor"):

@@ -71,7 +71,7 @@ def check(given: Operands) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def prepared() -> None:
-    prepare([Problem(SPEC, None, None, None)], 0)
+    prepare([Problem(SPEC, None, None, None)], 0, at_once=True)
 
 
 @pytest.fixture(autouse=True)
@@ -254,11 +254,12 @@ SCRIPT = """
 import json, sys, torch
 sys.path.insert(0, sys.argv[1])
 import test_runtime_gpu as t
-with_graph = sys.argv[2] == "graph"
+with_graph = sys.argv[2] != "plain"
 given = t.operands(130, 256, 64, seed=int(sys.argv[3]))
 right = t.expected(given)
 if with_graph:
-    t.prepare([t.Problem(t.SPEC, None, None, None)], 0)
+    if sys.argv[2] == "graph":
+        t.prepare([t.Problem(t.SPEC, None, None, None)], 0)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -268,6 +269,8 @@ else:
     results = t.run(given)
 ok = all(torch.equal(x, y) for x, y in zip(results, right))
 count = t.counters["cute_backend"]
+missed = count["replayed"] + count["unforked"] + count["builds_failed"]
+ok = ok and not missed
 print(json.dumps({"ok": ok, "built": count["kernels_built"], "dsl": "cutlass" in sys.modules}))
 """
 
@@ -292,6 +295,14 @@ def test_a_new_process_runs_cached_kernels_without_the_dsl() -> None:
 
 def test_the_first_launch_of_a_process_may_be_captured() -> None:
     assert finish(start("graph", 2)) == {"ok": True, "built": 0, "dsl": False}
+
+
+def test_a_launch_that_was_not_announced_may_be_captured() -> None:
+    assert finish(start("unannounced graph", 3)) == {"ok": True, "built": 0, "dsl": False}
+
+
+def test_a_captured_launch_waits_for_its_kernel(tmp_path: Path) -> None:
+    assert finish(start("graph", 4, tmp_path / "kernels")) == {"ok": True, "built": 1, "dsl": False}
 
 
 @pytest.mark.exhaustive  # three processes that build all kernels of a spec

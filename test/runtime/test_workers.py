@@ -223,6 +223,14 @@ def test_a_server_with_threads_does_not_fork(tmp_path: Path, monkeypatch: pytest
     assert workers._servers == [server]
 
 
+def test_no_process_that_compiles_sees_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import that finds one starts CUDA, which has a thread."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert run("import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.getppid())", tmp_path) == Ended(
+        0, str(workers._servers[-1]._process.pid)
+    )
+
+
 def test_where_no_process_can_be_started_nothing_is_forked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ from cute_backend.runtime.compiling.rungs import (
 from cute_backend.runtime.compiling.workers import start_early
 from cute_backend.runtime.disk.cache import existing_caches
 from cute_backend.runtime.disk.pack import packed_kernels, packs
+from cute_backend.runtime.host.capture import code_may_load
 from cute_backend.runtime.host.forks import free_in_children
 from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -443,8 +444,10 @@ class Launcher:
         ]
         with _state:
             unknown = [kernel for kernel in kernels if not (self.knows(kernel) or kernel in self._expected)]
-            for kernel, obtained in load_standing(unknown).items():
-                self.add(kernel, obtained)
+            if unknown:
+                with code_may_load():
+                    for kernel, obtained in load_standing(unknown).items():
+                        self.add(kernel, obtained)
             tma, plain = (self._fastest(kernel, m, n, k, groups) for kernel in kernels)
             choice = _Choice(kernels, stores_aligned(self._spec, m, n) is True, tma or plain, plain)
             if len(self._choices) >= _MAX_CHOICES:
@@ -494,10 +497,11 @@ class Launcher:
                 for kernel in unknown:
                     self.expect(kernel)
                 return bool(unknown)
-        obtained = obtain_standing([wanted])
-        with _state:
-            if not self.knows(wanted):
-                self.add(wanted, obtained[wanted])
+        with code_may_load():
+            obtained = obtain_standing([wanted])
+            with _state:
+                if not self.knows(wanted):
+                    self.add(wanted, obtained[wanted])
         return True
 
     def _replay(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:

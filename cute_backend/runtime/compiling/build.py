@@ -262,6 +262,8 @@ def _run_worker(cache: KernelCache, kernel: Kernel, *arguments: str) -> None:
         ended = None
         try:
             ended = forked(*asked)
+            if ended is None:
+                count("unforked")
         except subprocess.TimeoutExpired:
             log.info("%s was not compiled within %g seconds", kernel.name, MAX_SECONDS)
         if not is_removed() and (ended is None or ended.crashed):

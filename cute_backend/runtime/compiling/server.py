@@ -33,14 +33,11 @@ from typing import NoReturn
 
 from cute_backend import templates
 from cute_backend.runtime.compiling import worker
-from cute_backend.runtime.compiling.workers import UNFORKED
+from cute_backend.runtime.compiling.workers import HAS_THREADS, UNFORKED
 from cute_backend.runtime.kernels.kernel import environment
 
 IDLE_SECONDS = 60.0
 """The seconds without a kernel after which a server ends, as Inductor's processes do."""
-
-HAS_THREADS = 5
-"""The exit status of a server that can't fork safely."""
 
 _PR_SET_PDEATHSIG = 1
 

@@ -38,6 +38,9 @@ UNBUILT, UNWRITABLE = 3, 4
 """Exit statuses of a worker. UNBUILT: the kernel can't be built. UNWRITABLE: the cache folder can't be
 written, and the output is the number and the text of the system's error."""
 
+HAS_THREADS = 5
+"""The exit status of a server that can't fork safely, since an import has started a thread."""
+
 UNFORKED = "unforked"
 """The first word of a server's reply for a kernel for which no process could be forked."""
 
@@ -100,7 +103,7 @@ class _Server:
     def run(self, arguments: Sequence[str], arch: Arch, request: str, seconds: float) -> Ended | None:
         """Runs a worker. Returns None if the server has ended, or could not fork. Raises TimeoutExpired,
         OSError."""
-        head = json.dumps([environment_of(CUTE_DSL_ARCH=arch.value), list(arguments)])
+        head = json.dumps([_surroundings(arch), list(arguments)])
         (status, theirs), (talk, their_talk) = socket.socketpair(), socket.socketpair()
         with status, talk:
             with theirs, their_talk:
@@ -115,7 +118,14 @@ class _Server:
             except TimeoutError:
                 raise subprocess.TimeoutExpired(list(self._command), seconds) from None
         if not reply:
-            self._process.wait()
+            ended_with = self._process.wait()
+            if self.failed:
+                why = (
+                    "an import starts a thread"
+                    if ended_with == HAS_THREADS
+                    else f"its exit status is {ended_with}"
+                )
+                log.info("the server of compilers can't serve: %s", why)
             return None
         self._has_served = True
         if reply.startswith(UNFORKED):
@@ -134,6 +144,14 @@ class _Server:
         """Closes what a forked child has of its parent's server."""
         self._control.close()
         self._process.returncode = 0  # the child does not wait for it
+
+
+def _surroundings(arch: Arch) -> dict[str, str]:
+    """The environment of a process that compiles. It sees no GPU and needs none: TVM-FFI's import asks for
+    GPUs, which would start CUDA with a thread of its own, and a server with threads can't fork."""
+    return environment_of(
+        CUTE_DSL_ARCH=arch.value, CUDA_VISIBLE_DEVICES="", PYTORCH_NVML_BASED_CUDA_CHECK="1"
+    )
 
 
 def _identity(command: Sequence[str], surroundings: dict[str, str]) -> tuple[object, ...]:
@@ -174,7 +192,7 @@ _stops = 0
 def server_for(arch: Arch) -> _Server | None:
     """The server of an architecture, which is started if there is none. Returns None if none can serve.
     Raises OSError."""
-    command, surroundings = command_of(SERVER), environment_of(CUTE_DSL_ARCH=arch.value)
+    command, surroundings = command_of(SERVER), _surroundings(arch)
     identity = _identity(command, surroundings)
     with _starting:
         for server in _servers:
@@ -227,7 +245,7 @@ def started(arch: Arch, arguments: Sequence[str], request: str, seconds: float) 
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment_of(CUTE_DSL_ARCH=arch.value),
+            env=_surroundings(arch),
             cwd=arguments[0],
             start_new_session=True,
         )
