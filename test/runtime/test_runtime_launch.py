@@ -206,6 +206,24 @@ def test_an_announced_region_compiles_only_what_it_reaches_and_nothing_at_its_la
     assert compiler.batches == 1
 
 
+def test_a_region_that_nobody_announced_compiles_nothing_if_its_kernels_are_at_hand(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process that serves a pack for sizes that are not known. No tile of the pack is the one that is
+    chosen for these sizes."""
+    at_hand = set(reachable_kernels(Problem(SPEC, None, None, None), Arch.SM90A, GPU.sm_count))
+    wanted = config_for(Problem(SPEC, 20_000, 16, 8), Alignment.TMA, Arch.SM90A, GPU.sm_count)
+    assert wanted not in {kernel.plan.tile for kernel in at_hand}
+    functions = {kernel: compiler._function(kernel) for kernel in at_hand}
+    for module in (launching, standing_rungs):
+        monkeypatch.setattr(
+            module, "load_known", lambda kernels: {k: functions[k] for k in kernels if k in functions}
+        )
+    monkeypatch.setattr(standing_rungs, "is_at_hand", at_hand.__contains__)
+    check(operands(20_000))
+    assert compiler.built == [] and compiler.launches[0][0] in at_hand
+
+
 def test_several_regions_are_built_in_one_batch(compiler: Compiler) -> None:
     other = make_spec()
     prepare([Problem(SPEC, 64, 4096, 512), Problem(other, 64, 4096, 512), Problem(SPEC, 64, 4096, 512)], -1)

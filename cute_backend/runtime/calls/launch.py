@@ -443,8 +443,7 @@ class Launcher:
             for alignment in (Alignment.TMA, Alignment.PLAIN)
         ]
         with _state:
-            unknown = [kernel for kernel in kernels if not (self.knows(kernel) or kernel in self._expected)]
-            if unknown:
+            if unknown := self._unheard_of(kernels):
                 with code_may_load():
                     for kernel, obtained in load_standing(unknown).items():
                         self.add(kernel, obtained)
@@ -484,25 +483,41 @@ class Launcher:
         }
 
     def _obtain_missing(self, choice: _Choice, wanted: Kernel | None) -> bool:
-        """Waits for a kernel that is being built or, if a launch has none, begins to build all kernels of its
-        region, which was not announced, and may have any size. Returns False if none can be built."""
+        """Waits for a kernel that is being built or, if a launch has none, seeks some. Returns False if none
+        can be built."""
         with _state:
             if all(choice is not current for current in self._choices.values()):
                 return True  # another thread has added some
             if wanted is None:
-                rest = reachable_kernels(self._problem(None, None, None), self._gpu.arch, self._gpu.sm_count)
-                known = {*self._expected, *filter(self.knows, (*choice.kernels, *rest))}
-                unknown = [kernel for kernel in (*choice.kernels, *rest) if kernel not in known]
-                begin_standing(unknown)
-                for kernel in unknown:
-                    self.expect(kernel)
-                return bool(unknown)
+                return self._seek(choice)
         with code_may_load():
             obtained = obtain_standing([wanted])
             with _state:
                 if not self.knows(wanted):
                     self.add(wanted, obtained[wanted])
         return True
+
+    def _seek(self, choice: _Choice) -> bool:
+        """Loads the kernels of a region that was not announced, and may have any size, and begins to build
+        those that are in no cache and no pack. If none could be loaded, the kernels for the sizes of the
+        launch are built first. Returns False if it finds nothing to build or to load."""
+        anything = self._problem(None, None, None)
+        rest = self._unheard_of(reachable_kernels(anything, self._gpu.arch, self._gpu.sm_count))
+        with code_may_load():
+            loaded = load_standing(rest)
+            for kernel, obtained in loaded.items():
+                self.add(kernel, obtained)
+        begun = [kernel for kernel in rest if kernel not in loaded]
+        if not loaded:
+            begun = list(dict.fromkeys([*self._unheard_of(choice.kernels), *begun]))
+        begin_standing(begun)
+        for kernel in begun:
+            self.expect(kernel)
+        return bool(loaded or begun)
+
+    def _unheard_of(self, kernels: Iterable[Kernel]) -> list[Kernel]:
+        """Those of `kernels` that were neither added nor begun."""
+        return [each for each in kernels if not (self.knows(each) or each in self._expected)]
 
     def _replay(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
         count("replayed")
