@@ -1,4 +1,4 @@
-# make demo | test | test-exhaustive | test-sim | compare | lint | docs | dist | test-gpu | test-gpu-alone | bench | models | verdicts | golden | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
+# make demo | test | test-exhaustive | test-sim | compare | lint | docs | dist | pack | test-gpu | test-gpu-alone | bench | models | verdicts | golden | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -24,7 +24,7 @@ define cpu_torch
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-exhaustive test-sim compare lint docs dist test-gpu test-gpu-alone bench models verdicts golden clean
+.PHONY: help demo test test-exhaustive test-sim compare lint docs dist pack test-gpu test-gpu-alone bench models verdicts golden clean
 
 help:
 	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"
@@ -41,6 +41,7 @@ help:
 	@echo "make golden    accept what is generated now: test/expected and the samples in the README and docs"
 	@echo "make lint      ruff and mypy"
 	@echo "make dist      wheel and sdist in dist/, checked, and run from a clean environment"
+	@echo "make pack ARCH=sm_90a  a wheel of the kernels of every model in docs/models.md, in dist/"
 	@echo "make docs      the pages of docs/, as build/docs/index.html"
 	@echo "make clean     remove $(VENV) and every cache in this folder"
 
@@ -72,6 +73,10 @@ test-torch:
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+pack: $(INSTALLED)
+	$(BIN)/python -m pip install -q -e '.[models]' 'setuptools>=77'
+	$(BIN)/python wheels/kernels.py --arch $(or $(ARCH),sm_90a) -o dist
 
 dist: $(INSTALLED)
 	$(BIN)/python -m pip install -q build twine

@@ -57,20 +57,22 @@ def find_problems(
     arch: Arch,
     *,
     any_m: bool,
+    any_size: bool = False,
     kwargs: Mapping[str, Any] | None = None,
 ) -> list[Problem]:
     """Finds the products of a program that kernels compute. It traces the program on its arguments; CPU
     tensors are enough.
 
     With `any_m` the M of each product is None, and the program is traced twice, with static and with symbolic
-    sizes, since torch.compile does both; N and K are always those of the arguments. Raises what torch raises
-    where `fn` can't run on its arguments.
+    sizes, since torch.compile does both. With `any_size` no size is known: N, K and the number of groups are
+    None, too. Raises what torch raises where `fn` can't run on its arguments.
     """
     found: dict[Problem, None] = {}
+    any_m = any_m or any_size
     for dynamic in (False, True) if any_m else (False,):
         for report in collect(fn, args, dynamic, arch.value, kwargs):
             for spec, *sizes, constraints in chain(_regions(report), _inside_ops(report.graph)):
-                m, n, k, groups = (None if size is None else hint(size) for size in sizes)
+                m, n, k, groups = (None if size is None or any_size else hint(size) for size in sizes)
                 found[Problem(spec, None if any_m else m, n, k, groups, constraints)] = None
     return list(found)
 

@@ -76,6 +76,8 @@ def build(arguments: argparse.Namespace) -> None:
 def aot(arguments: argparse.Namespace) -> None:
     if edited_folder() is not None:
         raise UsageError(f"a pack holds what is generated: unset {SOURCES_VARIABLE}")
+    if arguments.any_size and arguments.m is not None:
+        raise UsageError("--any-size serves any number of rows: leave out --m")
     with progress.wait("tracing", len(arguments.files)) as update:
         from cute_backend.aot import Request, find_problems, make_pack
 
@@ -87,7 +89,14 @@ def aot(arguments: argparse.Namespace) -> None:
             args, kwargs = inputs()
             for arch, found in problems.items():
                 with tracing(target):
-                    found += find_problems(fn, args, arch, any_m=arguments.m is not None, kwargs=kwargs)
+                    found += find_problems(
+                        fn,
+                        args,
+                        arch,
+                        any_m=arguments.m is not None,
+                        any_size=arguments.any_size,
+                        kwargs=kwargs,
+                    )
     try:
         written = make_pack(Request(problems, arguments.m, arguments.sm_count), arguments.pack)
     except PackError as error:

@@ -149,6 +149,11 @@ def _add_aot_options(parser: argparse.ArgumentParser) -> None:
         help="rows of the products that are served (default: those of the example inputs)",
     )
     parser.add_argument(
+        "--any-size",
+        action="store_true",
+        help="serve products of any size with the few tiles that are for unknown sizes",
+    )
+    parser.add_argument(
         "--sm-count",
         metavar="N",
         type=_positive,

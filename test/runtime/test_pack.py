@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,7 +21,8 @@ from torch._dynamo.utils import counters
 import cute_backend
 from cute_backend import PackError, aot, config
 from cute_backend.__main__ import main
-from cute_backend.errors import UnavailableError
+from cute_backend.aot import Written
+from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import UNCONSTRAINED, Alignment, Arch, Constraints, buckets_of
 from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.calls import launch as launching
@@ -42,6 +44,9 @@ from support.epilogues import BLOCKWISE
 from support.epilogues import Problem as InputsOf
 from support.runtime import serve_pack
 from support.runtime.handmade import kernel_of, make_spec, source
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "wheels"))
+import kernels as wheels
 
 SPEC = make_spec()
 KERNEL = kernel_of(SPEC)
@@ -84,11 +89,13 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("cute_backend.runtime.compiling.compile.compile_kernel", None)
     monkeypatch.setattr(packing, "_packs", {})
     monkeypatch.setattr(packing, "_refused", set())
+    packing._installed.cache_clear()
     monkeypatch.setattr(notices, "_warned", set())
     caching._cache_at.cache_clear()
     counters.clear()
     yield root
     caching._cache_at.cache_clear()
+    packing._installed.cache_clear()
     counters.clear()
 
 
@@ -293,6 +300,81 @@ def test_a_pack_that_is_replaced_under_the_process_is_not_loaded_from(fresh: Pat
 # What is prepared of a program that a pack was made for
 
 GPU = Device(-1, Arch.SM90A, 132, "a GPU")
+
+
+# Installed packs
+
+
+@pytest.fixture
+def site(fresh: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages, in which a wheel with the pack is installed. Returns the pack's path there."""
+    pytest.importorskip("setuptools", minversion="77")
+    monkeypatch.setattr(
+        wheels, "make_pack", lambda request, path: shutil.copy(pack, path) and Written(1, 1, "")
+    )
+    wheel = wheels.make_wheel(aot.Request({}), Arch.SM90A, tmp_path)
+    folder = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    monkeypatch.syspath_prepend(folder)
+    return folder / "cute_backend_kernels_sm_90a" / wheels.FILE
+
+
+def test_an_installed_pack_is_found_and_no_module_of_it_is_imported(site: Path) -> None:
+    assert [(each.path, each.installed) for each in packing.packs()] == [(site, True)]
+    assert set(load_known([KERNEL])) == {KERNEL}
+    assert site.parent.name not in sys.modules
+
+
+def test_of_an_installed_pack_only_the_code_that_is_loaded_is_checked(site: Path) -> None:
+    rewrite(site, changed_code)
+    assert [each.path for each in packing.packs()] == [site]
+    with pytest.warns(RuntimeWarning, match="does not match its checksum"):
+        assert load_known([KERNEL]) == {}
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_an_installed_pack_lacks_is_compiled_without_a_warning(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        building, "_build_all", lambda kernels, built: {each: BuildError("") for each in kernels}
+    )
+    other = kernel_of(make_spec(second_store=True))
+    assert isinstance(obtain([other])[other], BuildError)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_installed_pack_for_another_gpu_is_of_no_use_and_no_harm(site: Path) -> None:
+    assert packed_kernels(SPEC, Arch.SM100A) == []
+    assert packed_kernels(SPEC, Arch.SM90A) == [KERNEL]
+
+
+def test_an_installed_pack_of_other_versions_is_refused_once(site: Path) -> None:
+    rewrite(site, restate(environment=["another", *environment()[1:]]))
+    with pytest.warns(RuntimeWarning, match="the pack .* is for another, .*; kernels are compiled") as warned:
+        assert packing.packs() == packing.packs() == []
+    assert len(warned) == 1
+
+
+def test_a_pack_for_unknown_sizes_serves_all(gpu: list[Kernel], tmp_path: Path, code: bytes) -> None:
+    anything = Problem(SPEC, None, None, None)
+    kernels = reachable_kernels(anything, Arch.SM90A, 132)
+    write_pack(tmp_path / "any.cutepack", Content(dict.fromkeys(kernels, (code, FIGURES)), [anything], None))
+    load_pack(tmp_path / "any.cutepack")
+    launching.prepare([Problem(SPEC, 300, 4096, 5120), Problem(SPEC, None, 8, 8), anything], -1)
+    assert gpu == []
+    launching.prepare([replace(anything, constraints=Constraints(tile="64x96_1x1"))], -1)
+    assert gpu
+
+
+def test_products_of_any_size_are_found_without_their_sizes() -> None:
+    a, b = torch.zeros(32, 64).bfloat16(), torch.zeros(64, 128).bfloat16()
+    found = aot.find_problems(lambda a, b: (a @ b).relu(), (a, b), Arch.SM90A, any_m=False, any_size=True)
+    assert found and {(each.m, each.n, each.k, each.groups) for each in found} == {(None,) * 4}
+
+
+# The launches that a pack serves
 
 
 @pytest.fixture
@@ -514,6 +596,8 @@ def test_what_can_not_be_packed_is_told(
     assert "nothing in the program is fused" in refused(capsys, f"{program}:nothing", "-o", output)
     assert "'64:1' is no range LOW:HIGH" in refused(capsys, str(program), "-o", output, "--m", "64:1")
     assert "'0' is no positive number" in refused(capsys, str(program), "-o", output, "--sm-count", "0")
+    both = refused(capsys, str(program), "-o", output, "--m", "1:64", "--any-size")
+    assert "--any-size serves any number of rows: leave out --m" in both
     assert "arch is 'sm_75'" in refused(capsys, str(program), "-o", output, "--arch", "sm_75")
     nowhere = str(tmp_path / "missing" / "no.cutepack")
     said = f"the folder of the pack, {tmp_path / 'missing'}, does not exist"

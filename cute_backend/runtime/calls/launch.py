@@ -199,7 +199,7 @@ def expect(devices: Iterable[torch.device]) -> None:
     gpus = [device for device in devices if device.type == "cuda"]
     if not gpus or len(os.sched_getaffinity(0)) == 1:
         return
-    if packs() or any(cache.has_kernels() for cache in existing_caches()):
+    if any(not pack.installed for pack in packs()) or any(cache.has_kernels() for cache in existing_caches()):
         return  # they have its kernels, most likely
     for device in gpus:
         with suppress(UnsupportedDeviceError):

@@ -132,8 +132,9 @@ def is_at_hand(kernel: Kernel) -> bool:
 
 
 def warn_of_packs(missing: Sequence[Kernel]) -> None:
-    """Warns of kernels that are in no cache, and not in a pack that this process has."""
-    if named := ", ".join(str(pack.path) for pack in packs()):
+    """Warns of kernels that are in no cache, and not in a pack that this process has. An installed pack is
+    not for this program alone."""
+    if named := ", ".join(str(pack.path) for pack in packs() if not pack.installed):
         warn_once(
             ("not packed", named),
             f"cute_backend: kernels of a program that are not in {named}: {len(missing)}; they are compiled. "

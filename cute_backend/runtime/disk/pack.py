@@ -23,6 +23,9 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +126,12 @@ class Pack:
     """The kernels of a pack. Raises PackError for a file that is not a pack, that was changed, or that other
     versions made.
 
-    If `sha256` is given, the pack's manifest must have this SHA-256.
+    If `sha256` is given, the pack's manifest must have this SHA-256. An installed pack may hold kernels of
+    many programs, of which a process needs few: their code is checked when it is loaded, and not before.
     """
 
-    def __init__(self, path: Path, sha256: str | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path, sha256: str | None = None, *, installed: bool = False) -> None:
+        self.path, self.installed = path, installed
         with self._open() as archive:
             text = archive.read(MANIFEST)
             found = hashlib.sha256(text).hexdigest()
@@ -142,7 +146,8 @@ class Pack:
             self._kernels: dict[str, dict[str, Any]] = manifest["kernels"]
             for name, entry in self._kernels.items():
                 _check_entry(name, entry)
-                self._code(archive, name)
+                if not installed:
+                    self._code(archive, name)
             self.archs = frozenset(Arch(each["tile"]["arch"]) for each in self._kernels.values())
             self._problems = {tuple(each) for each in manifest["problems"]}
             for spec, n, k, groups, constraints in self._problems:
@@ -221,15 +226,14 @@ class Pack:
     def serves(self, problem: Problem, arch: Arch) -> bool:
         """Whether the pack has the kernels of a problem for all M that it was made for.
 
-        A problem with an unknown N or K is served if the pack was made for any problem with its epilogue.
+        A problem with an unknown N or K is served if the pack was made for any problem with its epilogue. A
+        pack that was made for unknown sizes serves all.
         """
         return arch in self.archs and any(
             spec == problem.spec.key
-            and problem.n in (None, n)
-            and problem.k in (None, k)
-            and problem.groups in (None, groups)
             and problem.constraints.text == constraints
-            for spec, n, k, groups, constraints in self._problems
+            and all(None in pair or pair[0] == pair[1] for pair in zip(sizes, problem.sizes, strict=True))
+            for spec, *sizes, constraints in self._problems
         )
 
 
@@ -246,6 +250,10 @@ def _check_types(*values: tuple[Any, Any]) -> None:
         if not isinstance(value, kind):
             raise TypeError(f"{value!r:.40} is not of type {getattr(kind, '__name__', kind)}")
 
+
+INSTALLED = "cute_backend.kernels"
+"""The group of entry points by which installed packs are found. The value of one is `package:file`, a pack in
+the folder of a package."""
 
 _packs: dict[Path, Pack] = {}
 _refused: set[Path] = set()
@@ -272,26 +280,45 @@ def load_pack(path: str | os.PathLike[str], sha256: str | None = None) -> None:
 
 
 def packs() -> list[Pack]:
-    """The packs of this process. A pack that the environment names and that is refused causes one warning."""
+    """The packs of this process: those that are loaded or that the environment names, then those that are
+    installed. A pack that is refused causes one warning."""
     named = os.environ.get(PACK_VARIABLE)
     if named:
         path = Path(named).expanduser().absolute()
         if path not in _packs and path not in _refused:
-            try:
-                _packs[path] = Pack(path)
-            except PackError as error:
-                _refused.add(path)
-                warn_once(("pack", path), f"cute_backend: {error}; kernels are compiled.")
-    return list(_packs.values())
+            _packs.update(_usable(path))
+    return [*_packs.values(), *_installed().values()]
+
+
+def _usable(path: Path, *, installed: bool = False) -> dict[Path, Pack]:
+    try:
+        return {path: Pack(path, installed=installed)}
+    except PackError as error:
+        _refused.add(path)
+        warn_once(("pack", path), f"cute_backend: {error}; kernels are compiled.")
+        return {}
+
+
+@cache
+def _installed() -> dict[Path, Pack]:
+    """The packs of installed packages. Their modules are not imported."""
+    found: dict[Path, Pack] = {}
+    for each in entry_points(group=INSTALLED):
+        module = find_spec(each.module)
+        if module is not None and module.submodule_search_locations:
+            found |= _usable(Path(module.submodule_search_locations[0], each.attr), installed=True)
+    return found
 
 
 def packed_kernels(spec: EpilogueSpec, arch: Arch) -> list[Kernel]:
-    """The kernels of a spec in all packs that don't spill. Warns once of a pack that is only for other
-    GPUs."""
+    """The kernels of a spec in all packs that don't spill. Warns once of a pack that is only for other GPUs,
+    unless it is installed."""
     for pack in packs():
         try:
             _check_arch(pack, arch)
         except PackError as error:
+            if pack.installed:
+                continue
             warn_once(("pack", pack.path), f"cute_backend: {error}; kernels are compiled.")
     return [kernel for pack in packs() for kernel in pack.kernels(spec, arch) if not pack.spill_bytes(kernel)]
 

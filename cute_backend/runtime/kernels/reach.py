@@ -44,6 +44,11 @@ class Problem:
     """The number of groups of rows of a grouped product, if it is known."""
     constraints: Constraints = UNCONSTRAINED
 
+    @property
+    def sizes(self) -> tuple[int | None, ...]:
+        """The sizes besides M."""
+        return self.n, self.k, self.groups
+
 
 Winners = Callable[[EpilogueSpec, Alignment, int, int], Mapping[int, TileConfig]]
 """Configurations that tuning found for a spec, an alignment, N and K, by the bucket of M."""
