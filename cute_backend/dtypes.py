@@ -56,6 +56,11 @@ class DType(str, Enum):
         return next((part for part, pair in PAIRED_DTYPES.items() if pair is self), self)
 
     @property
+    def sums(self) -> DType:
+        """The dtype in which tensor cores add up products of operands of this dtype."""
+        return DType.I32 if self is DType.I8 else DType.F32
+
+    @property
     def register(self) -> DType:
         """The dtype in which a value of this dtype is held inside the epilogue."""
         if self.is_float or self is DType.E8M0:

@@ -81,7 +81,7 @@ def replay(
     several modes of M, it has an axis for each of them in place of M; if it has blocks of b columns, it has
     (N / b, b) in place of N. Products and reductions are summed in the dtype `accumulate`, in which the
     operands' values are exact, in the order of the device's own kernels. Choose float64 to keep the rounding
-    of that order out of a test. Everything else is fp32.
+    of that order out of a test. Sums of int8 are exact, in int32. Everything else is fp32.
 
     Raises SpecError if an op and its operands contradict the op table, ValueError where the number of
     operands contradicts the spec, IndexError for an extremum of no elements.
@@ -92,7 +92,9 @@ def replay(
     if spec.b_columns is BColumns.SEGMENTS:
         return _of_segments(spec, a, b, loads, accumulate)
     values: dict[str, Tensor] = {}
-    products = [product.to(torch.float32).flatten(0, -2) for product in _products(spec, a, b, accumulate)]
+    exact = torch.float64 if spec.product.dtype is DType.I32 else accumulate
+    sums = (product.flatten(0, -2) for product in _products(spec, a, b, exact))
+    products = [numerics.convert(each, spec.product.dtype) for each in sums]
     if spec.b_columns is BColumns.INTERLEAVED:
         (both,) = products
         products = [both[:, ::2], both[:, 1::2]]

@@ -300,7 +300,8 @@ def test_contradictions_are_refused(change: dict[str, Any], message: str) -> Non
     "a, b, message",
     [
         (DType.F32, DType.F32, "no MMA takes f32 times f32"),
-        (DType.I8, DType.I8, "no MMA takes i8 times i8"),
+        (DType.U8, DType.U8, "no MMA takes u8 times u8"),
+        (DType.I8, DType.E4M3, "no MMA multiplies i8 by e4m3"),
         (DType.E4M3, DType.BF16, "no MMA multiplies e4m3 by bf16"),
         (DType.F16, DType.BF16, "no MMA multiplies f16 by bf16"),
         (DType.E5M2, DType.E5M2, "e5m2 is accepted on one side only"),
@@ -311,10 +312,18 @@ def test_products_that_no_mma_has(a: DType, b: DType, message: str) -> None:
         replace(SPEC, accumulators=(Accumulator("acc", a, b),))
 
 
+def test_sums_of_int8_are_int32_and_exact() -> None:
+    acc = Accumulator("acc", DType.I8, DType.I8)
+    assert EpilogueSpec((acc,), (), (), (Store("out", "acc", DType.I32),)).dtypes == {"acc": DType.I32}
+    with pytest.raises(SpecError, match="acc has no fast_accum, and sums of i8 are exact"):
+        replace(SPEC, accumulators=(replace(acc, fast_accum=False),))
+
+
+@pytest.mark.parametrize("dtype", [DType.E4M3, DType.I8])
 @pytest.mark.parametrize("majors", [(Major.MN, Major.K), (Major.K, Major.MN)])
-def test_fp8_operands_are_k_major(majors: tuple[Major, Major]) -> None:
-    with pytest.raises(SpecError, match="fp8 and fp4 operands must both be K-major"):
-        replace(SPEC, accumulators=(Accumulator("acc", DType.E4M3, DType.E4M3, *majors),))
+def test_operands_of_8_bits_are_k_major(majors: tuple[Major, Major], dtype: DType) -> None:
+    with pytest.raises(SpecError, match="operands of 8 and 4 bits must both be K-major"):
+        replace(SPEC, accumulators=(Accumulator("acc", dtype, dtype, *majors),))
     replace(SPEC, accumulators=(Accumulator("acc", DType.BF16, DType.BF16, *majors),))
 
 

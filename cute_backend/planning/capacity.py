@@ -17,7 +17,7 @@ from cute_backend.planning.served import unserved
 from cute_backend.planning.shared_memory import Rings, room_bytes
 from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import EPILOGUE_STAGES, TileConfig
-from cute_backend.spec import Accumulator, DType, EpilogueSpec, Op, Store
+from cute_backend.spec import Accumulator, EpilogueSpec, Op, Store
 
 PLANES = 4
 """The loads, and as many outputs, that fit whatever their dtypes are."""
@@ -34,8 +34,8 @@ def plane_bits_held(arch: Arch, accumulators: tuple[Accumulator, ...]) -> int:
     """Returns the bits of one element, summed over planes, for which a large tile has shared memory beside
     the fewest useful stages of A and B. The tile is one of those that serve a product, or a pair of
     products. 0 if the architecture has no kernel for them."""
-    total = Op("t0", "add", (accumulators[0].name, accumulators[-1].name), DType.F32)
-    spec = EpilogueSpec(accumulators, (), (total,), (Store("out0", "t0", DType.F32),))
+    total = Op("t0", "add", (accumulators[0].name, accumulators[-1].name), accumulators[0].dtype)
+    spec = EpilogueSpec(accumulators, (), (total,), (Store("out0", "t0", total.dtype),))
     if unserved(spec, arch.target):
         return 0
     configs = [replace(config, occupancy=1) for config in table(arch, spec)]

@@ -43,8 +43,8 @@ def block_passes(
     All blocks must have one size, among these the sizes `blocks` of which a store has one element. The loads
     `planes` that are read before a reduction must be needed for nothing but the value that is kept, and
     neither reductions nor the values that are `stored` may need accumulators except through it. Pairs of
-    products keep no value, which would take the place of one of their two accumulators alone. A kernel also
-    needs subtiles that divide the blocks (`LEAST_AHEAD`).
+    products keep no value, which would take the place of one of their two accumulators alone, and sums in
+    int32 leave no place for one. A kernel also needs subtiles that divide the blocks (`LEAST_AHEAD`).
     """
     reducing = [op for op in ops if op.reduced_columns]
     sizes = {op.reduced_columns for op in reducing} | set(blocks)
@@ -54,7 +54,7 @@ def block_passes(
     early = _behind(ops, results).intersection(planes)
     if not early:
         return BlockPasses(min(sizes))
-    if len(accumulators) > 1:
+    if len(accumulators) > 1 or any(acc.dtype is not DType.F32 for acc in accumulators):
         return None
     names = {acc.name for acc in accumulators}
     later = {*stored, *(name for op in reducing for name in op.values)}

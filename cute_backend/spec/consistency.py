@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cute_backend.spec.epilogue_spec import EpilogueSpec
 
 
-_MMA_DTYPES = (DType.E4M3, DType.E5M2, DType.E2M1X2, DType.BF16, DType.F16)
+_MMA_DTYPES = (DType.E4M3, DType.E5M2, DType.E2M1X2, DType.I8, DType.BF16, DType.F16)
 
 _ZERO_STRIDES = {
     LoadKind.SCALAR: ((True, True),),
@@ -313,13 +313,17 @@ def _validate_accumulator(acc: Accumulator) -> None:
     if a is b is DType.E2M1X2 and not acc.a_scaling.by_mma:
         raise SpecError(f"{acc.name} multiplies e2m1x2 without scales of 1x32 or 1x16 blocks")
     if a not in _MMA_DTYPES or b not in _MMA_DTYPES:
-        raise SpecError(f"no MMA takes {a.value} times {b.value}; it takes e4m3, e5m2, e2m1x2, bf16 and f16")
+        raise SpecError(
+            f"no MMA takes {a.value} times {b.value}; it takes e4m3, e5m2, e2m1x2, i8, bf16 and f16"
+        )
     if a.is_fp8 != b.is_fp8 or (not a.is_fp8 and a is not b):
         raise SpecError(f"no MMA multiplies {a.value} by {b.value}")
     if a is DType.E5M2 and b is DType.E5M2:
         raise SpecError("e5m2 is accepted on one side only, as CUDA's scaled_mm has it")
     if a.bits == 8 and (acc.a_major is not Major.K or acc.b_major is not Major.K):
-        raise SpecError("fp8 and fp4 operands must both be K-major")
+        raise SpecError("operands of 8 and 4 bits must both be K-major")
+    if acc.dtype is DType.I32 and not acc.fast_accum:
+        raise SpecError(f"{acc.name} has no fast_accum, and sums of i8 are exact")
     if acc.kind is ProductKind.K_GROUPED and a.bits == 16 and Major.K in (acc.a_major, acc.b_major):
         raise SpecError(
             f"{acc.name} has K in groups, and a 16-bit operand that is contiguous along K; neither may be"

@@ -81,9 +81,9 @@ class EpilogueSpec:
 
     @cached_property
     def dtypes(self) -> dict[str, DType]:
-        """The dtype of every value, by name; accumulators are fp32."""
+        """The dtype of every value, by name."""
         return {
-            **{acc.name: DType.F32 for acc in self.accumulators},
+            **{acc.name: acc.dtype for acc in self.accumulators},
             **{load.name: load.dtype for load in self.loads},
             **{op.name: op.dtype for op in self.ops},
         }

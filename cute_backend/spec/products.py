@@ -152,7 +152,7 @@ _FORMATS = {
 
 @dataclass(frozen=True)
 class Accumulator:
-    """One matrix product of A and B, accumulated in fp32; `kind` has their shapes.
+    """One matrix product of A and B, accumulated in fp32, or of int8 in int32; `kind` has their shapes.
 
     The accumulators of a spec share one A, and one MMA computes them all. Accumulators of EVEN and ODD
     columns come as a pair, in this order, and share a B of (K, 2 N) as well.
@@ -164,7 +164,7 @@ class Accumulator:
     queries in a weight that has queries, keys and values head by head: B is (K, N / b_block, b_block).
 
     `fast_accum` is `_scaled_mm`'s `use_fast_accum`: without it, Hopper's fp8 MMA promotes its partial sums to
-    fp32 registers at intervals. It has no meaning for 16-bit operands, where it is True.
+    fp32 registers at intervals. It has no meaning for operands of 16 bits and of int8, where it is True.
 
     With `a_scaling` and `b_scaling` it is the sum over K's blocks b of A_b B_b * (scale_a[m, b] * scale_b[b,
     n]). Scales of fp32 multiply each term in fp32: the MMA adds up no more than a block, and `fast_accum` is
@@ -183,6 +183,11 @@ class Accumulator:
     b_scaling: Scaling = Scaling.NONE
     width: int = 0
     b_block: int = 0
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of its sums."""
+        return self.a_dtype.sums
 
     @property
     def is_block_scaled(self) -> bool:

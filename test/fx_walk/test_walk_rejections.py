@@ -367,6 +367,12 @@ class Wrapped:
         self.fn, self.__name__ = fn, "wrapped"
 
 
+def long_int_mm(graph: Graph) -> fx.Node:
+    """A product whose sums may be 2^31 where each operand is -128."""
+    a, weight = (graph.input(name, (16, 2**17), torch.int8) for name in ("a", "weight"))
+    return graph.call(aten._int_mm.default, a, graph.call(aten.permute.default, weight, [1, 0]))
+
+
 def by_triton(graph: Graph) -> fx.Node:
     """As transformers' `finegrained_fp8` launches its autotuned kernel, after one that multiplies nothing."""
     from torch._higher_order_ops.triton_kernel_wrap import (
@@ -405,15 +411,7 @@ CASES: dict[Reason, dict[str, Case]] = {
         ),
         "all": Case(lambda graph: graph.call(aten.sum.default, graph.call(aten.relu.default, bmm(graph))), 1),
     },
-    Reason.INTEGER_PRODUCT: {
-        "int8": Case(
-            lambda graph: graph.call(
-                aten._int_mm.default,
-                graph.input("a", (64, 32), torch.int8),
-                graph.input("b", (32, 48), torch.int8),
-            )
-        )
-    },
+    Reason.INT32_RANGE: {"k": Case(long_int_mm)},
     Reason.OPAQUE_PRODUCT: {
         "a_library": Case(by_a_library),
         "triton": Case(by_triton),

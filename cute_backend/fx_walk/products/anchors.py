@@ -1,11 +1,11 @@
 """The table of matrix products that a region can grow from.
 
 `_scaled_mm` (both versions), `mm`, `addmm` and `bmm` (also with an `out_dtype`), `baddbmm`,
-`_addmm_activation`, `_grouped_mm` with groups of rows, of columns or of K, or with a batch, and both versions
-of `_scaled_grouped_mm`, are read into one form, an Anchor: two operands, an accumulator, and the work of the
-op itself on the accumulator (scales, bias, the addend of `addmm`, an activation, its result dtype), which
-becomes ordinary loads and ops. Other grouped products and those of integers have their own reasons of
-refusal. torch 2.13 does not trace `baddbmm` with an `out_dtype`.
+`_addmm_activation`, `_int_mm`, `_grouped_mm` with groups of rows, of columns or of K, or with a batch, and
+both versions of `_scaled_grouped_mm`, are read into one form, an Anchor: two operands, an accumulator, and
+the work of the op itself on the accumulator (scales, bias, the addend of `addmm`, an activation, its result
+dtype), which becomes ordinary loads and ops. Other grouped products have their own reasons of refusal. torch
+2.13 does not trace `baddbmm` with an `out_dtype`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from torch import fx
 
 from cute_backend.fx_walk.graph.static import target_name
 from cute_backend.fx_walk.products.anchor import Anchor
-from cute_backend.fx_walk.products.dense_products import read_addmm_activation, read_mm, read_sum
+from cute_backend.fx_walk.products.dense_products import (
+    read_addmm_activation,
+    read_int_mm,
+    read_mm,
+    read_sum,
+)
 from cute_backend.fx_walk.products.grouped_products import (
     read_grouped_mm,
     read_scaled_grouped_mm,
@@ -43,10 +48,6 @@ def read_anchor(node: fx.Node) -> Anchor:
     return with_blocks(reader(node))
 
 
-def _read_integers(node: fx.Node) -> Anchor:
-    raise Refused(Reason.INTEGER_PRODUCT, target=target_name(node))
-
-
 _READERS: dict[str, Callable[[fx.Node], Anchor]] = {
     "aten.mm.default": read_mm,
     "aten.mm.dtype": read_mm,
@@ -56,7 +57,7 @@ _READERS: dict[str, Callable[[fx.Node], Anchor]] = {
     "aten.bmm.default": read_mm,
     "aten.bmm.dtype": read_mm,
     "aten.baddbmm.default": read_sum("batch"),
-    "aten._int_mm.default": _read_integers,
+    "aten._int_mm.default": read_int_mm,
     "aten._grouped_mm.default": read_grouped_mm,
     "aten._scaled_grouped_mm.default": read_scaled_grouped_mm,
     "aten._scaled_grouped_mm_v2.default": read_scaled_grouped_mm_v2,

@@ -1,4 +1,5 @@
-"""Reads products of 16-bit operands: `mm`, `addmm`, `_addmm_activation`, `bmm` and `baddbmm`."""
+"""Reads products of 16-bit operands, `mm`, `addmm`, `_addmm_activation`, `bmm` and `baddbmm`, and of int8
+operands, `_int_mm`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.graph.static import arguments, fake, target_name
+from cute_backend.fx_walk.graph.static import arguments, fake, known, target_name
 from cute_backend.fx_walk.products.anchor import Addend, Anchor, Number
 from cute_backend.fx_walk.products.product_operands import (
     accumulator_of,
@@ -22,10 +23,23 @@ from cute_backend.fx_walk.values.activation import Activation
 from cute_backend.fx_walk.values.classify import classify
 from cute_backend.spec import DType
 
+_MOST_INT8 = (2**31 - 1) // 128**2
+"""The values of K up to which no sum of products of int8 leaves int32."""
+
 
 def read_mm(node: fx.Node) -> Anchor:
     args = arguments(node)
     return dense(node, args["self"], args["mat2"])
+
+
+def read_int_mm(node: fx.Node) -> Anchor:
+    args = arguments(node)
+    a, b = args["self"], args["mat2"]
+    dtypes = operand_dtypes(a, b, (DType.I8,))
+    accumulator = accumulator_of(node, a, b, *dtypes, fast_accum=True)
+    if known((k := fake(a).shape[1]) > _MOST_INT8):
+        raise Refused(Reason.INT32_RANGE, k=k, most=_MOST_INT8)
+    return Anchor(node, a, b, accumulator, fake(node).dtype)
 
 
 def read_addmm_activation(node: fx.Node) -> Anchor:

@@ -55,7 +55,7 @@ def operand_dtypes(a: fx.Node, b: fx.Node, accepted: tuple[DType, ...]) -> tuple
 
 def unmultiplied(a: fx.Node, b: fx.Node) -> Refused:
     """The refusal of operands that no target multiplies."""
-    taken = "bf16, fp16 and fp8, and fp4 with scales of blocks"
+    taken = "bf16, fp16, int8 and fp8, and fp4 with scales of blocks"
     return Refused(Reason.OPERAND_DTYPE, where="kernels", a=fake(a).dtype, b=fake(b).dtype, taken=taken)
 
 
@@ -103,7 +103,7 @@ def _major(operand: fx.Node, k_axis: int, majors: tuple[Major, ...]) -> Major:
         accepted = "where K lies in groups only the other mode may be contiguous, as of (K, M).t() and (K, N)"
     if majors == (Major.K,):
         form = "weight.t() of a row-major (N, K) weight" if k_axis == -2 else "a row-major (M, K) tensor"
-        accepted = f"fp8 and fp4 want K contiguous, as in {form}"
+        accepted = f"int8, fp8 and fp4 want K contiguous, as in {form}"
     raise Refused(
         Reason.OPERAND_LAYOUT,
         operand=user_label(operand),

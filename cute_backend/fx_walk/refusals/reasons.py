@@ -20,7 +20,7 @@ LABEL = "cute_backend_label"
 """The entry of a placeholder's meta with the user's name for it."""
 
 NO_PRODUCT = (
-    "there is no matrix product in it: no mm, addmm, bmm, baddbmm, _scaled_mm, grouped_mm or "
+    "there is no matrix product in it: no mm, addmm, bmm, baddbmm, _int_mm, _scaled_mm, grouped_mm or "
     "_scaled_grouped_mm"
 )
 """The reason for a program in which nothing is fused and nothing is refused."""
@@ -69,14 +69,14 @@ class Reason(Enum):
         "grouped",
         "{target} {why}",
     )
-    INTEGER_PRODUCT = (
-        "integer_product",
-        "{target} multiplies integers; kernels here multiply bf16, fp16 and fp8",
+    INT32_RANGE = (
+        "int32_range",
+        "K is {k}, and sums of more than {most} products of int8 may leave int32",
     )
     OPAQUE_PRODUCT = (
         "opaque_product",
         "{target} multiplies matrices by code of its own, and the graph does not show what it computes; "
-        "supported: mm, addmm, bmm, baddbmm, _scaled_mm, grouped_mm and _scaled_grouped_mm",
+        "supported: mm, addmm, bmm, baddbmm, _int_mm, _scaled_mm, grouped_mm and _scaled_grouped_mm",
     )
     LEFT_TO_ASYNC_TP = (
         "left_to_async_tp",

@@ -75,7 +75,7 @@ class Chain:
         self._of_blocks: list[Op] = []
         self._served: dict[Hashable, bool] = {}
         """The answers of `is_served`, by the facts that they depend on."""
-        self._dtypes = {acc.name: DType.F32 for acc in accumulators}
+        self._dtypes = {acc.name: acc.dtype for acc in accumulators}
         self.stored: frozenset[str] = frozenset()
         """The values that the kernel stores, once they are known. Until then, the values that no op reads
         stand for them."""
@@ -252,7 +252,7 @@ class Chain:
         return self._step(f"block_{kind.name}", (value,), DType.F32, block=columns)
 
     def dtype(self, operand: Operand) -> DType:
-        """The dtype that an operand has been rounded to; an accumulator is fp32."""
+        """The dtype that an operand has been rounded to."""
         if isinstance(operand, Const):
             return operand.dtype
         return self._dtypes.get(operand, DType.F32)
