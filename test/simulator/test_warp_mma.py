@@ -18,7 +18,11 @@ TORCH = {
     "f16": torch.float16,
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
+    "s8": torch.int8,
+    "u8": torch.uint8,
 }
+RANGES = {"s8": (-128, 128), "u8": (0, 256), "s32": (-(2**29), 2**29)}
+"""The values that are drawn of integers; of other types they are -4 to 4."""
 SEEDS = [None, 1, 2, 3]
 
 
@@ -32,7 +36,11 @@ def product(kinds: str, k: int, **changes: str) -> tuple[np.ndarray, np.ndarray]
     A @ B + C."""
     a_kind, b_kind = kinds.split(".")
     generator = np.random.default_rng(k)
-    a, b, c = (generator.integers(-4, 5, shape).astype(np.float32) for shape in [(16, k), (k, 8), (16, 8)])
+    sums, sum_type = ("s32", np.int32) if a_kind in ("s8", "u8") else ("f32", np.float32)
+    a, b, c = (
+        generator.integers(*RANGES.get(kind, (-4, 5)), shape)
+        for kind, shape in [(a_kind, (16, k)), (b_kind, (k, 8)), (sums, (16, 8))]
+    )
     each = k // 8  # elements of a register
     lanes = np.arange(32)
     group, member = lanes // 4, lanes % 4
@@ -43,10 +51,11 @@ def product(kinds: str, k: int, **changes: str) -> tuple[np.ndarray, np.ndarray]
         for i in range(4 * each)
     ]
     of_b = [b_raw[member * each + i % each + k // 2 * (i // each), group] for i in range(2 * each)]
-    of_c = [c[group + 8 * (i // 2), 2 * member + i % 2] for i in range(4)]
+    of_c = [c[group + 8 * (i // 2), 2 * member + i % 2].astype(sum_type) for i in range(4)]
     packed = [np.ascontiguousarray(np.stack(each, 1)).reshape(32, -1) for each in (of_a, of_b, of_c)]
-    out = np.full((32, 4), np.nan, np.float32)
-    instruction = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{kinds}.f32"
+    out = np.full((32, 4), -1, sum_type)
+    clamped = ".satfinite" if "satfinite" in changes else ""
+    instruction = f"mma.sync.aligned.m16n8k{k}.row.col{clamped}.{sums}.{kinds}.{sums}"
     body = f"""
     ld.param.u64 %rd0, [p0]; ld.param.u64 %rd1, [p1]; ld.param.u64 %rd2, [p2]; ld.param.u64 %rd3, [p3];
     mov.u32 %r0, %tid.x; mad.wide.u32 %rd0, %r0, 16, %rd0; mad.wide.u32 %rd1, %r0, 8, %rd1;
@@ -58,7 +67,7 @@ def product(kinds: str, k: int, **changes: str) -> tuple[np.ndarray, np.ndarray]
         {{%r14, %r15}}, {{%r16, %r17, %r18, %r19}};
     st.global.v4.b32 [%rd3], {{%r20, %r21, %r22, %r23}};"""
     launch(entry(body, 4, target="sm_89"), [*packed, out])
-    d = np.empty((16, 8), np.float32)
+    d = np.empty((16, 8), sum_type)
     for i in range(4):
         d[group + 8 * (i // 2), 2 * member + i % 2] = out[:, i]
     return d, a @ b + c
@@ -66,6 +75,7 @@ def product(kinds: str, k: int, **changes: str) -> tuple[np.ndarray, np.ndarray]
 
 CASES = [("bf16.bf16", 16), ("f16.f16", 16)]
 CASES += [(f"{a}.{b}", 32) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")]
+CASES += [(f"{a}.{b}", 32) for a in ("s8", "u8") for b in ("s8", "u8")]
 
 
 @pytest.mark.parametrize(("kinds", "k"), CASES)
@@ -74,9 +84,22 @@ def test_mma_sync_of_every_form(kinds, k):
     assert np.array_equal(d, expected)
 
 
+def test_sums_of_integers_wrap_or_are_clamped(monkeypatch):
+    """Without .satfinite sums wrap (PTX ISA, mma)."""
+    limits = np.iinfo(np.int32)
+    monkeypatch.setitem(RANGES, "s32", (limits.max - 1000, limits.max))
+    d, expected = product("u8.u8", 32)
+    assert np.array_equal(d, expected.astype(np.int32)) and (expected > limits.max).all()
+    d, expected = product("u8.u8", 32, satfinite="")
+    assert np.array_equal(d, np.minimum(expected, limits.max))
+
+
 @pytest.mark.parametrize(
     "instruction",
     [
+        "mma.sync.aligned.m16n8k32.row.col.f32.s8.s8.f32",
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.e4m3.s32",
+        "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32",
         "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32",
         "mma.sync.aligned.m16n8k16.row.col.f32.e4m3.e4m3.f32",
         "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16",

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 _ROW, _PAIR = LANE_IDS // 4, LANE_IDS % 4
 
 _TYPES = {
-    "m16n8k16": {("bf16", "bf16"), ("f16", "f16")},
-    "m16n8k32": {(a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")},
+    "m16n8k16": {("bf16", "bf16", "f32"), ("f16", "f16", "f32")},
+    "m16n8k32": {
+        *((a, b, "f32") for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
+        *((a, b, "s32") for a in ("s8", "u8") for b in ("s8", "u8")),
+    },
 }
-"""The supported shapes, and the types of A and B of each. Sums are f32."""
+"""The supported shapes, and the types of A, of B and of the sums of each."""
 
 
 def _elements(operand: Operand) -> tuple[Any, ...]:
@@ -49,7 +52,7 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     if shape is None or instruction.has("sp") or instruction.has("block_scale"):
         raise unsupported(instruction, f"a form other than {' and '.join(_TYPES)} without scales")
     d_kind, a_kind, b_kind, c_kind = instruction.parts[-4:]
-    if (a_kind, b_kind) not in _TYPES[shape] or (d_kind, c_kind) != ("f32", "f32"):
+    if (a_kind, b_kind, d_kind) not in _TYPES[shape] or c_kind != d_kind:
         raise unsupported(instruction, f"types {d_kind}.{a_kind}.{b_kind}.{c_kind}")
     if not (instruction.has("row") and instruction.has("col")):
         raise unsupported(instruction, "a layout other than row.col")
@@ -58,18 +61,19 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
         raise unsupported(instruction, f"{len(d)}, {len(a)}, {len(b)} and {len(c)} registers")
     puts = [binder.put(element, "b32", instruction) for element in d]
     a_gets, b_gets = ([binder.get(each, "b32", instruction) for each in part] for part in (a, b))
-    c_gets = [binder.get(element, "f32", instruction) for element in c]
+    c_gets = [binder.get(element, "b32", instruction) for element in c]
+    saturate = instruction.has("satfinite")
     operand_bytes = (16 + 8) * int(shape.removeprefix("m16n8k")) * WIDTHS[a_kind]
 
     def mma(w: Warp) -> Any:
         absent = w.together()
         if absent is not None:
             return absent
-        old = np.empty((16, 8), np.float32)
+        old = np.empty((16, 8), np.uint32)
         for index, get in enumerate(c_gets):
             old[_ROW + 8 * (index // 2), 2 * _PAIR + index % 2] = get(w)
         left, right = a_from_registers(w, a_gets, a_kind), _b_from_registers(w, b_gets, b_kind)
-        result = accumulate(old.view(np.uint32), left, right, "f32")
+        result = accumulate(old, left, right, d_kind, saturate)
         for index, put in enumerate(puts):
             put(w, result[_ROW + 8 * (index // 2), 2 * _PAIR + index % 2])
         w.report.bytes["MMA operands"] += operand_bytes
