@@ -32,6 +32,7 @@ from cute_backend.planning.mma_scales import MmaScales
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.templates.block_scales import ScaleStages
 from cute_backend.templates.scheduler import Place
+from cute_backend.templates.sums import sums_of
 
 State: TypeAlias = pipeline.PipelineState
 
@@ -335,7 +336,7 @@ class Sm100Plain:
     def instruction(
         self, dtypes: Sequence[Any], majors: Sequence[Any], group: tcgen05.CtaGroup, tile: tuple
     ) -> cute.TiledMma:
-        return blackwell.make_trivial_tiled_mma(*dtypes, *majors, Float32, group, tile)
+        return blackwell.make_trivial_tiled_mma(*dtypes, *majors, sums_of(dtypes[0]), group, tile)
 
     def maps(
         self, scales: Sequence[cute.Tensor], lines: Sequence[Int32], k: Int32, config: TileConfig

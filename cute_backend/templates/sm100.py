@@ -51,7 +51,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Float32, Int32
+from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import LayoutEnum
@@ -82,6 +82,7 @@ from cute_backend.templates.rings import (
 )
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.segments import Segment, allocate_buffers, dealt
+from cute_backend.templates.sums import sums_of
 from cute_backend.templates.tensor_memory import WARPGROUP, Copy, TensorMemorySeat, Thread
 from cute_backend.templates.tile import Corner, Sm100Tile
 from cute_backend.templates.tma_gemm import Arguments, TmaShared
@@ -202,6 +203,7 @@ class Sm100Gemm(WarpgroupPlanes):
         config, mainloop = self.config, self.mainloop
         a, bs = mainloop.values(a), [mainloop.values(b) for b in bs]
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
+        self.sum_type = sums_of(self.a_dtype)
         self.tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
         self.tile = (config.tile_m, config.mma_n, self.tile_k)
         self.group_step = 1 if offsets is None else batches.group_step(a, self.is_k_grouped)
@@ -431,7 +433,7 @@ class Sm100Gemm(WarpgroupPlanes):
         """The MMA warp. The even CTA of a pair multiplies for both."""
         config, tiled_mma = self.config, shared.given.tiled_mma
         shared.tmem.wait_for_alloc()
-        start = shared.tmem.retrieve_ptr(Float32)
+        start = shared.tmem.retrieve_ptr(self.sum_type)
         after = start + self.acc_stages * config.mma_n
         operands = Sm100Operands(
             tiled_mma.make_fragment_A(shared.s_a),
@@ -488,7 +490,7 @@ class Sm100Gemm(WarpgroupPlanes):
             cute.arch.setmaxregister_increase(self.crew.registers[0])
         tmem.allocate(tmem_columns(config, self.mainloop.scaling))
         tmem.wait_for_alloc()
-        tmem_ptr = tmem.retrieve_ptr(Float32)
+        tmem_ptr = tmem.retrieve_ptr(self.sum_type)
         sums, row = consumer_state(self.acc_stages), consumer_state(stages.row)
         seat = self._seat(shared, self._accumulators(shared, tmem_ptr), sums)
         free = consumer_state(self.acc_stages)

@@ -24,8 +24,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import warp
+from cutlass import Int32
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
@@ -42,6 +41,7 @@ from cute_backend.templates.mainloop import check_face
 from cute_backend.templates.rings import allocate_rows, check_stage
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.staged import Planes, Stage
+from cute_backend.templates.sums import sums_of
 from cute_backend.templates.tile import Corner, FragmentTile
 from cute_backend.templates.warp_columns import (
     MMA_M,
@@ -52,6 +52,7 @@ from cute_backend.templates.warp_columns import (
     pairs_pay,
 )
 from cute_backend.templates.warp_copies import WarpCopies
+from cute_backend.templates.warp_instructions import instruction
 from cute_backend.templates.warp_mainloop import MMA_K_BYTES, Sm80Mainloop, Sm80Plain, WarpOperands
 from cute_backend.templates.work_items import WorkItems
 
@@ -74,9 +75,10 @@ class Sm80Gemm(FragmentGemm):
     B. D has split_k * M rows: M rows of sums for each part (`split_sums.py`).
 
     Both operands have the same dtype. A 16-bit operand is contiguous along K or along its other mode, an fp8
-    operand along K. Without a `mainloop` the tensor cores add up all k tiles. Base addresses are multiples of
-    16 bytes, and so are the strides of both operands and of everything in `shared_loads` and `shared_stores`.
-    A BATCHED product has A (B, M, K) and B (B, K, N); D and the epilogue's operands have B * M rows in all.
+    or int8 operand along K. Without a `mainloop` the tensor cores add up all k tiles. Base addresses are
+    multiples of 16 bytes, and so are the strides of both operands and of everything in `shared_loads` and
+    `shared_stores`. A BATCHED product has A (B, M, K) and B (B, K, N); D and the epilogue's operands have
+    B * M rows in all.
 
     Raises ValueError for a tile with ping-pong or in a cluster, for a GROUPED product, and for a BATCHED
     product with column-major exact loads.
@@ -134,6 +136,7 @@ class Sm80Gemm(FragmentGemm):
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
         config = self.config
+        self.sum_type = sums_of(a.element_type)
         tile_k = TILE_K_BYTES * 8 // a.element_type.width
         a, bs = batches.operands(a, bs, self.kind, tile_k)
         m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
@@ -143,13 +146,12 @@ class Sm80Gemm(FragmentGemm):
         self.piece = Stage(b_dtype, config.piece_n, tile_k, b_k_major)
         check_stage(config, self.a_stage.bytes + self.b_stage.bytes)
         mma_k = MMA_K_BYTES * 8 // a.element_type.width
-        instruction = warp.MmaFP8Op if a.element_type.width == 8 else warp.MmaF16BF16Op
         warps = cute.make_layout((WARPS * config.sharing, 1, 1))
         order = (MMA_M * WARPS * config.sharing, 2 * MMA_N, mma_k)
         if cutlass.const_expr(self.side_by_side):
             warps, order = pair_arrangement(config, mma_k)
         mma = cute.make_tiled_mma(
-            instruction(a.element_type, Float32, (MMA_M, MMA_N, mma_k)), warps, permutation_mnk=order
+            instruction(a.element_type, (MMA_M, MMA_N, mma_k)), warps, permutation_mnk=order
         )
         at_once = max_active_clusters * config.occupancy
         grid = cutlass.min(batches.schedule(config, m, n, a).items, at_once)
@@ -223,7 +225,7 @@ class Sm80Gemm(FragmentGemm):
         # `FragmentSubtile` expects this order: the four sums of an instruction, then the columns of a block.
         fragments = ((2, 2), self.blocks, config.mma_n // MMA_N)
         acc = cute.make_rmem_tensor(
-            cute.make_layout(fragments, stride=((1, 2), config.mma_n // 2, 4)), Float32
+            cute.make_layout(fragments, stride=((1, 2), config.mma_n // 2, 4)), self.sum_type
         )
         sum_up = self._summing(shared, acc)
         at, rows_at = self.feed.begin(shared)
@@ -256,7 +258,7 @@ class Sm80Gemm(FragmentGemm):
         operands = WarpOperands.of(
             shared.mma, self.a_stage, self.b_stage, shared.s_a, shared.s_b, shared.thread
         )
-        multiplied = pair_sums(self.config, self.blocks) if self.side_by_side else acc
+        multiplied = pair_sums(self.config, self.blocks, self.sum_type) if self.side_by_side else acc
         return partial(self._multiply, shared, operands, (multiplied, acc))
 
     @cute.jit
@@ -344,12 +346,12 @@ class Sm80Gemm(FragmentGemm):
 
     def _left_stage(self, shared: Sm80Shared, at: Any) -> cute.Tensor:
         """The stage of A or of B, whichever is larger, that a tile's last k tile leaves to its warps, as
-        fp32."""
+        sums."""
         staged = (self.a_stage, shared.s_a), (self.b_stage, shared.s_b)
         stage, tensor = max(staged, key=lambda each: each[0].bytes)
-        words = stage.bytes * 8 // Float32.width
+        words = stage.bytes * 8 // self.sum_type.width
         layout = cute.make_layout((words, self.stages.ab), stride=(1, words))
-        every = cute.make_tensor(cute.recast_ptr(tensor.iterator, dtype=Float32), layout)
+        every = cute.make_tensor(cute.recast_ptr(tensor.iterator, dtype=self.sum_type), layout)
         return every[(None, self.feed.left_stage(shared, at))]
 
     @cute.jit

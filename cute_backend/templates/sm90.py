@@ -43,7 +43,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.hopper_helpers as hopper
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
@@ -71,6 +71,7 @@ from cute_backend.templates.rings import (
 )
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.segments import Segment, allocate_buffers, dealt
+from cute_backend.templates.sums import sums_of
 from cute_backend.templates.tile import FragmentTile
 from cute_backend.templates.tma_gemm import Arguments, TmaShared
 from cute_backend.templates.warp_planes import BLOCK_M, EVICT_FIRST, EVICT_LAST, WARPGROUP, WarpPlanes
@@ -88,9 +89,9 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
     (K, 2 N) with interleaved columns. Each pipeline stage holds the columns of all products, and one MMA
     spans all of them.
 
-    fp8 operands must be K-major; 16-bit operands may be K-major or not. Base addresses, the strides of A and
-    B, and the strides of every operand in `shared_loads` and `shared_stores` must be multiples of 16 bytes.
-    If `mainloop` is omitted, the tensor cores add up all k tiles.
+    fp8 and int8 operands must be K-major; 16-bit operands may be K-major or not. Base addresses, the strides
+    of A and B, and the strides of every operand in `shared_loads` and `shared_stores` must be multiples of 16
+    bytes. If `mainloop` is omitted, the tensor cores add up all k tiles.
 
     A BATCHED product takes A (B, M, K) and B (B, K, N); D and the epilogue's operands have B * M rows. A
     GROUPED product takes A (M, K), B (G, K, N) and `offsets` (G,), which only the device reads. It writes no
@@ -171,6 +172,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         `offsets` are the offsets of a grouped product."""
         config = self.config
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
+        self.sum_type = sums_of(self.a_dtype)
         self.tile_k = tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
         self.group_step = 1 if offsets is None else batches.group_step(a, self.is_k_grouped)
         a, bs = batches.operands(a, bs, self.kind, tile_k)
@@ -185,7 +187,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
                 self.b_dtype,
                 a_layout.sm90_mma_major_mode(),
                 b_layout.sm90_mma_major_mode(),
-                Float32,
+                self.sum_type,
                 (config.sharing, 1, 1),
                 (BLOCK_M, config.mma_n // self.column_pieces),
             )
@@ -422,7 +424,9 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         )
         return Seat(
             config=config,
-            acc=cute.make_rmem_tensor(thr_mma.partition_shape_C((config.tile_m, config.mma_n)), Float32),
+            acc=cute.make_rmem_tensor(
+                thr_mma.partition_shape_C((config.tile_m, config.mma_n)), self.sum_type
+            ),
             operands=operands,
             group=group,
             thread=thread % WARPGROUP,

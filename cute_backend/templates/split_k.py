@@ -18,18 +18,18 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64, Numeric
 from cutlass.memory import SmemAllocator
 
 from cute_backend.templates.crew import Ring
 
 _VECTOR = 4
-"""The number of fp32 sums that a thread moves at once."""
+"""The number of sums that a thread moves at once."""
 
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums that each CTA of a cluster publishes to the first one: (4, fours of a thread, thread) in fp32.
+    """The sums that each CTA of a cluster publishes to the first one: (4, fours of a thread, thread).
 
     The first four sums of every thread lie side by side, followed by the second four, and so on. The barrier
     `ready` completes in the first CTA once all other CTAs have published their sums; `read` completes in each
@@ -41,13 +41,14 @@ class Sums:
     read: cute.Pointer
 
     @staticmethod
-    def allocate(smem: SmemAllocator, per_thread: int, threads: int) -> Sums:
-        """Allocates two barriers and `per_thread` sums, a multiple of four, for each of `threads` threads."""
+    def allocate(smem: SmemAllocator, dtype: type[Numeric], per_thread: int, threads: int) -> Sums:
+        """Allocates two barriers and `per_thread` sums of 32 bits, a multiple of four, for each of `threads`
+        threads."""
         layout = cute.make_layout(
             (_VECTOR, per_thread // _VECTOR, threads), stride=(1, _VECTOR * threads, _VECTOR)
         )
         barriers = smem.allocate_array(Int64, 2)
-        return Sums(smem.allocate_tensor(Float32, layout, 16), barriers, barriers + 1)
+        return Sums(smem.allocate_tensor(dtype, layout, 16), barriers, barriers + 1)
 
     def init(self, ring: Ring) -> None:
         """Initializes the barriers. One warp calls this, before the cluster synchronizes."""
@@ -102,7 +103,7 @@ class Sums:
 
     @cute.jit
     def _add_part(self, sums: cute.Tensor, thread: Int32, visit: Any, part: Int32):
-        theirs = cute.make_rmem_tensor(sums.shape, Float32)
+        theirs = cute.make_rmem_tensor(sums.shape, sums.element_type)
         remote = cute.make_tensor(cute.arch.map_dsmem_ptr(self.shared.iterator, part), self.shared.layout)
         cute.autovec_copy(_of_visit(remote, sums, thread, visit), theirs)
         for i in cutlass.range_constexpr(cute.size(sums)):

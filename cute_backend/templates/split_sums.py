@@ -1,7 +1,7 @@
 """Split-K through memory: independent CTAs multiply the parts of K, and a second kernel adds up their sums
 and runs the epilogue.
 
-    parts   a CTA multiplies a part of K of a tile      -> fp32 sums in the workspace, (split_k * M, N)
+    parts   a CTA multiplies a part of K of a tile      -> sums in the workspace, (split_k * M, N)
     sum     a CTA adds the parts of a tile, in order    -> begin | visits | end, as behind a product
 
 The second kernel adds the parts in a fixed order, so equal operands give bitwise equal results. It reads the
@@ -19,7 +19,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import Stages, TileConfig
@@ -33,6 +33,7 @@ from cute_backend.templates.feed import Feed, Sm80Shared
 from cute_backend.templates.fragments import RegisterSeat
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.sm80 import ALL_SHARED, Sm80Gemm
+from cute_backend.templates.sums import sums_of
 from cute_backend.templates.tile import FragmentSubtile, FragmentTile
 from cute_backend.templates.warp_mainloop import Copies, Sm80Mainloop
 from cute_backend.templates.work_items import WorkItems
@@ -48,8 +49,8 @@ PAIRS_AT_ONCE = 64
 class WriteSums:
     """The epilogue of `parts`: each thread writes its accumulators unchanged, two columns at a time.
 
-    `sums` is (split_k * M, N) in fp32. Its row stride is even, so that a pair that begins within a row also
-    ends within the row's memory. If there are several products, a row holds the sums of one after the other,
+    `sums` is (split_k * M, N). Its row stride is even, so that a pair that begins within a row also ends
+    within the row's memory. If there are several products, a row holds the sums of one after the other,
     each in an equal share of the row stride.
     """
 
@@ -149,7 +150,7 @@ class SplitGemm:
         m, n = a.shape[0], bs[0].shape[1]
         pitch = self.config.products * sums_pitch(Int64(n))
         layout = cute.make_layout((m * self.config.split_k, n), stride=(cute.assume(pitch, divby=PAIR), 1))
-        sums = cute.make_tensor(cute.recast_ptr(workspace.iterator, dtype=Float32), layout)
+        sums = cute.make_tensor(cute.recast_ptr(workspace.iterator, dtype=sums_of(a.element_type)), layout)
         self.parts(a, bs, [], [sums], max_active_clusters, stream)
         self.sum(sums, loads, stores, max_active_clusters, stream)
 
@@ -182,7 +183,7 @@ class StoredSums(Feed):
 
 
 class SumGemm(Sm80Gemm):
-    """D = epilogue(the sum of `parts` parts of K), for sums (parts * M, N) in fp32 that `WriteSums` has
+    """D = epilogue(the sum of `parts` parts of K), for sums (parts * M, N) that `WriteSums` has
     written. Raises ValueError if the epilogue loads a table by TMA."""
 
     feed_type = StoredSums
@@ -209,6 +210,7 @@ class SumGemm(Sm80Gemm):
         stream: cuda.CUstream,
     ):
         """Launches the kernel for the sums and the epilogue's operands, in the order of its names."""
+        self.sum_type = sums.element_type
         m, n = sums.shape[0] // self.parts, sums.shape[1]
         grid = batches.schedule(self.config, m, n, sums).items
         named(self.kernel, self.name)(sums, list(loads), list(stores), m, n).launch(
@@ -258,7 +260,7 @@ class SumGemm(Sm80Gemm):
     @cute.jit
     def _add_up(self, shared: Sm80Shared, acc: cute.Tensor, tile: FragmentTile, at: Int32):
         """Adds up the sums of all parts, in order. Warps whose rows lie beyond M read nothing."""
-        acc.fill(0.0)
+        acc.fill(0)
         products = self.config.products
         last = (shared.n - 1) // PAIR * PAIR
         for block in cutlass.range_constexpr(self.blocks):
@@ -273,7 +275,7 @@ class SumGemm(Sm80Gemm):
                             for e in cutlass.range_constexpr(0, sub.elements, PAIR):
                                 row = part * tile.m + sub.row(e)
                                 column = cutlass.min(sub.raw_column(sub.column_of(e)), last)
-                                read = cute.make_rmem_tensor(PAIR, Float32)
+                                read = cute.make_rmem_tensor(PAIR, self.sum_type)
                                 cute.autovec_copy(_pair_at(shared.a, row, column, further), read)
                                 piece[e] = piece[e] + read[0]
                                 piece[e + 1] = piece[e + 1] + read[1]

@@ -8,7 +8,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Float32, Int32
+from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
 from cute_backend.planning import TileConfig
@@ -52,7 +52,8 @@ class Copy:
         pieces = cute.flat_divide(acc[((None, None), 0, 0, None)], box)
         count = tcgen05.Repetition(columns & -columns)
         op = tcgen05.St32x32bOp(count) if writes else tcgen05.Ld32x32bOp(count)
-        tiled = tcgen05.make_tmem_copy(cute.make_copy_atom(op, Float32), pieces[(None, None, 0, 0, 0)])
+        atom = cute.make_copy_atom(op, acc.element_type)
+        tiled = tcgen05.make_tmem_copy(atom, pieces[(None, None, 0, 0, 0)])
         own = tiled.get_slice(thread)
         identity = cute.make_identity_tensor(box)
         if writes:
@@ -101,7 +102,7 @@ class TensorMemorySeat:
 
     def begin(self, first: Any, i: int, values: int) -> tuple[Any, int, cute.Tensor]:
         visit = first + i
-        registers = cute.make_rmem_tensor(values * self.config.subtile_n, Float32)
+        registers = cute.make_rmem_tensor(values * self.config.subtile_n, self.acc.element_type)
         for j in range(values):
             into = self.read.registers(registers.iterator + j * self.config.subtile_n)
             cute.copy(self.read.tiled, self._piece(self.read, visit, j), into)

@@ -13,7 +13,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Int32
+from cutlass import Int32, Numeric
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
@@ -118,6 +118,8 @@ class TmaGemm(Gemm):
     """Elements of an exact load in one stage of its ring, in `exact_parts` boxes of `exact_box`, one for each
     warpgroup that shares the tile."""
     tile_k: int
+    sum_type: type[Numeric]
+    """The type of the accumulators."""
     group_step: int
     kernel: Any
     scale_rows = 0
@@ -248,7 +250,7 @@ class TmaGemm(Gemm):
         """The sums that `threads` threads of each CTA exchange, if a cluster splits K."""
         sums = None
         if cutlass.const_expr(self.in_cluster):
-            sums = Sums.allocate(smem, self.config.thread_accumulators, threads)
+            sums = Sums.allocate(smem, self.sum_type, self.config.thread_accumulators, threads)
             if warp == self.load.first:
                 sums.init(cast(Ring, self.sum_ring))
         return sums

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32, Numeric
 
 from cute_backend.planning import TileConfig
 from cute_backend.templates.crew import WARP, WARPS
@@ -49,10 +49,10 @@ def pair_arrangement(config: TileConfig, mma_k: int) -> tuple[cute.Layout, tuple
     return warps, (rows, columns, mma_k)
 
 
-def pair_sums(config: TileConfig, blocks: int) -> cute.Tensor:
+def pair_sums(config: TileConfig, blocks: int, dtype: type[Numeric]) -> cute.Tensor:
     """The sums that a warp multiplies: ((2, 2), rows of one warp and of the other in each block, its
     instructions' columns)."""
-    return cute.make_rmem_tensor(((2, 2), PAIR * blocks, config.mma_n // (PAIR * MMA_N)), Float32)
+    return cute.make_rmem_tensor(((2, 2), PAIR * blocks, config.mma_n // (PAIR * MMA_N)), dtype)
 
 
 @cute.jit
@@ -65,8 +65,8 @@ def exchange_sums(
 ):
     """Fills `acc`, whole rows as ((2, 2), blocks, all instructions' columns), with the sums of both warps.
 
-    `stage` is fp32 shared memory that no other code reads or writes at this time, with room for 128 elements
-    for each instruction's columns of each warp. `thread` counts in the CTA. At `meet` the warps of a
+    `stage` is shared memory, as sums, that no other code reads or writes at this time, with room for 128
+    elements for each instruction's columns of each warp. `thread` counts in the CTA. At `meet` the warps of a
     warpgroup wait for each other.
     """
     warp, lane = thread // WARP, thread % WARP
@@ -77,7 +77,7 @@ def exchange_sums(
     shared = cute.make_tensor(stage.iterator, room)
     for block in cutlass.range_constexpr(blocks):
         # A warp's place can't index registers, so both rows of a pair are read, and one is selected.
-        given, theirs = (cute.make_rmem_tensor((4, mine), Float32) for _ in range(2))
+        given, theirs = (cute.make_rmem_tensor((4, mine), acc.element_type) for _ in range(2))
         for i in cutlass.range_constexpr(4 * mine):
             j, column = i % 4, i // 4
             rows = [multiplied[j, PAIR * block + row, column] for row in range(PAIR)]

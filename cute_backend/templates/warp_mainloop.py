@@ -115,7 +115,7 @@ class Sm80Plain:
     """The tensor cores add up all k tiles."""
 
     def begin(self, acc: cute.Tensor) -> None:
-        acc.fill(0.0)
+        acc.fill(0)
 
     def step(
         self, operands: WarpOperands, acc: cute.Tensor, held: None, stage: Int32, copies: Copies

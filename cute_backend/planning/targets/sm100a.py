@@ -66,7 +66,7 @@ TARGET = Target(
     smem_bytes=227 * 1024,
     least_ab_stages=3,
     template="cute_backend.templates.sm100:Sm100Gemm",
-    operands=frozenset((DType.E4M3, DType.E5M2, DType.E2M1X2, DType.BF16, DType.F16)),
+    operands=frozenset((DType.E4M3, DType.E5M2, DType.E2M1X2, DType.I8, DType.BF16, DType.F16)),
     planes_by_tma=True,
     promotes=False,
     # The data sheet's 4.5 PFLOP/s in fp8, without sparsity, of 148 multiprocessors at 1.86 GHz.

@@ -128,7 +128,7 @@ TARGET = Target(
     smem_bytes=227 * 1024,
     least_ab_stages=3,
     template="cute_backend.templates.sm90:Sm90Gemm",
-    operands=frozenset((DType.E4M3, DType.E5M2, DType.BF16, DType.F16)),
+    operands=frozenset((DType.E4M3, DType.E5M2, DType.I8, DType.BF16, DType.F16)),
     # Kernels with segments were not timed in wider tiles.
     segment_tile_n=192,
     # Four stages of A and B in place of five were timed in 128 x 128 ping-pong (H200). In fp8, 6144 x 6144 x
