@@ -30,6 +30,7 @@ from cute_backend.spec import (
     ROTATE_FIRST,
     SCALE_TILE,
     BColumns,
+    DType,
     EpilogueSpec,
     Load,
     LoadKind,
@@ -95,6 +96,15 @@ def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConf
     them."""
     products = len(spec.accumulators)
     return replace(config, tile_n=config.tile_n // products, products=products, b_columns=spec.b_columns)
+
+
+def columns_of_an_instruction(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """Requires a number of columns that the MMA has an instruction for. wgmma has any multiple of 8 up to
+    256, except that of int8 those beyond 24 are multiples of 16 (PTX ISA, wgmma.mma_async)."""
+    by_wgmma = config.target.planes_by_tma and config.target.accumulators.in_registers
+    if not by_wgmma or spec.product.dtype is not DType.I32:
+        return config
+    return config if config.mma_n <= 24 or config.mma_n % 16 == 0 else None
 
 
 def whole_subtiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
@@ -371,6 +381,7 @@ def room_in_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> TileConfig 
 
 RULES: tuple[Rule, ...] = (
     one_mma_for_all_products,
+    columns_of_an_instruction,
     room_in_tensor_memory,
     equal_shares_of_b,
     whole_blocks_of_b,

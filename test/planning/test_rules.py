@@ -54,6 +54,7 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(products=2, dtype=DType.BF16, b_major=Major.MN),
         None,
     ),
+    rules.columns_of_an_instruction: (Shape(64, 72, subtile_n=8), spec_of(dtype=DType.I8), None),
     rules.few_draws_in_a_visit: (PING_PONG, sampling_spec(1), "128x128_2x1_by16"),
     rules.narrow_subtiles_by_element: (
         PING_PONG._replace(subtile_n=64),

@@ -149,15 +149,17 @@ def test_a_spec_is_served_where_its_dtypes_are() -> None:
     assert [unserved(spec, HOPPER) for spec in (fp8, bf16, quantised)] == [None] * 3
     assert unserved(bf16, AMPERE) is None
     assert unserved(fp8, AMPERE) == (
-        "no MMA of sm_80 multiplies e4m3 by e4m3, as acc does; supported: bf16, f16"
+        "no MMA of sm_80 multiplies e4m3 by e4m3, as acc does; supported: bf16, f16, i8"
     )
     assert unserved(quantised, AMPERE) == "sm_80 has no conversions of e4m3, which out0 is"
     assert unserved(fp8, ADA) is None and unserved(quantised, ADA) is None
     mixed = replace(fp8, accumulators=(replace(fp8.product, a_dtype=DType.E5M2),))
     assert unserved(mixed, HOPPER) is None
     assert unserved(mixed, ADA) == (
-        "no MMA of sm_89 multiplies e5m2 by e4m3, as acc does; supported: bf16, e4m3, f16"
+        "no MMA of sm_89 multiplies e5m2 by e4m3, as acc does; supported: bf16, e4m3, f16, i8"
     )
+    int8 = spec_of(dtype=DType.I8)
+    assert [arch.value for arch in Arch if unserved(int8, arch.target)] == ["sm_103a"]
     groups = replace(bf16, accumulators=(replace(bf16.product, kind=ProductKind.GROUPED),))
     assert unserved(groups, HOPPER) is None
     assert unserved(groups, AMPERE) == "sm_80 has no kernel for rows in groups, which acc is of"

@@ -85,8 +85,13 @@ def promoted(spec: EpilogueSpec) -> EpilogueSpec:
     return replace(spec, accumulators=tuple(replace(acc, fast_accum=False) for acc in spec.accumulators))
 
 
+LARGE = (-128, -63)
+"""The values of int8 operands: sums of a K of 2,000 leave 24 bits, and none leaves int32."""
+
+
 def integers(shape: tuple[int, int], dtype: DType, generator: torch.Generator) -> Tensor:
-    values = torch.randint(-2, 3, shape, generator=generator)
+    low, high = LARGE if dtype is DType.I8 else (-2, 3)
+    values = torch.randint(low, high, shape, generator=generator)
     return fp4(values) if dtype is DType.E2M1X2 else values.to(TORCH_DTYPES[dtype])
 
 

@@ -108,6 +108,13 @@ SCALES = replace(
 scales."""
 # BLOCKWISE, with a scale for each column and block of K of B.
 COLUMNWISE = replace(BLOCKWISE, accumulators=(replace(BLOCKWISE.accumulators[0], b_scaling=Scaling.LINE),))
+# A product of int8, minus a number, in int32.
+INT8 = EpilogueSpec(
+    (Accumulator("acc", DType.I8, DType.I8),),
+    (),
+    (Op("t0", "sub", ("acc", Const(7)), DType.I32),),
+    (Store("out0", "t0", DType.I32),),
+)
 # SPEC without fast accumulation: the sums of k tiles are promoted.
 SLOW = promoted(SPEC)
 # SPEC, with a repeating table in place of the residual.
@@ -298,6 +305,10 @@ SUMS_IN_MEMORY = replace(
 # In the third of four parts, K ends in a k tile that another one follows.
 TWO_CTAS_IN_PARTS = replace(TWO_CTAS, config=sm80(64, 64, occupancy=2, split_k=4), problem=(72, 72, 272))
 SUMS_BY_TMA = replace(FED_BY_TMA, config=replace(FED_BY_TMA.config, split_k=2), problem=(72, 72, 304))
+INT8_BY_WGMMA = Subject(sm90(64, 64, pingpong=True), (136, 72, 272), spec=INT8)
+INT8_IN_PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 2064), spec=INT8)
+INT8_BY_WARPS = Subject(sm80(128, 128), (136, 72, 272), spec=INT8)
+INT8_ON_BLACKWELL = Subject(sm100(128, 64), (136, 72, 272), spec=INT8)
 
 ROTATING = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=ROTATED)
 ROTATING_TABLE = Subject(sm90(64, 128, pingpong=True), (256, 192, 256), spec=ROTATED_BY_TABLE)
@@ -354,6 +365,10 @@ SUBJECTS = {
     "reducing": REDUCING,
     "reducing rows": REDUCING_ROWS,
     "parts": PARTS,
+    "int8": INT8_BY_WGMMA,
+    "parts of int8": INT8_IN_PARTS,
+    "int8 by warps": INT8_BY_WARPS,
+    "int8 on Blackwell": INT8_ON_BLACKWELL,
     "parts on Blackwell": BLACKWELL_PARTS,
     "rotating": ROTATING,
     "rotating by a table": ROTATING_TABLE,

@@ -6,14 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import cutlass
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int8, Int32
+from cutlass._mlir.dialects.cute_nvgpu import MmaAtomSM80Type
+from cutlass.cute.atom import Trait, make_atom
+from cutlass.cute.core import _pack_shape
 
 from cute_backend.simulator.simulation_errors import IllegalAccess, RaceError
+from cute_backend.templates.warp_instructions import MmaI8Op
 from cute_backend.templates.warp_mainloop import MMA_K_BYTES
 from support.simulator.mutants import (
     ADA,
     FED_BY_TMA,
     FEW_K_TILES,
+    INT8_BY_WARPS,
     MANY_SUBTILES,
     ROWS_BESIDE_TMA,
     SHARED,
@@ -69,6 +74,15 @@ def _clear_first(call: Call) -> None:
     """Forgets the sums of earlier k tiles."""
     call.acc.fill(0.0)
     call()
+
+
+class _Unsigned(MmaI8Op):
+    """The instruction that the DSL's type of int8, which has no sign, stands for."""
+
+    def _make_trait(self, *, loc: Any = None, ip: Any = None, **kwargs: Any) -> Trait:
+        shape = _pack_shape(self.shape_mnk, loc=loc, ip=ip)
+        kind = MmaAtomSM80Type.get(shape.type.attribute, Int8.mlir_type, Int8.mlir_type, Int32.mlir_type)
+        return Trait(make_atom(kind, loc=loc, ip=ip))
 
 
 MUTANTS = [
@@ -342,6 +356,13 @@ MUTANTS = [
         without("arch.sync_threads", inside="split_sums.StoredSums.rows"),
         RaceError,
         "shared 0x",
+    ),
+    # Operands of int8.
+    Mutant(
+        "int8 multiplied as uint8",
+        INT8_BY_WARPS,
+        instead("warp_instructions.instruction", lambda call: _Unsigned(call.shape)),
+        WrongNumbers,
     ),
     Mutant(
         "sums of a k tile begin with those of the one before",

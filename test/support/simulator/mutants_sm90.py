@@ -9,7 +9,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import warpgroup
 
@@ -35,6 +35,8 @@ from support.simulator.mutants import (
     GROUPS,
     HALF_BLOCKS,
     HOPPER_MULTICAST,
+    INT8_BY_WGMMA,
+    INT8_IN_PARTS,
     K_GROUPS,
     K_GROUPS_FP8,
     K_TAILS,
@@ -178,6 +180,13 @@ def _stored_in(other: Callable[[Int32], Int32]) -> tuple[Wrong, ...]:
     return instead("warp_planes.WarpPlanes._output_plane", lambda call: other(call()))
 
 
+def _round_sums(call: Call) -> None:
+    """Rounds the sums of a thread to fp32."""
+    call()
+    for i in range(cute.size(call.acc)):
+        call.acc[i] = Int32(Float32(call.acc[i]))
+
+
 MUTANTS = [
     # Blocks that are reduced in passes.
     Mutant(
@@ -265,6 +274,19 @@ MUTANTS = [
         without("overlap.await_earlier_kernels", inside="split_sums.SumGemm.__call__"),
         RaceError,
         "griddepcontrol",
+    ),
+    # Operands of int8.
+    Mutant(
+        "int8 multiplied by wgmma as uint8",
+        INT8_BY_WGMMA,
+        InPtx(r"(wgmma\S*\.s32)\.s8\.s8", r"\1.u8.u8"),
+        WrongNumbers,
+    ),
+    Mutant(
+        "sums of int8 rounded to fp32 on their way",
+        INT8_IN_PARTS,
+        instead("split_k.Sums.reduce", _round_sums),
+        WrongNumbers,
     ),
     # Split-K over a cluster.
     Mutant(
