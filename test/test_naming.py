@@ -22,6 +22,7 @@ from support.shipped import epilogue_spec, sampling_spec
 WORDS = {
     "rowwise": "scaled_mm",
     "tensorwise": "scaled_mm",
+    "int8_dynamic": "int_mm_scale_bias",
     "bias": "scaled_mm_bias",
     "bias_gelu_residual": "scaled_mm_bias_gelu_residual",
     "silu_mul_quant": "scaled_mm_silu_mul_quant",

@@ -73,6 +73,8 @@ def words(spec: EpilogueSpec) -> str:
     tanh and a number); other steps are named after their functions.
     """
     product = _PRODUCTS[spec.product.kind]
+    if spec.product.dtype is DType.I32:
+        product = f"int_{product}"
     if spec.product.is_block_scaled or any(load.name.startswith(_SCALES) for load in spec.loads):
         product = f"scaled_{product}"
     if len(spec.segments) > 1:

@@ -141,6 +141,8 @@ MAKERS: dict[str, Maker] = {
     "a": _a(E4M3),
     "a_e5m2": _a(E5M2),
     "a_bf16": _a(torch.bfloat16),
+    "a_int8": lambda p, g: (p.operand(p.m, p.k, dtype=torch.float32, generator=g) * 2).to(torch.int8),
+    "b_int8": lambda p, g: (p.operand(p.n, p.k, dtype=torch.float32, generator=g) * 2).to(torch.int8).t(),
     "b": _b(E4M3),
     "b_up": _b(E4M3),
     "b_bf16": _b(torch.bfloat16),
@@ -234,9 +236,11 @@ class Epilogue:
         return self.fn.__name__
 
     def runs_on(self, arch: Arch) -> bool:
-        """Whether an architecture has kernels for it: some have no products and casts of fp8, or of e5m2."""
+        """Whether an architecture has kernels for it: some have no products and casts of fp8, or no products
+        of e5m2 or int8."""
         dtypes = {tensor.dtype for tensor in self.inputs(Problem(16, 16, 16))}
-        if E5M2 in dtypes and DType.E5M2 not in arch.target.operands:
+        multiplied = {E5M2: DType.E5M2, torch.int8: DType.I8}
+        if not {multiplied[each] for each in dtypes & multiplied.keys()} <= arch.target.operands:
             return False
         return arch.target.fp8 or not (E4M3 in dtypes or {"e4m3", "e5m2"} & {*self.stores})
 
@@ -301,6 +305,13 @@ def rowwise(a, b, scale_a, scale_b):
 @epilogue({"scale_a": "scalar", "scale_b": "scalar"}, "bf16")
 def tensorwise(a, b, scale_a_one, scale_b_one):
     return scaled_mm(a, b, scale_a_one, scale_b_one)
+
+
+@epilogue({"colvec0": "colvec", "rowvec0": "rowvec", "rowvec1": "rowvec"}, "bf16")
+def int8_dynamic(a_int8, b_int8, column, row, bias):
+    """torchao's Int8DynamicActivationInt8Weight: scales of rows, of columns, and a bias."""
+    y = (torch._int_mm(a_int8, b_int8) * column[:, None]).bfloat16()
+    return (y * row + bias).bfloat16()
 
 
 @epilogue({**ROWWISE, "bias": "rowvec"}, "bf16")

@@ -80,6 +80,10 @@ def _addmm_f64(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return bias.double() + a.double() @ b.double()
 
 
+def _int_mm_f64(a: Tensor, b: Tensor) -> Tensor:
+    return a.double() @ b.double()
+
+
 def _baddbmm_f64(addend: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return beta * addend.double() + alpha * (a.double() @ b.double())
 
@@ -123,6 +127,7 @@ def in_float64(epilogue: Epilogue, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
     """The results of the program with its products, and so all ops after them, in float64."""
     with (
         patch("torch._scaled_mm", _scaled_mm_f64),
+        patch("torch._int_mm", _int_mm_f64),
         patch("torch.addmm", _addmm_f64),
         patch("torch.baddbmm", _baddbmm_f64),
         patch("torch.nn.functional.scaled_mm", _scaled_mm_v2_f64),

@@ -52,7 +52,8 @@ def epilogue_spec(name: str, fast_accum: bool) -> EpilogueSpec:
 
 def is_fp8(name: str) -> bool:
     """Whether a shared epilogue multiplies fp8, the only sums that are promoted."""
-    return EPILOGUES[name].inputs(Problem(16, 16, 16))[0].element_size() == 1
+    a, *_ = EPILOGUES[name].inputs(Problem(16, 16, 16))
+    return a.is_floating_point() and a.element_size() == 1
 
 
 @cache
