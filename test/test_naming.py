@@ -143,7 +143,7 @@ def test_a_long_chain_is_cut_at_a_word():
 def test_every_name_is_an_identifier_of_bounded_length(spec):
     assert len(words(spec)) <= MAX_WORDS
     name = entry_name(plan(spec, TileConfig(Arch.SM100A, 256, 256, ctas=2), Alignment.PLAIN))
-    assert re.fullmatch(r"cute_(scaled_)?b?mm(_[a-z0-9]+)*_\d+x\d+_[0-9a-f]{8}", name, re.ASCII)
+    assert re.fullmatch(r"cute_(scaled_|int_)?b?mm(_[a-z0-9]+)*_\d+x\d+_[0-9a-f]{8}", name, re.ASCII)
     assert len(name) < 80
 
 

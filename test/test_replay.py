@@ -124,13 +124,14 @@ def _assert_equal(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> 
 def test_random_specs(spec: EpilogueSpec, seed: int) -> None:
     """Bit for bit, infinities, NaNs and zeros of both signs included.
 
-    The products are exact in fp32 whatever the order of their sums, and mostly not in bf16.
+    The products are exact in fp32 or int32 whatever the order of their sums, and mostly not in bf16.
     """
     rng = np.random.default_rng(seed)
     columns = 2 * N if spec.b_columns is BColumns.INTERLEAVED else N
-    a = rng.integers(-7, 8, (M, K)) / 8
-    bs = [rng.integers(-7, 8, (K, columns)) / 8 for _ in range(spec.b_count)]
-    planes = [(a @ b).astype(np.float32) for b in bs]
+    unit, sums = (1, np.int32) if spec.product.dtype is DType.I32 else (8, np.float32)
+    a = rng.integers(-7, 8, (M, K)) / unit
+    bs = [rng.integers(-7, 8, (K, columns)) / unit for _ in range(spec.b_count)]
+    planes = [(a @ b).astype(sums) for b in bs]
     scales_of_a, scales_of_bs = [], []
     if spec.product.is_block_scaled:  # K is one block
         of_a, of_b = spec.product.a_scaling, spec.product.b_scaling

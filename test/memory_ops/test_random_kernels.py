@@ -77,7 +77,8 @@ def operand(load: Load, m: int, generator: torch.Generator) -> Tensor:
 
 def product_operand(rows: int, k: int, dtype: DType, major: Major, generator: torch.Generator) -> Tensor:
     """(rows, k), contiguous along k or along its rows."""
-    made = (torch.randint(-7, 8, (rows, k), generator=generator) / 8).to(numerics.TORCH_DTYPES[dtype])
+    unit = 1 if dtype is DType.I8 else 8
+    made = (torch.randint(-7, 8, (rows, k), generator=generator) / unit).to(numerics.TORCH_DTYPES[dtype])
     return made if major is Major.K else made.t().contiguous().t()
 
 

@@ -102,10 +102,11 @@ def accumulators(draw: st.DrawFn) -> tuple[Accumulator, ...]:
 @st.composite
 def _accumulator(draw: st.DrawFn) -> Accumulator:
     pairs = [(DType.E4M3, DType.E4M3), (DType.E5M2, DType.E4M3), (DType.E4M3, DType.E5M2)]
-    pairs += [(DType.BF16, DType.BF16), (DType.F16, DType.F16)]
+    pairs += [(DType.BF16, DType.BF16), (DType.F16, DType.F16), (DType.I8, DType.I8)]
     a, b = draw(st.sampled_from(pairs))
-    majors = st.just(Major.K) if a.is_fp8 else st.sampled_from(Major)
-    acc = Accumulator("acc", a, b, draw(majors), draw(majors), draw(st.booleans()))
+    majors = st.just(Major.K) if a.bits == 8 else st.sampled_from(Major)
+    promotes = st.just(True) if a is DType.I8 else st.booleans()
+    acc = Accumulator("acc", a, b, draw(majors), draw(majors), draw(promotes))
     of_a, of_b = draw(st.sampled_from(_SCALINGS)) if a.is_fp8 else _SCALINGS[0]
     if of_a is Scaling.NONE:
         return acc
@@ -178,7 +179,7 @@ def specs(
     """
     accs = draw(accumulators())
     loads = tuple(draw(_load(index)) for index in range(draw(st.integers(0, 4))))
-    chain = _Chain({**{acc.name: DType.F32 for acc in accs}, **{load.name: load.dtype for load in loads}})
+    chain = _Chain({**{acc.name: acc.dtype for acc in accs}, **{load.name: load.dtype for load in loads}})
     names = st.sampled_from([*rows, *["cast"] * (len(rows) // 3)])
     for _ in range(draw(st.integers(0, max_ops))):
         _draw_step(draw, chain, OPS[draw(names)])
@@ -204,10 +205,11 @@ def _scales(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
 
 @st.composite
 def _reduced(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
-    """A reduction of a value that fp32 holds exactly, or of a float if there is none."""
+    """A reduction of a value that fp32 holds exactly: an int32 is rounded to fp32 first."""
     value = draw(_value(chain))
     if chain.dtypes[value] is DType.I32:
-        value = next(iter(chain.dtypes))
+        chain.add("cast", (value,), DType.F32, Overflow.SATURATE)
+        value = chain.ops[-1].name
     # Whether a product of random elements overflows depends on the order.
     kind = draw(st.sampled_from([kind for kind in reductions.REDUCTIONS if kind is not reductions.PROD]))
     dtypes = kind.stored_as(chain.dtypes[value])
