@@ -158,6 +158,15 @@ def test_products_with_scales_of_blocks_are_drawn_and_right(count: int) -> None:
         assert texts >= {recipe.text(BF16, "").partition(", out_dtype")[0] for recipe in RECIPES}
 
 
+@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.exhaustive)])
+def test_products_of_int8_are_drawn_and_right(count: int) -> None:
+    programs = (draw(2, index) for index in range(count))
+    found = [each for each in programs if any("_int_mm" in step.text for step in each.steps)]
+    verdicts = [judge(program, replay_only=True) for program in found]
+    assert [verdict.failure for verdict in verdicts] == [""] * len(found)
+    assert sum(verdict.counted["regions"] > 0 for verdict in verdicts) > 0.6 * len(found) > 0.02 * count
+
+
 def test_a_printed_program_with_scales_of_blocks_runs() -> None:
     program = next(each for index in range(60) if not (each := draw(0, index)).has_kernels)
     namespace: dict[str, Any] = {}
@@ -440,9 +449,22 @@ def scale_by_neighbouring_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "untiled", wrong)
 
 
+def wrap_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of int8 in 8 bits."""
+    from cute_backend import numerics
+
+    right = numerics.convert
+
+    def wrong(value: Tensor, target: DType) -> Tensor:
+        return right(value.to(torch.int8) if value.dtype is torch.float64 else value, target)
+
+    monkeypatch.setattr(numerics, "convert", wrong)
+
+
 @pytest.mark.parametrize(
     ("plant", "tells"),
     [
+        (wrap_sums, "_int_mm("),
         (scale_by_the_blocks_before, "_scaled_mm("),
         pytest.param(scale_by_neighbouring_tiles, "tiled(", marks=pytest.mark.exhaustive),
         (ignore_alpha, "alpha="),

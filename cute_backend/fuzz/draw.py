@@ -226,7 +226,9 @@ class Drawing:
                 (("K", f"{columns} + 8"), f"[:, :{columns}]"),
             )
         )
-        kind = self.random.choices(["mm", "addmm", "linear", "bmm"], [4, 3, 3, 0.3])[0]
+        kind = self.random.choices(["mm", "addmm", "linear", "bmm", "int8"], [4, 3, 3, 0.3, 1])[0]
+        if kind == "int8":
+            return self.int8_product(columns)
         if kind == "bmm":
             a = self.input(("B", "S", "K"), dtype, fill)
             b = self.input(("B", "K", columns), dtype, fill)
@@ -296,6 +298,17 @@ class Drawing:
         accumulate = ", use_fast_accum=True" if self.random.random() < 0.5 else ""
         text = f"torch._scaled_mm({{0}}, {{1}}, {{2}}, {{3}}{bias}, out_dtype={out}{accumulate})"
         return self.deepened(self.step(text, operands, Rule.PRODUCT, reference), columns)
+
+    def int8_product(self, columns: str) -> str | None:
+        """A product of int8, mostly with scales of rows, as libraries quantise. Eager's has two axes, and on
+        a GPU more than 16 rows."""
+        a = self.factor(("M",), torch.int8, Fill.INTEGERS)
+        b = self.input((columns, "K"), torch.int8, Fill.INTEGERS, ".t()")
+        name = self.step("torch._int_mm({0}, {1})", [a, b], Rule.PRODUCT, "{0} @ {1}")
+        if name is not None and self.random.random() < 0.8:
+            scales = self.input(("M", "1"), F32, Fill.POWERS if self.exact else Fill.POSITIVE)
+            name = self.step("{0} * {1}", [name, scales], Rule.EXACT) or name
+        return self.deepened(name, columns)
 
     def block_scaled_product(self, recipe: Recipe, columns: str) -> str | None:
         dtype, fill = (
