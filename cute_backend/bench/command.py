@@ -26,6 +26,7 @@ from cute_backend.bench.gated import GATED
 from cute_backend.bench.grouped import GROUPED
 from cute_backend.bench.grouped_fp8 import GROUPED_FP8
 from cute_backend.bench.host_time import measure_host
+from cute_backend.bench.int8 import INT8
 from cute_backend.bench.losses import LOSSES
 from cute_backend.bench.measure import Run, build_kernels, measure_ceilings, measure_table, rate_of, steps
 from cute_backend.bench.model_results import ModelResult
@@ -38,7 +39,7 @@ from cute_backend.bench.table import Table, function_table, select
 from cute_backend.errors import UsageError
 from cute_backend.presentation import terminal
 
-TABLES = (SCALED_MM, SAMPLING, LOSSES, ROW_MAXIMA, GATED, BLOCK_SCALED, GROUPED, GROUPED_FP8)
+TABLES = (SCALED_MM, SAMPLING, LOSSES, ROW_MAXIMA, GATED, BLOCK_SCALED, GROUPED, GROUPED_FP8, INT8)
 """The built-in tables, in the order in which they run; the names are those that `--rows` takes."""
 
 ROUNDS = 50

@@ -7,7 +7,7 @@ import torch
 
 from cute_backend import UsageError, explain
 from cute_backend.__main__ import main
-from cute_backend.bench import block_scaled_mm, decoding, gated, row_maxima, scaled_mm
+from cute_backend.bench import block_scaled_mm, decoding, gated, int8, row_maxima, scaled_mm
 from cute_backend.bench.command import TABLES
 from cute_backend.bench.measure import compiled, work_of
 from cute_backend.bench.table import PEERS, Cell, Rate, Runner, function_table, select
@@ -61,6 +61,19 @@ def test_every_cute_variant_is_one_region():
             if Runner.CUTE in workload.runners:
                 (region,) = explain(workload.fn, *workload.inputs(), arch="sm_90a").regions
                 assert region.spec.accumulators[0].fast_accum is (workload.fn is not scaled_mm.bare_slow)
+
+
+def test_int8_is_one_kernel_of_the_same_operations(monkeypatch):
+    monkeypatch.setitem(int8.LINEARS, "small", (48, 64))
+    wide, narrow = int8.problem("small", 24).workloads
+    assert wide.operations == narrow.operations == 2 * 24 * 48 * 64
+    args = narrow.inputs()
+    (region,) = explain(narrow.fn, *args, arch="sm_90a").regions
+    assert region.formula == "out0 = bf16(acc * colvec0 * rowvec0 + rowvec1)"
+    x, weight, of_rows, of_columns, bias = (each.double() for each in args)
+    exact = x @ weight.t() * of_rows * of_columns + bias
+    for runner in (Runner.EAGER, Runner.CUTE):
+        assert relative_error(compiled(runner, narrow.fn)(*args), exact) < narrow.tolerance
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
