@@ -217,6 +217,31 @@ def test_operators_are_products_by_their_names(name: str, is_product: bool) -> N
     assert (opaque_product(node) is not None) is is_product
 
 
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("mslk::f8f8bf16_rowwise", "; with KernelPreference.TORCH, torchao calls _scaled_mm, which is fused"),
+        ("torch_nn::_linear_cross_entropy_of_a_test", "torch calls mm, which is fused"),
+        ("mslk::bf16i4bf16_shuffled", "grouped_mm and _scaled_grouped_mm"),
+        ("bitsandbytes::gemm_4bit", "grouped_mm and _scaled_grouped_mm"),
+        ("quanto::qbytes_mm", "grouped_mm and _scaled_grouped_mm"),
+    ],
+)
+def test_products_of_libraries_are_opaque_with_the_option_that_shows_them(name: str, end: str) -> None:
+    namespace, op = name.split("::")
+    library = torch.library.Library(namespace, "FRAGMENT")
+    try:
+        library.define(f"{op}(Tensor a, Tensor b) -> Tensor")
+        library.impl(op, lambda a, b: a @ b, "CompositeExplicitAutograd")
+        called = getattr(getattr(torch.ops, namespace), op)
+        (found,) = refused(lambda x, w: torch.relu(called(x, w)), X, W)
+    finally:
+        library._destroy()
+    assert found.reason is Reason.OPAQUE_PRODUCT
+    assert found.message.startswith(f"{namespace}.{op}.default multiplies matrices by code of its own")
+    assert found.message.endswith(end)
+
+
 # Rotations
 
 

@@ -27,7 +27,7 @@ from cute_backend.fx_walk.products.grouped_products import (
     read_scaled_grouped_mm,
     read_scaled_grouped_mm_v2,
 )
-from cute_backend.fx_walk.products.opaque_products import opaque_product
+from cute_backend.fx_walk.products.opaque_products import in_plain_aten, opaque_product
 from cute_backend.fx_walk.products.packed_heads import with_blocks
 from cute_backend.fx_walk.products.scaled_products import read_scaled_mm, read_scaled_mm_v2
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
@@ -44,7 +44,9 @@ def read_anchor(node: fx.Node) -> Anchor:
     if reader is None:
         name = opaque_product(node)
         is_async = name is not None and name.startswith("symm_mem.")
-        raise Refused(Reason.LEFT_TO_ASYNC_TP if is_async else Reason.OPAQUE_PRODUCT, target=name)
+        if is_async:
+            raise Refused(Reason.LEFT_TO_ASYNC_TP, target=name)
+        raise Refused(Reason.OPAQUE_PRODUCT, target=name, instead=in_plain_aten(name))
     return with_blocks(reader(node))
 
 

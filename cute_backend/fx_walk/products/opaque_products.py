@@ -15,8 +15,18 @@ from torch import fx
 
 from cute_backend.fx_walk.graph.static import target_name
 
-_OF_PRODUCTS = re.compile(r"(?:^|_)(?:(?:gemm|matmul|(?:b|add)?mm)(?:_|$)|q?linear(?:_pointwise)?$)")
-"""Words in the names of operators and kernels that multiply matrices."""
+_OF_PRODUCTS = re.compile(
+    r"(?:^|_)(?:(?:gemm|matmul|(?:b|add)?mm|linear_cross_entropy)(?:_|$)|q?linear(?:_pointwise)?$)"
+    r"|^(?:(?:bf|f|i)\d+){3}(?:_|$)"
+)
+"""Words in the names of operators and kernels that multiply matrices, and names that begin with the dtypes of
+A, of B and of the result, such as `bf16i4bf16_rowwise`."""
+
+_IN_PLAIN_ATEN = {
+    "mslk.f8f8bf16": "with KernelPreference.TORCH, torchao calls _scaled_mm, which is fused",
+    "torch_nn._linear_cross_entropy": "without LinearCrossEntropyOptions, torch calls mm, which is fused",
+}
+"""Options that give a product that the graph shows, by the beginning of the name of the op in its place."""
 
 _OF_TRITON = ("triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation")
 """The nodes of Triton kernels that a program launches itself."""
@@ -32,6 +42,13 @@ def opaque_product(node: fx.Node) -> str | None:
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     return target_name(node) if _is_named_as_product(node.target) else None
+
+
+def in_plain_aten(name: str | None) -> str:
+    """The option by which the graph shows the opaque product of this name, as the end of a sentence; empty if
+    none is known."""
+    known = (how for start, how in _IN_PLAIN_ATEN.items() if name is not None and name.startswith(start))
+    return next((f"; {how}" for how in known), "")
 
 
 @cache

@@ -76,7 +76,7 @@ class Reason(Enum):
     OPAQUE_PRODUCT = (
         "opaque_product",
         "{target} multiplies matrices by code of its own, and the graph does not show what it computes; "
-        "supported: mm, addmm, bmm, baddbmm, _int_mm, _scaled_mm, grouped_mm and _scaled_grouped_mm",
+        "supported: mm, addmm, bmm, baddbmm, _int_mm, _scaled_mm, grouped_mm and _scaled_grouped_mm{instead}",
     )
     LEFT_TO_ASYNC_TP = (
         "left_to_async_tp",
