@@ -13,6 +13,7 @@ from torch._inductor import config as inductor_config
 
 from cute_backend import explain
 from cute_backend.fx_walk.refusals.reasons import Reason
+from cute_backend.spec import DType
 
 BF16, F16, I8 = torch.bfloat16, torch.float16, torch.int8
 M, N, K = 24, 40, 2048
@@ -150,3 +151,19 @@ def test_a_gpu_that_is_slow_in_int8_gets_no_kernel() -> None:
     explained = explain(lambda a, w: torch._int_mm(a, w.t()) * 0.5, *operands(), arch="sm_103a")
     (refusal,) = explained.rejections
     assert refusal.message.startswith("kernels for sm_103a do not multiply torch.int8 by torch.int8")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_torchao_has_quantised() -> None:
+    """Each linear is one kernel with the work behind it, and under eager's roundings gives eager's bits."""
+    torchao = pytest.importorskip("torchao.quantization")
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(64, 48, dtype=BF16), torch.nn.Linear(48, 32, dtype=BF16)
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), second).requires_grad_(False)
+    torchao.quantize_(model, torchao.Int8DynamicActivationInt8WeightConfig())
+    x = torch.randn(24, 64).to(BF16)
+    explained = explain(model, x, arch="sm_90a")
+    assert [region.formula.count("acc") for region in explained.regions] == [1, 1]
+    assert all(region.spec.product.dtype is DType.I32 for region in explained.regions)
+    with inductor_config.patch(emulate_precision_casts=True):
+        assert torch.equal(compiled(model, x), model(x))
