@@ -431,23 +431,25 @@ class FragmentSubtile(Subtile):
         return cute.group_modes(elements, 0, cute.rank(elements))
 
     def copy_from(self, plane: cute.Tensor, fragment: cute.Tensor) -> None:
-        """Copies by ldmatrix if elements have 16 bits and the plane is row-major: one instruction moves 8 of
-        a thread's elements."""
-        if self._by_matrices(plane):
-            copy = _matrix_copy(warp.LdMatrix8x8x16bOp(False, 4), plane.element_type)
-            source = copy.get_slice(self.tile.lane).partition_S(plane)
-            cute.copy(copy, source, cute.make_tensor(fragment.iterator, cute.make_layout(source.shape)))
-        else:
+        """Copies by ldmatrix if elements have 16 bits: one instruction moves 8 of a thread's elements. If the
+        plane is column-major, it transposes them."""
+        transposes = self._transposes(plane)
+        if transposes is None:
             super().copy_from(plane, fragment)
+            return
+        copy = _matrix_copy(warp.LdMatrix8x8x16bOp(transposes, 4), plane.element_type)
+        source = copy.get_slice(self.tile.lane).partition_S(plane)
+        cute.copy(copy, source, cute.make_tensor(fragment.iterator, cute.make_layout(source.shape)))
 
     def copy_to(self, fragment: cute.Tensor, plane: cute.Tensor) -> None:
         """Copies in the way of `copy_from`, by stmatrix if the architecture has it."""
-        if self._by_matrices(plane) and self._config.target.stmatrix:
-            copy = _matrix_copy(warp.StMatrix8x8x16bOp(False, 4), plane.element_type)
-            target = copy.get_slice(self.tile.lane).partition_D(plane)
-            cute.copy(copy, cute.make_tensor(fragment.iterator, cute.make_layout(target.shape)), target)
-        else:
+        transposes = self._transposes(plane)
+        if transposes is None or not self._config.target.stmatrix:
             super().copy_to(fragment, plane)
+            return
+        copy = _matrix_copy(warp.StMatrix8x8x16bOp(transposes, 4), plane.element_type)
+        target = copy.get_slice(self.tile.lane).partition_D(plane)
+        cute.copy(copy, cute.make_tensor(fragment.iterator, cute.make_layout(target.shape)), target)
 
     def copy_runs(self, plane: cute.Tensor, fragment: cute.Tensor) -> None:
         pairs = cute.make_layout((2, self.columns // 2), stride=(1, 8))
@@ -459,8 +461,13 @@ class FragmentSubtile(Subtile):
             cute.autovec_copy(own, cute.make_tensor(fragment.iterator + 2 * r, target))
 
     @staticmethod
-    def _by_matrices(plane: cute.Tensor) -> bool:
-        return plane.element_type.width == 16 and cute.flatten((plane.stride[1],))[0] == 1
+    def _transposes(plane: cute.Tensor) -> bool | None:
+        """Whether instructions that copy matrices transpose those of a plane, which has its rows or its
+        columns contiguous. None if there is no such instruction."""
+        if plane.element_type.width != 16:
+            return None
+        row_step, column_step = (cute.flatten((stride,))[0] for stride in plane.stride)
+        return False if column_step == 1 else True if row_step == 1 else None
 
 
 class InterleavedTile(FragmentTile):
@@ -499,8 +506,8 @@ class InterleavedSubtile(FragmentSubtile):
         return cute.group_modes(elements, 0, cute.rank(elements))
 
     @staticmethod
-    def _by_matrices(plane: cute.Tensor) -> bool:
-        return False
+    def _transposes(plane: cute.Tensor) -> bool | None:
+        return None
 
 
 def _matrix_copy(op: Any, dtype: type[cutlass.Numeric]) -> cute.TiledCopy:

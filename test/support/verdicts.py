@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cute_backend.planning import Plan, rungs
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
+from support.serialized import has_serialized_products
 
 CLEAN = 0.97
 """The least share of kernels whose first rung spills nothing."""
@@ -29,6 +30,7 @@ class Verdict:
         for rung in rungs(first):
             built = build(Kernel(rung))
             assert built.smem_bytes <= rung.arch.target.smem_bytes, rung.tile.name
+            assert not has_serialized_products(built.cubin), rung.tile.name
             spilled.append(built.spill_bytes)
             if built.spill_bytes == 0:
                 break

@@ -40,7 +40,7 @@ class Resources:
 def resources(cubin: bytes) -> Resources:
     """The largest figures of all kernels in `cubin`. Raises ValueError if it is not a cubin."""
     try:
-        sections = dict(_sections(cubin))
+        sections = dict(sections_of(cubin))
     except (struct.error, IndexError) as error:
         raise ValueError(f"the cubin is cut short: {error}") from error
     if ".nv.info" not in sections:
@@ -59,7 +59,7 @@ def resources(cubin: bytes) -> Resources:
     return Resources(max(figures[_REGISTER_COUNT]), max(figures[_FRAME_SIZE]), static)
 
 
-def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+def sections_of(elf: bytes) -> Iterator[tuple[str, bytes]]:
     """Name and content of each section of a 64-bit little-endian ELF file; absent bits read as zeros."""
     if elf[:6] != b"\x7fELF\x02\x01":
         raise ValueError("a cubin is a 64-bit little-endian ELF file; this is not")
