@@ -45,11 +45,8 @@ class Plan:
     @staticmethod
     def of(spec: EpilogueSpec, tile: TileConfig, alignment: Alignment) -> Plan:
         """The plan for a tile that no rule changes any more. Raises ValueError if visits do not cover it."""
-        if tile.group_n % tile.subtile_n:
-            raise ValueError(
-                f"tile {tile.name} has {tile.group_n} columns for visits of {tile.subtile_n}, which leave "
-                f"{tile.group_n % tile.subtile_n} out; the columns of a visit divide them"
-            )
+        for each in (tile, tile.summing):
+            each.check_visits()
         computed = multiplied(spec, tile)
         segments = tuple(placed(each, tile.summing, alignment) for each in computed.segments)
         stages = Stages.of(tile.summing, _rings(computed, tile.summing, segments), scaling_of(computed))

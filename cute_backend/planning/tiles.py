@@ -196,6 +196,20 @@ class TileConfig:
                 "without a cluster that multicasts"
             )
 
+    def check_visits(self) -> None:
+        """Raises ValueError unless visits cover the columns of the tile, and boxes its visits."""
+        columns, left = self.group_n, self.group_n % self.subtile_n
+        if left:
+            raise ValueError(
+                f"tile {self.name} has {columns} columns for visits of {self.subtile_n}, which leave "
+                f"{left} out; the columns of a visit divide them"
+            )
+        if columns % self.box_n:
+            raise ValueError(
+                f"tile {self.name} has {columns // self.subtile_n} visits in boxes of {self.box_subtiles}, "
+                f"which leave {columns % self.box_n // self.subtile_n} out; the visits of a box divide them"
+            )
+
     @property
     def target(self) -> Target:
         """The facts about its architecture."""

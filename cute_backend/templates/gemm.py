@@ -44,6 +44,7 @@ class Gemm(Drain):
         kind: ProductKind,
         scaling: SumScales | MmaScales | None = None,
     ):
+        config.check_visits()
         self.epilogue = epilogue
         self.config = config
         self.kind = kind
