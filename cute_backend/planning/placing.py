@@ -71,13 +71,14 @@ _TMA_AXES = 5
 
 
 def _in_boxes(store: Store, spec: EpilogueSpec, config: TileConfig) -> bool:
-    """Whether a subtile of a plane is one box in memory: never in a cache, and with heads only if its columns
-    are of one head and TMA, which cuts boxes off where the rows of a head end, writes it.
+    """Whether a subtile of a plane is one box in memory: never in a cache, only in runs that TMA copies, and
+    with heads only if its columns are of one head and TMA, which cuts boxes off where the rows of a head end,
+    writes it.
 
     A plane by heads has axes for rows, columns and heads. If `pair_halves` orders the columns, those of a
     head are up to four axes: of a run, of both halves, of the runs in a half, and of the blocks in a head.
     """
-    if store.cache is not None:
+    if store.cache is not None or not config.has_whole_runs(store.order, store.dtype):
         return False
     if store.heads is None:
         return True

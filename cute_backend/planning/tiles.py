@@ -8,7 +8,8 @@ from typing import Any
 
 from cute_backend.planning.targets import Arch, Cut, Target
 from cute_backend.planning.targets.target import CLUSTER_PARTS, WARPGROUP
-from cute_backend.spec import BColumns, DType, ProductKind
+from cute_backend.signature import TMA_ALIGN
+from cute_backend.spec import BColumns, DType, Order, ProductKind
 
 SMEM_RESERVE = 1024 + 512
 """Bytes of shared memory kept for aligning the first swizzled buffer, and for barriers."""
@@ -56,6 +57,10 @@ TILE_K_BYTES = 128
 
 STAGED_COLUMNS = 32
 """Columns of a rowvec that a warp stages in shared memory at once, one a lane."""
+
+
+WARP_COLUMNS = 16
+"""Columns of a plane that a warp copies at once without TMA, and a multiple of which its subtiles have."""
 
 
 class Alignment(str, Enum):
@@ -241,12 +246,15 @@ class TileConfig:
         """The tile of the kernel that runs the epilogue: this one or, if sums are in memory, that of the
         second kernel. The second kernel mostly reads, and multiplies nothing. If the target has clusters, its
         tiles are therefore smaller, so that there are enough of them for all multiprocessors. A warp stages
-        a rowvec by one element a lane, so they are not narrower than STAGED_COLUMNS."""
+        a rowvec by one element a lane, so they are not narrower than STAGED_COLUMNS. Warps copy planes in
+        subtiles of whole `WARP_COLUMNS`, also if those of this tile are not."""
         if not self.sums_in_memory:
             return self
         if not self.target.clusters:
             return replace(self, split_k=1)
         alone = replace(self, split_k=1, cluster_m=1, cluster_n=1)
+        if self.subtile_n % WARP_COLUMNS:
+            return replace(alone, tile_m=self.block_m, tile_n=STAGED_COLUMNS, subtile_n=WARP_COLUMNS)
         return replace(alone, tile_m=self.block_m, tile_n=max(self.subtile_n, STAGED_COLUMNS))
 
     @property
@@ -405,6 +413,11 @@ class TileConfig:
     def box_n(self) -> int:
         """Columns of a box in which TMA moves planes."""
         return self.subtile_n * self.box_subtiles
+
+    def has_whole_runs(self, order: Order | None, dtype: DType) -> bool:
+        """Whether the columns of a subtile are a multiple of the 16 bytes that TMA copies, where a plane is
+        contiguous along them: 8 columns of fp8 are not."""
+        return order is not Order.ROW or self.subtile_n * dtype.bits % (TMA_ALIGN * 8) == 0
 
     @property
     def load_stages(self) -> int:

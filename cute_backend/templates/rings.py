@@ -109,6 +109,14 @@ def in_ring(state: pipeline.PipelineState, ring: Any) -> pipeline.PipelineState:
     return pipeline.PipelineState(state.stages, state.count, ring * state.stages + state.index, state.phase)
 
 
+def of_one_stage(layout: cute.ComposedLayout) -> cute.ComposedLayout:
+    """The layout of the first stage of a swizzled buffer of (rows, columns, stages).
+
+    `cute.slice_` of the whole layout aborts the process if the rows are 24, 40, 56, 72 or 88 (DSL 4.8).
+    """
+    return cute.make_composed_layout(layout.inner, layout.offset, cute.slice_(layout.outer, (None, None, 0)))
+
+
 def swizzled(smem: SmemAllocator, dtype: type[cutlass.Numeric], layout: cute.ComposedLayout) -> cute.Tensor:
     """A buffer whose layout is swizzled, as TMA and the tensor cores address it."""
     return smem.allocate_tensor(dtype, layout.outer, SMEM_ALIGN, layout.inner)

@@ -65,6 +65,7 @@ from cute_backend.templates.rings import (
     agents,
     check_stage,
     consumer_state,
+    of_one_stage,
     producer_state,
     stages_of,
     swizzled,
@@ -248,9 +249,9 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         if cutlass.const_expr(self.scaling is not None):
             scale_stages = ScaleStages.allocate(smem, stages.ab, cast(SumScales, self.scaling), config)
         sums = self._sums(smem, warp, WARPGROUP * config.sharing)
-        a_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(given.a_smem, (None, None, 0)))
+        a_bytes = cute.size_in_bytes(self.a_dtype, of_one_stage(given.a_smem))
         self.box_bytes = a_bytes // self.a_boxes
-        b_bytes = cute.size_in_bytes(self.b_dtype, cute.slice_(given.b_smem, (None, None, 0)))
+        b_bytes = cute.size_in_bytes(self.b_dtype, of_one_stage(given.b_smem))
         check_stage(config, a_bytes + b_bytes)
         ab_pipeline = pipeline.PipelineTmaAsync.create(
             **stages_of(smem, self.ab_ring),
@@ -549,5 +550,4 @@ def _tma_load(
 ) -> cpasync.TmaInfo:
     """The TMA atom and coordinate tensor that bring boxes of `tensor` to one stage of shared memory."""
     op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
-    stage = cute.slice_(staged, (None, None, 0))
-    return cpasync.make_tiled_tma_atom(op, tensor, stage, box, num_multicast=multicast)
+    return cpasync.make_tiled_tma_atom(op, tensor, of_one_stage(staged), box, num_multicast=multicast)

@@ -431,13 +431,13 @@ class FragmentSubtile(Subtile):
         return cute.group_modes(elements, 0, cute.rank(elements))
 
     def copy_from(self, plane: cute.Tensor, fragment: cute.Tensor) -> None:
-        """Copies by ldmatrix if elements have 16 bits: one instruction moves 8 of a thread's elements. If the
-        plane is column-major, it transposes them."""
+        """Copies by ldmatrix if elements have 16 bits: one instruction moves 8 of a thread's elements, or 4.
+        If the plane is column-major, it transposes them."""
         transposes = self._transposes(plane)
         if transposes is None:
             super().copy_from(plane, fragment)
             return
-        copy = _matrix_copy(warp.LdMatrix8x8x16bOp(transposes, 4), plane.element_type)
+        copy = self._matrix_copy(warp.LdMatrix8x8x16bOp, transposes, plane)
         source = copy.get_slice(self.tile.lane).partition_S(plane)
         cute.copy(copy, source, cute.make_tensor(fragment.iterator, cute.make_layout(source.shape)))
 
@@ -447,7 +447,7 @@ class FragmentSubtile(Subtile):
         if transposes is None or not self._config.target.stmatrix:
             super().copy_to(fragment, plane)
             return
-        copy = _matrix_copy(warp.StMatrix8x8x16bOp(transposes, 4), plane.element_type)
+        copy = self._matrix_copy(warp.StMatrix8x8x16bOp, transposes, plane)
         target = copy.get_slice(self.tile.lane).partition_D(plane)
         cute.copy(copy, cute.make_tensor(fragment.iterator, cute.make_layout(target.shape)), target)
 
@@ -459,6 +459,19 @@ class FragmentSubtile(Subtile):
             row = cute.make_layout((2, self.columns // 2), stride=(1, 4))
             target = cute.composition(row, cute.make_layout(line.shape))
             cute.autovec_copy(own, cute.make_tensor(fragment.iterator + 2 * r, target))
+
+    def _matrix_copy(self, op: Any, transposes: bool, plane: cute.Tensor) -> cute.TiledCopy:
+        """A warp's copy of 16 rows by 16 columns of a plane at a time, or by 8 if the subtile has an odd
+        number of eights. Elements are laid out as the accumulators of mma, and as a warp's accumulators of
+        wgmma (PTX ISA, mma.m16n8k16, matrix D)."""
+        columns = 16 if self.columns % 16 == 0 else 8
+        mma = cute.make_tiled_mma(
+            warp.MmaF16BF16Op(cutlass.Float16, cutlass.Float32, (16, 8, 16)),
+            permutation_mnk=(16, columns, 16),
+        )
+        return cute.make_tiled_copy_C(
+            cute.make_copy_atom(op(transposes, columns // 4), plane.element_type), mma
+        )
 
     @staticmethod
     def _transposes(plane: cute.Tensor) -> bool | None:
@@ -508,15 +521,6 @@ class InterleavedSubtile(FragmentSubtile):
     @staticmethod
     def _transposes(plane: cute.Tensor) -> bool | None:
         return None
-
-
-def _matrix_copy(op: Any, dtype: type[cutlass.Numeric]) -> cute.TiledCopy:
-    """A warp's copy of 16 x 16 elements at a time. They are laid out as the accumulators of mma, and as a
-    warp's accumulators of wgmma (PTX ISA, mma.m16n8k16, matrix D)."""
-    mma = cute.make_tiled_mma(
-        warp.MmaF16BF16Op(cutlass.Float16, cutlass.Float32, (16, 8, 16)), permutation_mnk=(16, 16, 16)
-    )
-    return cute.make_tiled_copy_C(cute.make_copy_atom(op, dtype), mma)
 
 
 class Sm100Tile(Tile):

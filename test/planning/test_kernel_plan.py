@@ -88,7 +88,9 @@ def test_a_tile_that_visits_do_not_cover_is_refused() -> None:
 def test_boxes_that_do_not_cover_the_visits_of_a_tile_are_refused() -> None:
     """Two boxes of two visits would leave one of five visits out."""
     config = TileConfig(Arch.SM90A, 64, 160, box_subtiles=2)
-    with pytest.raises(ValueError, match="has 5 visits in boxes of 2, which leave 1 out; the visits of a box"):
+    with pytest.raises(
+        ValueError, match="has 5 visits in boxes of 2, which leave 1 out; the visits of a box"
+    ):
         Plan.of(spec_of(dtype=DType.BF16), config, Alignment.TMA)
 
 

@@ -15,6 +15,8 @@ def _stages_of_a_plane(load: Load, config: TileConfig, alignment: Alignment, tma
         return None
     if load.order is None and not (tma and _in_whole_boxes(load, config)):
         return None
+    if tma and not config.has_whole_runs(load.order, load.dtype):
+        return None
     return Need(smem_bytes=ring_bytes(config.stage_elements, load.dtype, config.load_stages))
 
 

@@ -1,0 +1,149 @@
+"""Tiles of the transposed product on sm_90a of any multiple of 8 rows of D: their edges, clusters, split-K,
+planes and reductions.
+
+Small integers and powers of two, so that a kernel has to be right to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cute_backend.kinds import reductions
+from cute_backend.planning import Alignment, Arch, TileConfig, plan
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.spec import Axis, DType, EpilogueSpec, Major, Order, Reduction, Store
+from support.shipped import epilogue_spec
+from support.simulator.exact import check_exact, machine, scaled_residual
+
+TILES = {
+    "64x8": (8, 1),
+    "64x24": (24, 2),
+    "64x40": (8, 4),
+    "64x56": (8, 2),
+    "64x72": (24, 1),
+    "64x88": (8, 4),
+    "64x256": (32, 1),
+    "128x88": (8, 4),
+    "128x136": (8, 2),
+    "128x168": (24, 1),
+    "256x8": (8, 2),
+    "256x88": (8, 1),
+    "256x104": (8, 4),
+}
+"""The columns of a visit of each tile, and the cluster along N that it is simulated in."""
+
+
+def tile(name: str, split_k: int = 1, cluster: int | None = None) -> TileConfig:
+    tile_m, width = map(int, name.split("x"))
+    visit, usual = TILES[name]
+    return TileConfig(
+        Arch.SM90A,
+        tile_m,
+        width,
+        usual if cluster is None else cluster,
+        subtile_n=visit,
+        split_k=split_k,
+        transposed=True,
+    )
+
+
+def checked(spec: EpilogueSpec, config: TileConfig, m: int, n: int, k: int, **machine_of: int) -> None:
+    """Checks a problem in this tile, and that no rule put another in its place."""
+    for alignment in Alignment:
+        planned = plan(spec, config, alignment).tile
+        assert (planned.tile_m, planned.tile_n) == (config.tile_m, config.tile_n)
+    check_exact(spec, (m, n, k), machine(config, **machine_of))
+
+
+@pytest.mark.sim
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize("m", [7, 88, 130, 257])
+def test_edges(name: str, m: int) -> None:
+    """The last tiles of rows, of columns and of K are parts of tiles."""
+    config = tile(name)
+    n = (2 * config.cluster_m - 1) * config.tile_m + 8 if config.tile_m == 64 else config.tile_m + 72
+    checked(scaled_residual(DType.BF16, DType.BF16), config, m, n, 200)
+
+
+@pytest.mark.sim
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("name", ["64x88", "128x136", "256x104"])
+@pytest.mark.parametrize("dtype", [DType.F16, DType.E4M3])
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+def test_clusters_share_the_rows_of_a_tile(name: str, dtype: DType, cluster: int) -> None:
+    """Each of four CTAs brings 22 of 88 rows, in boxes that begin inside the pattern of a swizzle."""
+    config = tile(name, cluster=cluster)
+    checked(scaled_residual(dtype, dtype), config, 100, (cluster + 1) * config.tile_m + 8, 208)
+
+
+@pytest.mark.sim
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize(
+    ("name", "split_k", "cluster"),
+    [("64x88", 2, 1), ("128x136", 4, 1), ("64x24", 3, 1), ("64x88", 6, 1), ("128x88", 2, 2), ("64x24", 8, 4)],
+)
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.E4M3])
+def test_parts_of_k(name: str, split_k: int, cluster: int, dtype: DType) -> None:
+    """Parts are added up in a cluster or through memory, for which visits have whole 16 columns."""
+    config = tile(name, split_k, cluster)
+    assert config.sums_in_memory is (split_k > 4 or cluster > 1)
+    assert not config.sums_in_memory or config.summing.subtile_n == 16
+    checked(scaled_residual(dtype, dtype), config, 130, 200, 16 * 70)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("seed", range(8))
+def test_any_order_of_warps_gives_the_same_bits(seed: int) -> None:
+    checked(scaled_residual(DType.BF16, DType.BF16), tile("64x40"), 130, 264, 200, seed=seed)
+
+
+@pytest.mark.sim
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("name", ["64x88", "128x168", "64x24"])
+@pytest.mark.parametrize("dtype", [DType.E4M3, DType.F32, DType.F16])
+@pytest.mark.parametrize("order", [Order.ROW, Order.COLUMN])
+def test_planes_of_every_size_and_order(name: str, dtype: DType, order: Order) -> None:
+    """TMA does not move 8 or 24 columns of fp8 that lie side by side."""
+    spec = scaled_residual(DType.BF16, DType.BF16)
+    spec = replace(spec, stores=(replace(spec.stores[0], dtype=dtype, order=order),))
+    assert bool(plan(spec, tile(name), Alignment.TMA).shared_stores) is (order is Order.ROW or dtype.bits > 8)
+    checked(spec, tile(name), 144, 208, 104)
+
+
+@pytest.mark.sim
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("name", ["64x88", "128x136", "64x24"])
+@pytest.mark.parametrize(("m", "n"), [(130, 69), (257, 201)])
+def test_planes_by_element(name: str, m: int, n: int) -> None:
+    checked(scaled_residual(DType.BF16, DType.BF16), tile(name), m, n, 104)
+
+
+@pytest.mark.sim
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("name", ["64x88", "128x136", "256x104", "64x24"])
+@pytest.mark.parametrize("axis", Axis)
+@pytest.mark.parametrize("kind", ["max", "sum"])
+def test_reductions_along_every_axis(name: str, axis: Axis, kind: str) -> None:
+    spec = scaled_residual(DType.BF16, DType.BF16)
+    reduced = Store("out1", "t2", DType.F32, reduce=Reduction(axis, reductions.named(kind)))
+    spec = replace(spec, stores=(*spec.stores, reduced))
+    checked(spec, tile(name), 130, 200, 104)
+
+
+@pytest.mark.sweep(6)
+@pytest.mark.parametrize("alignment", Alignment)
+@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize(
+    "epilogue", ["bias_gelu_residual", "addmm_relu", "row_maxima", "sums", "two_outputs"]
+)
+def test_none_spills(name: str, alignment: Alignment, epilogue: str) -> None:
+    spec = epilogue_spec(epilogue, True)
+    spec = replace(
+        spec, accumulators=tuple(replace(acc, a_major=Major.K, b_major=Major.K) for acc in spec.accumulators)
+    )
+    planned = plan(spec, tile(name), alignment)
+    assert (planned.tile.tile_n, build(Kernel(planned)).spill_bytes) == (tile(name).tile_n, 0)
