@@ -12,12 +12,16 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, Uint16
 from cutlass.cute.nvgpu import warp
 
 from cute_backend.philox import SHARED_BITS
 from cute_backend.planning import TileConfig
 from cute_backend.spec import BColumns
+
+_MATRICES_N = 16
+"""Columns of the elements that a warp copies at once by ldmatrix or stmatrix. Of a stmatrix that transposes
+the DSL makes four matrices even if two are asked for."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +272,7 @@ class Subtile(ABC):
 
     def copy_to(self, fragment: cute.Tensor, plane: cute.Tensor) -> None:
         """Writes the thread's elements of a shared plane, by vectors."""
-        cute.autovec_copy(fragment, self.partition(plane))
+        cute.autovec_copy(in_words(fragment), self.partition(plane))
 
     @abstractmethod
     def copy_runs(self, plane: cute.Tensor, fragment: cute.Tensor) -> None:
@@ -431,13 +435,13 @@ class FragmentSubtile(Subtile):
         return cute.group_modes(elements, 0, cute.rank(elements))
 
     def copy_from(self, plane: cute.Tensor, fragment: cute.Tensor) -> None:
-        """Copies by ldmatrix if elements have 16 bits: one instruction moves 8 of a thread's elements, or 4.
-        If the plane is column-major, it transposes them."""
+        """Copies by ldmatrix if elements have 16 bits: one instruction moves 8 of a thread's elements. If the
+        plane is column-major, it transposes them."""
         transposes = self._transposes(plane)
         if transposes is None:
             super().copy_from(plane, fragment)
             return
-        copy = self._matrix_copy(warp.LdMatrix8x8x16bOp, transposes, plane)
+        copy = _matrix_copy(warp.LdMatrix8x8x16bOp(transposes, 4), plane.element_type)
         source = copy.get_slice(self.tile.lane).partition_S(plane)
         cute.copy(copy, source, cute.make_tensor(fragment.iterator, cute.make_layout(source.shape)))
 
@@ -447,7 +451,7 @@ class FragmentSubtile(Subtile):
         if transposes is None or not self._config.target.stmatrix:
             super().copy_to(fragment, plane)
             return
-        copy = self._matrix_copy(warp.StMatrix8x8x16bOp, transposes, plane)
+        copy = _matrix_copy(warp.StMatrix8x8x16bOp(transposes, 4), plane.element_type)
         target = copy.get_slice(self.tile.lane).partition_D(plane)
         cute.copy(copy, cute.make_tensor(fragment.iterator, cute.make_layout(target.shape)), target)
 
@@ -460,24 +464,10 @@ class FragmentSubtile(Subtile):
             target = cute.composition(row, cute.make_layout(line.shape))
             cute.autovec_copy(own, cute.make_tensor(fragment.iterator + 2 * r, target))
 
-    def _matrix_copy(self, op: Any, transposes: bool, plane: cute.Tensor) -> cute.TiledCopy:
-        """A warp's copy of 16 rows by 16 columns of a plane at a time, or by 8 if the subtile has an odd
-        number of eights. Elements are laid out as the accumulators of mma, and as a warp's accumulators of
-        wgmma (PTX ISA, mma.m16n8k16, matrix D)."""
-        columns = 16 if self.columns % 16 == 0 else 8
-        mma = cute.make_tiled_mma(
-            warp.MmaF16BF16Op(cutlass.Float16, cutlass.Float32, (16, 8, 16)),
-            permutation_mnk=(16, columns, 16),
-        )
-        return cute.make_tiled_copy_C(
-            cute.make_copy_atom(op(transposes, columns // 4), plane.element_type), mma
-        )
-
-    @staticmethod
-    def _transposes(plane: cute.Tensor) -> bool | None:
+    def _transposes(self, plane: cute.Tensor) -> bool | None:
         """Whether instructions that copy matrices transpose those of a plane, which has its rows or its
         columns contiguous. None if there is no such instruction."""
-        if plane.element_type.width != 16:
+        if plane.element_type.width != 16 or self._columns % _MATRICES_N:
             return None
         row_step, column_step = (cute.flatten((stride,))[0] for stride in plane.stride)
         return False if column_step == 1 else True if row_step == 1 else None
@@ -518,9 +508,30 @@ class InterleavedSubtile(FragmentSubtile):
         elements = cute.composition(plane, lanes_elements)[(self.tile.lane, None)]
         return cute.group_modes(elements, 0, cute.rank(elements))
 
-    @staticmethod
-    def _transposes(plane: cute.Tensor) -> bool | None:
+    def _transposes(self, plane: cute.Tensor) -> bool | None:
         return None
+
+
+def in_words(fragment: cute.Tensor) -> cute.Tensor:
+    """Values of 16 bits that were taken out of words, of which each has two. So they are converted in pairs.
+    Behind a conversion of one value to bf16, ptxas makes all products of wgmma wait for each other."""
+    if fragment.element_type.width != 16 or cute.size(fragment) % 2:
+        return fragment
+    words = cute.recast_tensor(fragment, Int32)
+    halves = cute.make_rmem_tensor_like(fragment, Uint16)
+    for i in range(cute.size(words)):
+        halves[2 * i], halves[2 * i + 1] = Uint16(words[i] & 0xFFFF), Uint16(words[i] >> 16)
+    return cute.recast_tensor(halves, fragment.element_type)
+
+
+def _matrix_copy(op: Any, dtype: type[cutlass.Numeric]) -> cute.TiledCopy:
+    """A warp's copy of 16 rows by `_MATRICES_N` columns at a time. They are laid out as the accumulators of
+    mma, and as a warp's accumulators of wgmma (PTX ISA, mma.m16n8k16, matrix D)."""
+    mma = cute.make_tiled_mma(
+        warp.MmaF16BF16Op(cutlass.Float16, cutlass.Float32, (16, 8, 16)),
+        permutation_mnk=(16, _MATRICES_N, 16),
+    )
+    return cute.make_tiled_copy_C(cute.make_copy_atom(op, dtype), mma)
 
 
 class Sm100Tile(Tile):
