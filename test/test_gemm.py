@@ -330,11 +330,11 @@ def refused(message, a=None, b=None, **arguments):
         (r"float32 by float8_e4m3fn; it multiplies .*bfloat16 by bfloat16", {"a": torch.zeros(M, K)}),
         (r"float8_e5m2 by float8_e5m2", {"a": operands(E5M2)[0], "b": operands(E5M2)[1]}),
         (
-            r"b has strides \(64, 1\); fp8 and fp4 want K contiguous, as in weight\.t\(\) of a row-major",
+            r"b has strides \(64, 1\); int8, fp8 and fp4 want K contiguous, as in weight\.t\(\) of a",
             {"b": operands()[1].contiguous()},
         ),
         (
-            r"a has strides \(1, 48\); fp8 and fp4 want K contiguous, as in a row-major \(M, K\) tensor",
+            r"a has strides \(1, 48\); int8, fp8 and fp4 want K contiguous, as in a row-major",
             {"a": operands()[0].t().contiguous().t()},
         ),
         (

@@ -266,7 +266,7 @@ def test_planes_and_reductions_with_the_instructions_of_rtx_blackwell() -> None:
 def test_e5m2_and_blocks_with_scales_are_refused_by_name_on_ada() -> None:
     ada = TileConfig(Arch.SM89, 64, 64)
     spec = scaled_residual(DType.E5M2)
-    refused = r"^no MMA of sm_89 multiplies e5m2 by e4m3, as acc does; supported: bf16, e4m3, f16$"
+    refused = r"^no MMA of sm_89 multiplies e5m2 by e4m3, as acc does; supported: bf16, e4m3, f16, i8$"
     with pytest.raises(UsageError, match=refused):
         run_region(spec, *operands(spec, 16, 16, 16), machine(ada))
     spec = promoted(scaled_residual())
@@ -280,7 +280,7 @@ def test_e5m2_and_blocks_with_scales_are_refused_by_name_on_ada() -> None:
 def test_fp8_is_refused_by_name() -> None:
     spec = scaled_residual()
     with pytest.raises(
-        UsageError, match=r"^no MMA of sm_80 multiplies e4m3 by e4m3, as acc does; supported: bf16, f16$"
+        UsageError, match=r"^no MMA of sm_80 multiplies e4m3 by e4m3, as acc does; supported: bf16, f16, i8$"
     ):
         run_region(spec, *operands(spec, 16, 16, 16), machine(sm80(64, 64)))
     spec = scaled_residual(DType.BF16, DType.BF16)
