@@ -31,7 +31,7 @@ from cute_backend.planning import (
     tunable,
 )
 from cute_backend.planning import cost as cost_module
-from cute_backend.planning.cost import UNTIMED_ERROR, cost, nearest, time_of
+from cute_backend.planning.cost import RIM, UNTIMED_ERROR, cost, nearest, time_of
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import k_tiles_a_step
 from cute_backend.planning.search import fastest
@@ -167,7 +167,8 @@ def test_a_tile_that_was_not_timed_has_the_time_of_its_nearest_neighbour() -> No
     own = Cut(128, 96, cluster_m=2, pingpong=True)
     like = nearest(timed, own)
     assert own not in timed and like.pingpong and not like.transposed
-    scaled = timed[like].of_area(own.cta_rows * own.mma_n / (like.cta_rows * like.mma_n))
+    area, of_like = ((each.cta_rows + RIM) * (each.mma_n + RIM) for each in (own, like))
+    scaled = timed[like].of_area(area / of_like)
     assert time_of(Arch.SM90A, own) == scaled._replace(error=timed[like].error + UNTIMED_ERROR)
 
 
