@@ -363,9 +363,9 @@ def test_each_segment_of_a_launch_has_placements_of_its_own():
 
 def test_placements_depend_on_the_architecture():
     few_tiles = {"m": 16, "n": 1024}
-    (hopper,) = explain("rowwise", "sm_90a", k=8192, **few_tiles).regions  # split-K, without ping-pong
+    (hopper,) = explain("rowwise", "sm_90a", k=8192, **few_tiles).regions  # split-K, transposed
     (blackwell,) = explain("rowwise", "sm_100a", k=256, **few_tiles).regions  # too short to hide a hoist
-    assert [load.placement for load in hopper.loads] == ["row_read", "register_hoist"]
+    assert [load.placement for load in hopper.loads] == ["register_hoist", "row_read"]
     assert [load.placement for load in blackwell.loads] == ["row_read", "smem_staged"]
     (deep,) = explain("rowwise", "sm_100a", k=8192, **few_tiles).regions
     assert hopper.source("sm_100a") == deep.source() != hopper.source()

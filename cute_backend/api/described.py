@@ -165,7 +165,8 @@ class Region:
 
     def first_rung(self, arch: str | None = None) -> Kernel:
         """The kernel that was chosen, whether or not it is known to spill. Raises as `kernel` does."""
-        problem = Problem(self.spec, *self.hints, self.groups, Constraints.from_config())
+        varies = isinstance(self.sizes[0], str)
+        problem = Problem(self.spec, *self.hints, self.groups, Constraints.from_config(), varies)
         tile = config_here(problem, self.alignment, Arch.parse(arch or self.arch))
         return Kernel.found(plan(self.spec, tile, self.alignment))
 

@@ -5,8 +5,8 @@ of a kernel is written elsewhere (`memory_ops`).
 
 - Facts about each architecture: `targets`, `served`.
 - Tiles: `tiles`, `rules` (what a spec demands of its tile), `constraints` (what a user demands),
-  `search`, `ladder` (what runs in place of a tile that spills), `untuned`, `cost`, `epilogue_time`,
-  `halving`, `hoisting`, `shallow`, `transposing`, `segment_tiles`.
+  `search`, `fitting`, `widths` (tiles for a known M), `ladder` (what runs in place of a tile that spills),
+  `untuned`, `cost`, `epilogue_time`, `halving`, `hoisting`, `shallow`, `transposing`, `segment_tiles`.
 - Reductions of rows: `last_tile`.
 - Placements: `placements`, `placing`.
 - Resources: `registers`, `shared_memory`, `stages`, `mma_scales`, `capacity`.

@@ -8,18 +8,20 @@ from dataclasses import replace
 from functools import lru_cache
 
 from cute_backend.planning.cost import cost
+from cute_backend.planning.fitting import can_split, fits, has_registers, in_parts, kind_of
 from cute_backend.planning.halving import can_halve, halving
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
-from cute_backend.planning.registers import NARROW_SUBTILE_N, holds_values, leaves_registers, long_ops
-from cute_backend.planning.rules import MAX_BLOCK, WHOLE_VISITS, subtiled, suited, with_half_subtiles
+from cute_backend.planning.registers import holds_values, leaves_registers
+from cute_backend.planning.rules import MAX_BLOCK, WHOLE_VISITS, subtiled, suited
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.shallow import shallowed
-from cute_backend.planning.shared_memory import SumScales, can_be_shallow, has_planes, holds_planes
+from cute_backend.planning.shared_memory import SumScales, can_be_shallow, holds_planes
 from cute_backend.planning.targets import Arch, Kind, Shape, Target
 from cute_backend.planning.targets.target import MAX_TILES
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
+from cute_backend.planning.widths import evenly, of_name
 from cute_backend.spec import (
     BLOCK_PART,
     HEAD_COLUMNS,
@@ -71,7 +73,7 @@ def _is_listed(config: TileConfig, spec: EpilogueSpec) -> bool:
     shared memory also has to hold all planes."""
     config = subtiled(spec, config, Alignment.TMA)
     held = not config.target.accumulators.in_registers or holds_planes(config, spec)
-    return held and _leaves_registers(config, spec)
+    return held and has_registers(config, spec)
 
 
 def _of_segments(
@@ -87,7 +89,7 @@ def _of_segments(
         whole = (shape for shape in arch.target.tiles.all if shape.split_k == 1)
         further = suited(arch, whole, segment)
         further += tuple(replace(config, column_groups=1) for config in further)
-        fitting = (config for config in further if _fits(config, segment))
+        fitting = (config for config in further if fits(config, segment))
         return *of_one(segment), *fitting
 
     found = serving_all(spec, of_one) or serving_all(spec, of_blocks)
@@ -144,7 +146,7 @@ def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     blocks, those for blocks. A spec that reads planes but tables gets only those that are one visit
     (`WHOLE_VISITS`), unless blocks are rotated or planes are read ahead of passes."""
     shipped = arch.target.tiles.shipped
-    found = suited(arch, shipped.get(_kind_of(arch, spec), shipped[Kind.PLANES]), spec)
+    found = suited(arch, shipped.get(kind_of(arch, spec), shipped[Kind.PLANES]), spec)
     if found:
         return found
     blocks = shipped.get(Kind.BLOCKS, ())
@@ -161,13 +163,11 @@ def _smallest_alone(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     return tuple(config for config in able if leaves_registers(config, spec))[:1]
 
 
-def _kind_of(arch: Arch, spec: EpilogueSpec) -> Kind:
-    """The kind of a spec, by which it has tiles if its sizes are unknown."""
-    if spec.product.a_scaling.by_mma:
-        return Kind.SCALED
-    if arch.target.promotes and not spec.product.fast_accum:
-        return Kind.PROMOTED
-    return Kind.PLANES if has_planes(spec) else Kind.REDUCED
+def _is_unfitted(arch: Arch, spec: EpilogueSpec) -> bool:
+    """Whether the cost model was not fitted to products as a spec has them: without planes, or with sums that
+    are promoted without scales."""
+    kind = kind_of(arch, spec)
+    return kind is Kind.REDUCED or (kind is Kind.PROMOTED and SumScales.of(spec) is None)
 
 
 @lru_cache(maxsize=512)
@@ -185,77 +185,22 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     tiles, shipped = arch.target.tiles, table(arch, spec)
     if spec.product.kind is ProductKind.BATCHED:
         return shipped
-    kind = _kind_of(arch, spec)
-    unfitted = kind is Kind.REDUCED or (kind is Kind.PROMOTED and SumScales.of(spec) is None)
-    listed = () if unfitted else tiles.further
-    further = (config for config in suited(arch, listed, spec) if _fits(config, spec))
+    listed = () if _is_unfitted(arch, spec) else tiles.further
+    further = (config for config in suited(arch, listed, spec) if fits(config, spec))
     smallest = replace(shipped[-1], pingpong=shipped[-1].pingpong and not spec.pass_columns)
     # Where there are clusters, their CTAs add up the sums.
-    parts = (each for each in _in_parts(smallest) if not (each.sums_in_memory and arch.target.clusters))
+    parts = (each for each in in_parts(smallest) if not (each.sums_in_memory and arch.target.clusters))
     found = dict.fromkeys((*shipped, *further, *parts))
-    return tuple(config for config in found if config.split_k == 1 or _can_split(config, spec))
+    return tuple(config for config in found if config.split_k == 1 or can_split(config, spec))
 
 
-def _in_parts(config: TileConfig) -> Iterator[TileConfig]:
-    """Yields a tile with each split-K that it can have."""
-    if config.splittable:
-        yield from (replace(config, split_k=parts) for parts in config.target.tiles.splits)
-
-
-def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether a tile outside the table leaves the epilogue enough registers and shared memory, or that of the
-    kernel that runs the epilogue."""
-    spec, config = multiplied(spec, config), config.summing
-    return holds_planes(config, spec) and _leaves_registers(config, spec)
-
-
-def _leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether a thread has registers by the estimate. If accumulators are in tensor memory, subtiles of half
-    the columns are enough (`ladder`)."""
-    if leaves_registers(config, spec):
-        return True
-    in_registers = config.target.accumulators.in_registers
-    narrower = None if in_registers else with_half_subtiles(config, spec, Alignment.TMA)
-    return narrower is not None and leaves_registers(narrower, spec)
-
-
-def _can_split(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether a tile may have split-K. It may not for groups, whose tiles or k tiles are only counted on
-    the device, nor for scales that the MMA applies, nor if a value is kept in tensor memory, to which each
-    read adds the sums of other CTAs.
-
-    Sums may go through memory only if `_can_leave_sums`. Where there are clusters, the second kernel does not
-    use TMA, which a repeating operand with blocks needs, and its tile has to be the same however planes are
-    aligned.
-    """
-    if spec.product.kind.has_offsets or spec.product.a_scaling.by_mma:
-        return False
-    in_registers = config.target.accumulators.in_registers
-    # Where accumulators are in tensor memory, each pass would read the sums of other CTAs again.
-    if (spec.kept or spec.pass_columns > NARROW_SUBTILE_N) and not in_registers:
-        return False
-    if not config.sums_in_memory:
-        return True
-    if not _can_leave_sums(spec):
-        return False
-    if not config.target.clusters:
-        return len(spec.accumulators) == 1 and not spec.reductions
-    tables = any(load.is_table and load.blocks is not None for load in spec.loads_of(LoadKind.EXACT))
-    by_tma, plain = (subtiled(spec, config, alignment).summing for alignment in Alignment)
-    same = by_tma == config.summing and (plain.tile_m, plain.tile_n) == (by_tma.tile_m, by_tma.tile_n)
-    return same and not tables and _kind_of(config.arch, spec) is Kind.PLANES
-
-
-def _can_leave_sums(spec: EpilogueSpec) -> bool:
-    """Whether the sums of parts of K may go through memory. Only those of dense products may, and those of a
-    pair only if each product has a B of its own."""
-    return (
-        spec.product.kind is ProductKind.DENSE
-        and not spec.product.is_block_scaled
-        and spec.b_columns is BColumns.APART
-        and spec.block_columns == 1
-        and not long_ops(spec)
-    )
+def for_rows(arch: Arch, spec: EpilogueSpec, m: int, n: int, sm_count: int) -> tuple[TileConfig, ...]:
+    """The tiles that the heuristic chooses from when sizes are known: those offered, and tiles of the
+    transposed product as wide as even shares of M (`widths`)."""
+    able = offered(arch, spec)
+    if len(spec.segments) > 1 or _is_unfitted(arch, spec):
+        return able
+    return *able, *evenly(arch, spec, m, n, sm_count)
 
 
 def choose(
@@ -268,21 +213,22 @@ def choose(
     of: Callable[[Arch, EpilogueSpec], Iterable[TileConfig]] | None = None,
     groups: int | None = None,
 ) -> TileConfig:
-    """Returns the configuration for a problem that was never tuned: the fastest of those offered, as
+    """Returns the configuration for a problem that was never tuned: the fastest of those for its M, as
     predicted.
 
-    Among equals the larger tile wins, then the smaller split-K. `of` lists other tiles to choose from.
+    Among equals the larger tile wins, then the smaller split-K. `of` lists other tiles to choose from: those
+    `offered` for any M, or those of the `table`.
     `groups` is the number of groups of a grouped product's M rows; None stands for one. A second warpgroup
     shares the epilogue if the MMA does not hide that of one (`halving`), and rowvecs are hoisted if the MMA
-    hides that (`hoisting`). Planes get more of the shared memory if K is short (`shallowed`), unless `of`
-    lists the tiles.
+    hides that (`hoisting`). Planes get more of the shared memory if K is short (`shallowed`), unless `of` is
+    the table, whose tiles are for any K.
     """
-    able = offered(arch, spec) if of is None else of(arch, spec)
+    able = for_rows(arch, spec, m, n, sm_count) if of is None else of(arch, spec)
     best = fastest(able, spec, m, n, k, sm_count, groups)
     if len(spec.segments) > 1:
         return best
     best = hoisting(halving(best, spec, k), spec, k)
-    return best if of is not None else shallowed(best, spec, k)
+    return best if of is table else shallowed(best, spec, k)
 
 
 def fastest(
@@ -332,7 +278,8 @@ def candidates(
     of groups of a grouped product's M rows.
     """
     first = choose(arch, spec, m, n, k, sm_count, groups=groups)
-    whole = (config for config in tunable(arch, spec) if not config.shallow)
+    able = dict.fromkeys((*tunable(arch, spec), *for_rows(arch, spec, m, n, sm_count)))
+    whole = (config for config in able if not config.shallow)
     space = list(dict.fromkeys((first, *(shallowed(config, spec, k) for config in whole))))
     # Rasters with more rows than the problem are all the same.
     effective: dict[TileConfig, TileConfig] = {}
@@ -371,7 +318,7 @@ def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
     can."""
     able = {config.name: config for config in clustered(arch, spec)}
     asked = names.replace(",", " ").split()
-    found = next((able[name] for name in asked if name in able), None)
+    found = next((each for name in asked if (each := able.get(name) or of_name(arch, spec, name))), None)
     if found is None:
         from cute_backend.errors import (  # here, since a process that launches kernels raises none
             UsageError,
@@ -400,9 +347,9 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         return _of_segments(arch, spec, tunable)
     whole = suited(arch, dict.fromkeys(_varied(arch.target)), spec)
     found = [replace(config, raster_m=raster_m) for raster_m in _RASTERS for config in whole]
-    parted = (each for config in whole for each in _in_parts(config))
-    found += (config for config in parted if _can_split(config, spec))
-    fitting = [*offered(arch, spec), *(config for config in found if _fits(config, spec))]
+    parted = (each for config in whole for each in in_parts(config))
+    found += (config for config in parted if can_split(config, spec))
+    fitting = [*offered(arch, spec), *(config for config in found if fits(config, spec))]
     fitting += [replace(config, column_groups=2) for config in fitting if can_halve(config, spec)]
     alone = (replace(config, column_groups=1) for config in fitting if config.column_groups > 1)
     fitting += [config for config in alone if leaves_registers(config, spec)]

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from cute_backend.planning.kernel_plan import plan
 from cute_backend.planning.last_tile import LAST_TILE_ARCHS
-from cute_backend.planning.search import choose, table
+from cute_backend.planning.search import choose, offered, table
 from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import EpilogueSpec
@@ -20,9 +20,10 @@ BUCKETS = (
     *(16, 32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512, 576),
     *(step << i for i in range(7, 14) for step in (5, 6, 7, 8)),
 )
-"""The values that M is rounded up to when a configuration is chosen: whole tiles of 64 rows, or of the 160
-and 224 of transposed products; from 640 on by at most a quarter. With powers of two, 320 rows would get the
-tile that is best for 512, and take 1.6 times as long as they need (fp8, N = 28672, K = 8192, H200)."""
+"""The values that an M that varies is rounded up to when a configuration is chosen: whole tiles of 64 rows,
+or of the 160 and 224 of transposed products; from 640 on by at most a quarter. With powers of two, 320 rows
+would get the tile that is best for 512, and take 1.6 times as long as they need (fp8, N = 28672, K = 8192,
+H200)."""
 
 INVARIANT_M = 512
 """The M for which the only configuration of a batch-invariant region is chosen. The tiles for a step of
@@ -31,7 +32,8 @@ of decoding; this M is between the two."""
 
 
 def bucket_of(m: int) -> int:
-    """The M that a configuration is chosen for in place of `m`: the next larger of BUCKETS, if there is one.
+    """The M that a configuration is chosen for in place of an `m` that varies: the next larger of BUCKETS, if
+    there is one.
 
     So a new M seldom needs a new configuration, and the set of configurations that a region can need is known
     in advance.
@@ -53,13 +55,17 @@ def untuned(
     sm_count: int,
     groups: int | None = None,
     batch_invariant: bool = False,
+    varies: bool = False,
 ) -> TileConfig:
-    """The configuration for a problem that was not tuned: the cost model's choice for the bucket of M. A
-    batch-invariant region has one for all M. Raises ValueError if no tile serves the spec."""
+    """The configuration for a problem that was not tuned: the cost model's choice for M or, if M `varies`
+    from launch to launch, for its bucket. A batch-invariant region has one for all M. Raises ValueError if no
+    tile serves the spec."""
     if batch_invariant:
         # A launch that was prepared for any N and K has kernels of the table alone.
         return choose(arch, spec, INVARIANT_M, n, k, sm_count, table, groups)
-    return choose(arch, spec, bucket_of(m), n, k, sm_count, groups=groups)
+    if varies:
+        return choose(arch, spec, bucket_of(m), n, k, sm_count, offered, groups)
+    return choose(arch, spec, m, n, k, sm_count, groups=groups)
 
 
 @lru_cache(maxsize=1024)
@@ -71,13 +77,14 @@ def needs_second_kernel(
     k: int,
     groups: int | None = None,
     batch_invariant: bool = False,
+    varies: bool = False,
 ) -> bool:
     """Whether a launch that was not tuned has reductions that a second kernel finishes, on the GPU that the
     target plans for. True for reductions that the architecture has no kernel for."""
     if arch not in LAST_TILE_ARCHS or not spec.reductions:
         return bool(spec.reductions)
     try:
-        config = untuned(arch, spec, m, n, k, arch.target.sm_count, groups, batch_invariant)
+        config = untuned(arch, spec, m, n, k, arch.target.sm_count, groups, batch_invariant, varies)
     except ValueError:  # no tile serves the spec
         return True
     return plan(spec, config, Alignment.TMA).finishes_apart(m, n)

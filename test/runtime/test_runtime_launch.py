@@ -32,6 +32,7 @@ from cute_backend.planning import (
     choose,
     fastest,
     named,
+    offered,
     plan,
     rungs,
     table,
@@ -224,6 +225,34 @@ def test_a_region_that_nobody_announced_compiles_nothing_if_its_kernels_are_at_h
     assert compiler.built == [] and compiler.launches[0][0] in at_hand
 
 
+def of_6_rows(varies: bool) -> TileConfig:
+    """The tile for 6 rows: one of 8 rows of the transposed product if M is known, else that of 16 rows."""
+    problem = Problem(SPEC, 6, 16, 8, varies=varies)
+    return config_for(problem, Alignment.TMA, Arch.SM90A, GPU.sm_count)
+
+
+@pytest.mark.parametrize("varies", [False, True])
+def test_an_m_that_varies_gets_the_kernel_of_its_bucket(varies: bool, compiler: Compiler) -> None:
+    assert (of_6_rows(False).tile_n, of_6_rows(True).tile_n) == (8, 64)
+    prepare([Problem(SPEC, None if varies else 6, 16, 8)], -1)
+    check(operands())
+    ((kernel, _),) = compiler.launches
+    assert kernel.plan == plan(SPEC, of_6_rows(varies), Alignment.TMA) and compiler.batches == 1
+
+
+def test_a_region_of_known_m_that_nothing_announced_finds_its_kernel_on_disk(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor's cache has the code of a graph, which runs without the pass in another process."""
+    there = Kernel(plan(SPEC, of_6_rows(False), Alignment.TMA))
+    on_disk = {there: compiler._function(there)}
+    monkeypatch.setattr(
+        standing_rungs, "load_known", lambda asked: {each: on_disk[each] for each in asked if each in on_disk}
+    )
+    check(operands())
+    assert [kernel for kernel, _ in compiler.launches] == [there] and compiler.batches == 0
+
+
 def test_several_regions_are_built_in_one_batch(compiler: Compiler) -> None:
     other = make_spec()
     prepare([Problem(SPEC, 64, 4096, 512), Problem(other, 64, 4096, 512), Problem(SPEC, 64, 4096, 512)], -1)
@@ -263,8 +292,10 @@ def test_a_region_reaches_the_kernels_that_are_chosen_for_most_sizes(
     assert len({kernel.plan.alignment for kernel in kernels}) <= 4
     m, n, k = problem
     if n is not None and k is not None:
-        sizes = BUCKETS if m is None else (bucket_of(m),)
-        chosen = Counter(choose(arch, SPEC, rows, n, k, 132) for rows in sizes)
+        if m is None:
+            chosen = Counter(choose(arch, SPEC, rows, n, k, 132, of=offered) for rows in BUCKETS)
+        else:
+            chosen = Counter([choose(arch, SPEC, m, n, k, 132)])
         most = MAX_KERNELS // len({kernel.plan.alignment for kernel in kernels})
         alignments = {kernel.plan.alignment for kernel in kernels}
         assert {kernel.plan for kernel in kernels} == {
@@ -344,7 +375,7 @@ def reached(problem: Problem, found: Found) -> list[Kernel]:
 
 def test_a_tuned_configuration_takes_the_place_of_the_heuristics(compiler: Compiler, found: Found) -> None:
     found[Alignment.TMA, 16, 8] = {16: WINNER}
-    heuristic = choose(Arch.SM90A, SPEC, 16, 16, 8, GPU.sm_count)
+    heuristic = choose(Arch.SM90A, SPEC, 6, 16, 8, GPU.sm_count)
     prepare([Problem(SPEC, 6, 16, 8)], -1)
     expected = [
         plan(SPEC, WINNER, Alignment.TMA),

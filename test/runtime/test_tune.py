@@ -32,7 +32,7 @@ GPU = Device(-1, Arch.SM90A, 132, "a GPU")
 SPEC = make_spec()
 SIZES = 4000, 4096, 512
 JOB = Job(SPEC, *SIZES)
-TRIED = candidates(Arch.SM90A, SPEC, 4096, 4096, 512, 132)
+TRIED = candidates(Arch.SM90A, SPEC, *SIZES, 132)
 WINNER = TRIED[3]
 
 

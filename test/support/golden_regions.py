@@ -38,6 +38,12 @@ OTHER_SIZES = {
     "rowwise_few_rows_sm90a.py": ("rowwise", "sm_90a", Problem(16, 1024, 8192), "register_hoist"),
     "addmm_relu_few_rows_sm80.py": ("addmm_relu", "sm_80", Problem(16, 1024, 16384), "SplitGemm"),
     "addmm_relu_long_k_sm90a.py": ("addmm_relu", "sm_90a", Problem(128, 896, 31456), "SplitGemm"),
+    "bias_gelu_residual_257_rows_sm90a.py": (
+        "bias_gelu_residual",
+        "sm_90a",
+        Problem(257, 2304, 9216),
+        "transposed=True",
+    ),
     "rowwise_large_sm100a.py": (
         "rowwise",
         "sm_100a",
@@ -54,7 +60,8 @@ OTHER_SIZES = {
 """Modules of other sizes, by file, and what each is there to show: without ping-pong, as where K is split,
 sm_90a hoists rowvecs; on sm_100a two warpgroups share the epilogue of wide tiles, and hoist rowvecs there,
 and that of chains which take longer than the MMA. Sums of parts of K go through memory where there are no
-clusters, and on sm_90a where K has more parts than a cluster has CTAs."""
+clusters, and on sm_90a where K has more parts than a cluster has CTAs. 257 rows are even shares of
+transposed tiles."""
 
 LARGE = Problem(4096, 4096, 4096)
 

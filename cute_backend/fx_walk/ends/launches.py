@@ -33,6 +33,7 @@ def is_finished_apart(draft: Draft, member: fx.Node, plane: fx.Node | None) -> b
 def _is_apart(
     spec: EpilogueSpec, sizes: tuple[Size, Size, Size], groups: Size | None, archs: Iterable[Arch]
 ) -> bool:
-    m, n, k = map(usual, sizes)
+    (m, n, k), varies = map(usual, sizes), not isinstance(sizes[0], int)
     of_groups = None if groups is None else usual(groups)
-    return any(needs_second_kernel(arch, spec, m, n, k, of_groups, config.batch_invariant) for arch in archs)
+    fixed = config.batch_invariant
+    return any(needs_second_kernel(arch, spec, m, n, k, of_groups, fixed, varies) for arch in archs)

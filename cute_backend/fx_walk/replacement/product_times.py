@@ -113,12 +113,13 @@ def _milliseconds(node: fx.Node) -> float:
         given: Any = map_arg(arguments(node), lambda each: each.meta["val"])
         a, b, spec = given["a"], given["b"], parse_spec(given["spec"])
         groups = groups_of(spec, a)
-        m, n, k = (usual(size) for size in (*plane_of(spec, a, b), a[0].shape[-1]))
+        sizes = (*plane_of(spec, a, b), a[0].shape[-1])
+        (m, n, k), varies = map(usual, sizes), not isinstance(sizes[0], int)
         of_groups = None if groups is None else usual(groups)
         arch = Arch.of_capability(device_capability(a[0].device))
         assert arch is not None, "the walker fuses nothing on other GPUs"
         count = device_at(torch.cuda.current_device()).sm_count if torch.cuda.is_available() else None
-        problem = Problem(spec, m, n, k, of_groups, Constraints.parse(given["constraints"]))
+        problem = Problem(spec, m, n, k, of_groups, Constraints.parse(given["constraints"]), varies)
         tile = config_here(problem, Alignment.TMA, arch)
         return cost(tile, spec, m, n, k, count or arch.target.sm_count, of_groups) / 1000
     except Exception as error:

@@ -117,6 +117,7 @@ _TILES = Tiles(
         *(Shape(128, columns, 2, split_k=parts) for parts in (2, 3, 4) for columns in (256, 192)),
     ),
     splits=(2, 4, 6, 8, 12, 16),
+    even_rows=(64, 128, 256),
 )
 
 TARGET = Target(

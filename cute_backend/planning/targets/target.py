@@ -92,9 +92,12 @@ class Tiles:
     a spec of known sizes has K in all of them or, where there are clusters, in those of `CLUSTER_PARTS`.
     Tuning tries all for every tile."""
 
+    even_rows: tuple[int, ...] = ()
+    """The rows of tiles of transposed products whose columns follow from a known M (`widths.py`)."""
+
     @property
     def all(self) -> tuple[Shape, ...]:
-        """Every tile, each once."""
+        """Every tile of the tables, each once."""
         return tuple(dict.fromkeys((*chain(*self.shipped.values()), *self.further)))
 
 

@@ -20,7 +20,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -145,7 +145,9 @@ def prepare(problems: Iterable[Problem], device: int, *, at_once: bool = False) 
     waited for, and its launches are replayed. If a pack was made for a problem but lacks a kernel, M is
     beyond the pack's range, and the launch uses the kernel that is predicted to be the fastest.
     """
-    gpu = device_at(device)
+    gpu, problems = device_at(device), list(problems)
+    for problem in problems:
+        _launcher(problem.spec, device, problem.constraints).announced.add(problem)
     wanted = [
         (_launcher(problem.spec, device, problem.constraints), kernel, _is_packed(problem, gpu))
         for problem in problems
@@ -325,6 +327,8 @@ class Launcher:
         self._choices: dict[tuple[int, int, int, int | None], _Choice] = {}
         self.chosen = object()
         """An object that is replaced whenever a kernel is added."""
+        self.announced: set[Problem] = set()
+        """The problems of known sizes whose kernels were prepared."""
         for kernel, function in load_known(packed_kernels(spec, self._gpu.arch)).items():
             self.add(kernel, Obtained(kernel, function))
 
@@ -431,22 +435,9 @@ class Launcher:
 
     def _choose(self, m: int, n: int, k: int, groups: int | None) -> _Choice:
         """Chooses the kernels for these sizes among those that were prepared or are on disk."""
-        problem, winners = self._problem(m, n, k, groups), winners_on(self._gpu, groups)
-        kernels = [
-            Kernel.found(
-                plan(
-                    self._spec,
-                    config_for(problem, alignment, self._gpu.arch, self._gpu.sm_count, winners),
-                    alignment,
-                )
-            )
-            for alignment in (Alignment.TMA, Alignment.PLAIN)
-        ]
+        problem = self._problem(m, n, k, groups)
         with _state:
-            if unknown := self._unheard_of(kernels):
-                with code_may_load():
-                    for kernel, obtained in load_standing(unknown).items():
-                        self.add(kernel, obtained)
+            kernels = [self._wanted(problem, alignment) for alignment in (Alignment.TMA, Alignment.PLAIN)]
             tma, plain = (self._fastest(kernel, m, n, k, groups) for kernel in kernels)
             choice = _Choice(kernels, stores_aligned(self._spec, m, n) is True, tma or plain, plain)
             if len(self._choices) >= _MAX_CHOICES:
@@ -455,6 +446,37 @@ class Launcher:
             if log.isEnabledFor(logging.DEBUG):  # making a name takes longer than choosing
                 log.debug("M %d, N %d, K %d of %s take %s", m, n, k, self._spec.key, kernels[0].entry)
             return choice
+
+    def _wanted(self, problem: Problem, alignment: Alignment) -> Kernel:
+        """The kernel for a problem of known sizes, which is loaded if it is on disk.
+
+        It is the one for M if a region of these sizes was announced, and else the one for the bucket of M. If
+        that was not prepared, the graph may be from Inductor's cache and M static: the kernel for M is used
+        if it is on disk.
+        """
+        of_bucket = self._kernel(replace(problem, varies=True), alignment)
+        announced = problem in self.announced
+        if not (announced or self._unheard_of([of_bucket])):
+            return of_bucket
+        of_m = self._kernel(problem, alignment)
+        for kernel in (of_m, of_bucket):
+            self._load(kernel)
+            if announced or not self._unheard_of([kernel]):
+                return kernel
+        return of_bucket
+
+    def _kernel(self, problem: Problem, alignment: Alignment) -> Kernel:
+        """The kernel that is chosen for a problem of known sizes."""
+        winners = winners_on(self._gpu, problem.groups)
+        tile = config_for(problem, alignment, self._gpu.arch, self._gpu.sm_count, winners)
+        return Kernel.found(plan(self._spec, tile, alignment))
+
+    def _load(self, kernel: Kernel) -> None:
+        """Loads a kernel unless it is known or not on disk."""
+        if unknown := self._unheard_of([kernel]):
+            with code_may_load():
+                for each, obtained in load_standing(unknown).items():
+                    self.add(each, obtained)
 
     def _fastest(self, kernel: Kernel, m: int, n: int, k: int, groups: int | None) -> Ready | Kernel | None:
         """The kernel chosen for these sizes or, if it is missing, the one that is predicted to be the fastest

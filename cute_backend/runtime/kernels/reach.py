@@ -43,6 +43,8 @@ class Problem:
     groups: int | None = None
     """The number of groups of rows of a grouped product, if it is known."""
     constraints: Constraints = UNCONSTRAINED
+    varies: bool = False
+    """Whether `m`, if it is known, is that of one launch among others, for which it is rounded up."""
 
     @property
     def sizes(self) -> tuple[int | None, ...]:
@@ -67,8 +69,8 @@ def config_for(
     With a constraint on rowvecs it is changed as `with_rowvecs` does, which may raise UsageError.
 
     The tile is the winner of tuning for the bucket of M, or for the next smaller or larger one, else the cost
-    model's choice. A batch-invariant region has one tile for all M, and a region whose tile is named has that
-    one. Raises UsageError if the named tile does not fit.
+    model's choice for M or, if M varies, for its bucket. A batch-invariant region has one tile for all M, and
+    a region whose tile is named has that one. Raises UsageError if the named tile does not fit.
     """
     config = _without_rowvecs(problem, alignment, arch, sm_count, winners)
     return with_rowvecs(config, problem.spec, problem.constraints.rowvecs)
@@ -89,7 +91,7 @@ def _without_rowvecs(
         near = (bucket, *BUCKETS[max(place - 1, 0) : place + 2])
         if (found := next((each for each in near if each in tuned), None)) is not None:
             return tuned[found]
-    return untuned(arch, spec, m, n, k, sm_count, problem.groups, constraints.batch_invariant)
+    return untuned(arch, spec, m, n, k, sm_count, problem.groups, constraints.batch_invariant, problem.varies)
 
 
 def reachable_kernels(
@@ -161,7 +163,7 @@ def _reachable_configs(
         return [with_rowvecs(named(arch, spec, constraints.tile), spec, constraints.rowvecs)]
     if n is None or k is None:
         return [with_rowvecs(config, spec, constraints.rowvecs) for config in table(arch, spec)]
-    sizes = buckets if problem.m is None else (problem.m,)
-    chosen = Counter(config_for(replace(problem, m=m), alignment, arch, sm_count, winners) for m in sizes)
+    problems = [replace(problem, m=m, varies=True) for m in buckets] if problem.m is None else [problem]
+    chosen = Counter(config_for(each, alignment, arch, sm_count, winners) for each in problems)
     tuned = set(winners(spec, alignment, n, k).values()) if constraints == UNCONSTRAINED else set()
     return sorted(chosen, key=lambda config: (config not in tuned, -chosen[config]))

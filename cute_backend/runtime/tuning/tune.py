@@ -129,7 +129,7 @@ class Tuner:
         return Key(job.spec, alignment, bucket_of(job.m), job.n, job.k, self._gpu.model, job.groups)
 
     def _find(self, jobs: Mapping[Key, Job], progress: _Report) -> None:
-        kernels = {key: self._candidates(key) for key in jobs}
+        kernels = {key: self._candidates(key, job) for key, job in jobs.items()}
         tried = [kernel for each in kernels.values() for kernel in each]
         # The other kernels that the regions can need are needed soon, and are compiled along with the
         # candidates.
@@ -152,10 +152,10 @@ class Tuner:
     def _reached(self, job: Job) -> list[Kernel]:
         return reachable_kernels(_problem(job), self._gpu.arch, self._gpu.sm_count)
 
-    def _candidates(self, key: Key) -> dict[Kernel, TileConfig]:
+    def _candidates(self, key: Key, job: Job) -> dict[Kernel, TileConfig]:
         """The kernels to time for a problem, each with the tile that it was planned for."""
-        spec, gpu = key.spec, self._gpu
-        configs = candidates(gpu.arch, spec, key.bucket, key.n, key.k, gpu.sm_count, groups=key.groups)
+        spec, gpu, m = key.spec, self._gpu, key.bucket if job.dynamic else job.m
+        configs = candidates(gpu.arch, spec, m, key.n, key.k, gpu.sm_count, groups=key.groups)
         found: dict[Kernel, TileConfig] = {}
         for config in configs:
             found.setdefault(Kernel.found(plan(spec, config, key.alignment)), config)

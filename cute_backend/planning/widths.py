@@ -1,0 +1,132 @@
+"""Tiles of transposed products whose width follows from a known M.
+
+The rows of D lie along the columns of such a tile. M is divided evenly among the fewest tiles that hold it,
+or among a few more, and the tiles have the rows of a share, rounded up to the 8 columns of an MMA: 257 rows
+are two tiles of 136, three of 88, or four of 72. In tiles of 160, of which M takes two, a fifth of the work
+would be wasted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from cute_backend.planning.fitting import can_split, fits, in_parts
+from cute_backend.planning.registers import NARROW_SUBTILE_N
+from cute_backend.planning.rules import LEAST_COLUMNS, suited
+from cute_backend.planning.shared_memory import can_be_shallow
+from cute_backend.planning.targets import Arch, Shape
+from cute_backend.planning.tiles import TileConfig
+from cute_backend.planning.transposing import can_transpose, transposed
+from cute_backend.spec import Axis, EpilogueSpec, Major
+
+LARGEST_M = 1024
+"""The largest M that is divided evenly. More rows waste little of the tiles that serve any M."""
+
+WIDEST = 256
+"""The most columns of an MMA (PTX ISA, wgmma)."""
+
+MOST_ACCUMULATORS = 192
+"""The most accumulators of a thread."""
+
+FURTHER_SHARES = 2
+"""How many more shares than the fewest are tried. Narrower tiles leave room for further stages, and are more,
+if there are few for the multiprocessors."""
+
+LEAST_SHARE = 64
+"""Rows of a share that are not divided further, since the columns of D make up most of the bytes of such a
+tile already."""
+
+PINGPONG_ROWS = 128
+"""The most rows of a tile of one warpgroup under ping-pong."""
+
+CLUSTERS = (1, 2, 4)
+"""CTAs of a cluster that share the rows of a tile, each with other columns of D."""
+
+
+def visit_columns(width: int) -> int:
+    """The columns of a visit of a tile of `width` columns, a multiple of 8: the widest visits of at most 32
+    columns that cover it. So 88 columns have 11 visits of 8."""
+    return max(
+        each for each in range(LEAST_COLUMNS, NARROW_SUBTILE_N + 1, LEAST_COLUMNS) if width % each == 0
+    )
+
+
+def widths(m: int, most: int) -> tuple[int, ...]:
+    """The widths of at most `most` columns in which `m` rows are a few even shares, the widest first."""
+    fewest = -(-m // most)
+    shares = [-(-m // count) for count in range(fewest, fewest + FURTHER_SHARES + 1)]
+    kept = [shares[0], *(share for share in shares[1:] if share > LEAST_SHARE)]
+    return tuple(dict.fromkeys(-(-share // LEAST_COLUMNS) * LEAST_COLUMNS for share in kept))
+
+
+def evenly(arch: Arch, spec: EpilogueSpec, m: int, n: int, sm_count: int) -> tuple[TileConfig, ...]:
+    """The tiles for a known M, in every cluster that N fills, under ping-pong if there are more tiles than
+    multiprocessors, and with each split-K of which all parts are computed at once."""
+    if m > LARGEST_M or not _is_served(spec):
+        return ()
+    found: list[TileConfig] = []
+    for tile_m in arch.target.tiles.even_rows:
+        rows = -(-n // tile_m)
+        for width in widths(m, _widest(arch, tile_m)):
+            ctas = rows * -(-m // width)
+            for config in _of_width(arch, spec, tile_m, width):
+                at_once = config.split_k == 1 or ctas * config.split_k <= sm_count
+                if at_once and config.cluster_m <= rows and (ctas > sm_count or not config.pingpong):
+                    found.append(config)
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _is_served(spec: EpilogueSpec) -> bool:
+    """Whether a spec has tiles of any width: operands that are contiguous along K, and no reduction of rows,
+    which lie across the threads of such a tile (`cost.TRANSPOSED_ROWS`)."""
+    along_k = {spec.product.a_major, spec.product.b_major} == {Major.K}
+    across = any(store.reduce.axis is Axis.ROW for store in spec.reductions if store.reduce)
+    return can_transpose(spec) and along_k and not across
+
+
+def of_name(arch: Arch, spec: EpilogueSpec, name: str) -> TileConfig | None:
+    """The tile with a name such as `64x88_4x1_by8_unrolled_transposed`, of any width, if there is one that
+    serves a spec."""
+    shape = re.match(r"(\d+)x(\d+)_", name)
+    if shape is None or not _is_served(spec):
+        return None
+    tile_m, width = map(int, shape.groups())
+    if tile_m not in arch.target.tiles.even_rows:
+        return None
+    if width not in range(LEAST_COLUMNS, _widest(arch, tile_m) + 1, LEAST_COLUMNS):
+        return None
+    able = _of_width(arch, spec, tile_m, width)
+    shallow = (replace(each, shallow=True) for each in able if can_be_shallow(each, transposed(spec)))
+    return next((each for each in (*able, *shallow) if each.name == name), None)
+
+
+def _widest(arch: Arch, tile_m: int) -> int:
+    """The most columns of a tile of `tile_m` rows."""
+    column = TileConfig(arch, tile_m, LEAST_COLUMNS).thread_accumulators / LEAST_COLUMNS
+    return min(int(MOST_ACCUMULATORS / column) // LEAST_COLUMNS * LEAST_COLUMNS, WIDEST)
+
+
+@lru_cache(maxsize=4096)
+def _of_width(arch: Arch, spec: EpilogueSpec, tile_m: int, width: int) -> tuple[TileConfig, ...]:
+    """The tiles of a width that serve a spec, in every cluster and with every split-K. Narrow visits are
+    unrolled, as the rules unroll those whose planes TMA moves."""
+    shape = Shape(tile_m, width, subtile_n=visit_columns(width), transposed=True)
+    able = (replace(config, unrolled=config.rolled) for config in suited(arch, (shape,), spec))
+    return tuple(each for config in able if fits(config, spec) for each in _varied(config, spec))
+
+
+def _varied(config: TileConfig, spec: EpilogueSpec) -> Iterator[TileConfig]:
+    """Yields a tile in every cluster, with every split-K, and under ping-pong if a warpgroup has registers
+    for the accumulators of a tile."""
+    for cluster_m in CLUSTERS:
+        clustered = replace(config, cluster_m=cluster_m)
+        clustered = replace(clustered, raster_m=clustered.usual_raster)
+        yield clustered
+        yield from (each for each in in_parts(clustered) if can_split(each, spec))
+        pingpong = replace(clustered, pingpong=True)
+        if config.tile_m <= PINGPONG_ROWS and fits(pingpong, spec):
+            yield pingpong

@@ -1,0 +1,166 @@
+"""Tiles of transposed products as wide as even shares of a known M."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cute_backend.errors import UsageError
+from cute_backend.kinds import reductions
+from cute_backend.planning import Alignment, Arch, TileConfig, bucket_of, named, offered, plan, untuned
+from cute_backend.planning.search import candidates, choose, for_rows
+from cute_backend.planning.widths import LARGEST_M, evenly, visit_columns, widths
+from cute_backend.runtime.kernels.reach import Problem, config_for, reachable_kernels
+from cute_backend.spec import Accumulator, Axis, DType, EpilogueSpec, Major, Op, Reduction, Scaling, Store
+from support.golden_regions import the_region
+from support.shipped import epilogue_spec
+
+RELU = EpilogueSpec(
+    (Accumulator("acc", DType.BF16, DType.BF16, Major.K, Major.K),),
+    (),
+    (Op("t0", "relu", ("acc",), DType.F32),),
+    (Store("out0", "t0", DType.BF16),),
+)
+
+
+def of_relu(m: int, n: int = 2304, sm_count: int = 132) -> tuple[TileConfig, ...]:
+    return evenly(Arch.SM90A, RELU, m, n, sm_count)
+
+
+@pytest.mark.parametrize(
+    ("m", "most", "shares"),
+    [
+        (257, 256, (136, 88, 72)),
+        (257, 192, (136, 88, 72)),
+        (130, 256, (136, 72)),
+        (7, 256, (8,)),
+        (256, 256, (256, 128, 88)),
+        (64, 256, (64,)),
+        (1000, 192, (168, 144, 128)),
+    ],
+)
+def test_widths_are_even_shares(m: int, most: int, shares: tuple[int, ...]) -> None:
+    assert widths(m, most) == shares
+
+
+def test_tiles_of_any_m_waste_few_rows() -> None:
+    """All shares together are less than 8 rows each more than M."""
+    for m in (*range(1, 200, 7), *range(200, LARGEST_M + 1, 61)):
+        for config in of_relu(m):
+            shares = -(-m // config.tile_n)
+            assert 0 <= shares * config.tile_n - m < 8 * shares
+            assert config.transposed and config.thread_accumulators <= 192 and config.tile_n <= 256
+            config.check_visits()
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"), [(8, 8), (88, 8), (72, 24), (80, 16), (96, 32), (136, 8), (256, 32)]
+)
+def test_visits_cover_a_width(width: int, columns: int) -> None:
+    assert visit_columns(width) == columns
+
+
+def test_clusters_and_parts_are_of_what_there_is() -> None:
+    every = of_relu(257)
+    assert {config.cluster_m for config in every} == {1, 2, 4}
+    assert max(config.cluster_m for config in of_relu(257, n=100)) == 2, "two tiles of 64 columns of D"
+    for config in every:
+        ctas = -(-257 // config.tile_n) * -(-2304 // config.tile_m)
+        assert config.split_k == 1 or ctas * config.split_k <= 132
+    assert any(config.split_k > 1 and config.sums_in_memory and config.multicasts for config in every)
+    assert not any(config.pingpong for config in of_relu(257, n=1024))
+    assert any(config.pingpong for config in of_relu(257, n=16384)), "more tiles than multiprocessors"
+
+
+def test_257_rows_are_three_tiles_of_88() -> None:
+    """cuBLAS takes 64 x 88 in clusters of four for 257 x 2304 x 9216 in fp16, in 27 us; the fastest of the
+    tiles for any M took 34 (H200)."""
+    chosen = choose(Arch.SM90A, RELU, 257, 2304, 9216, 132)
+    assert (chosen.tile_m, chosen.tile_n, chosen.transposed) == (64, 88, True)
+    assert chosen.words.startswith("64 by 88 of the transposed product, clusters of ")
+
+
+def test_only_an_m_that_varies_is_rounded_up() -> None:
+    known = untuned(Arch.SM90A, RELU, 257, 2304, 9216, 132)
+    varying = untuned(Arch.SM90A, RELU, 257, 2304, 9216, 132, varies=True)
+    assert known.tile_n == 88 and known not in offered(Arch.SM90A, RELU)
+    assert varying == choose(Arch.SM90A, RELU, bucket_of(257), 2304, 9216, 132, offered)
+
+
+def test_a_region_of_known_m_needs_the_kernel_for_that_m_alone() -> None:
+    problem = Problem(RELU, 257, 2304, 9216)
+    (kernel,) = reachable_kernels(problem, Arch.SM90A, 132)
+    assert kernel.plan == plan(RELU, config_for(problem, Alignment.TMA, Arch.SM90A, 132), Alignment.TMA)
+    assert kernel.plan.tile.tile_n == 88
+    able = {config.tile_n for config in offered(Arch.SM90A, RELU)}
+    varying = reachable_kernels(replace(problem, m=None), Arch.SM90A, 132)
+    assert {kernel.plan.tile.tile_n for kernel in varying} <= able
+
+
+def test_tuning_tries_widths() -> None:
+    tried = candidates(Arch.SM90A, RELU, 257, 2304, 9216, 132)
+    assert len({config.tile_n for config in tried if config.tile_n in (136, 88, 72)}) >= 2
+
+
+@pytest.mark.parametrize(
+    "name", ["64x88_4x1_by8_unrolled_transposed", "128x136_1x1_by8_split2_unrolled_transposed"]
+)
+def test_a_tile_of_any_width_can_be_named(name: str) -> None:
+    assert named(Arch.SM90A, RELU, name).name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["64x84_1x1_transposed", "512x88_1x1_by8_unrolled_transposed", "64x264_1x1_by24_unrolled_transposed"],
+)
+def test_no_other_width_can_be_named(name: str) -> None:
+    with pytest.raises(UsageError, match=r"config\.tile is"):
+        named(Arch.SM90A, RELU, name)
+
+
+def _with(**facts: object) -> EpilogueSpec:
+    return replace(RELU, accumulators=(replace(RELU.product, **facts),))
+
+
+ROWS = Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, reductions.named("max")))
+COLUMNS = replace(ROWS, reduce=Reduction(Axis.COLUMN, reductions.named("max")))
+
+
+@pytest.mark.parametrize(
+    ("spec", "taken"),
+    [
+        (replace(RELU, stores=(*RELU.stores, COLUMNS)), True),
+        (replace(RELU, stores=(*RELU.stores, ROWS)), False),
+        (_with(a_major=Major.MN), False),
+        (_with(b_major=Major.MN), False),
+        (
+            _with(
+                a_dtype=DType.E4M3,
+                b_dtype=DType.E4M3,
+                fast_accum=False,
+                a_scaling=Scaling.LINE,
+                b_scaling=Scaling.SQUARE,
+            ),
+            False,
+        ),
+        (the_region("rotary", "sm_90a").spec, False),
+        (epilogue_spec("swiglu", True), False),
+        (epilogue_spec("batched", True), False),
+    ],
+    ids=["columns", "rows", "A along M", "B along N", "block scales", "rope", "pair", "batched"],
+)
+def test_what_has_no_such_tile_takes_those_for_any_m(spec: EpilogueSpec, taken: bool) -> None:
+    found = for_rows(Arch.SM90A, spec, 257, 2304, 132)
+    assert (found != offered(Arch.SM90A, spec)) is taken
+    chosen = choose(Arch.SM90A, spec, 257, 2304, 9216, 132)
+    assert chosen in found or replace(chosen, shallow=False) in found
+
+
+@pytest.mark.parametrize("arch", [arch for arch in Arch if arch is not Arch.SM90A])
+def test_other_architectures_have_none(arch: Arch) -> None:
+    assert evenly(arch, RELU, 257, 2304, 132) == ()
+
+
+def test_more_rows_take_the_tiles_for_any_m() -> None:
+    assert of_relu(LARGEST_M) and of_relu(LARGEST_M + 1) == ()
