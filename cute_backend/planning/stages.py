@@ -14,6 +14,10 @@ from cute_backend.planning.shared_memory import (
 )
 from cute_backend.planning.tiles import EPILOGUE_STAGES, MAX_STAGES, TileConfig
 
+MAX_AB_STAGES = 16
+"""The most stages of A and B, of which 23 of 64 x 8 would fit: `SMEM_RESERVE` has room for the barriers of 31
+stages of all rings, and 16 stages are 144 KiB at least."""
+
 MAX_STAGES_BESIDE_SCALES = 8
 """The most stages of A and B beside a ring of scales, which has up to three more: `SMEM_RESERVE` has room for
 no more barriers."""
@@ -53,8 +57,7 @@ class Stages:
             store += further(store, rings.store)
             left -= (store - config.store_stages) * rings.store
         ab = min(ab, config.enough_ab_stages) + max(left, 0) // of_ab
-        if ahead_bytes(config, scaling):
-            ab = min(ab, MAX_STAGES_BESIDE_SCALES)
+        ab = min(ab, MAX_STAGES_BESIDE_SCALES if ahead_bytes(config, scaling) else MAX_AB_STAGES)
         return Stages(ab, exact, EPILOGUE_STAGES if rings.row else 0, store)
 
     def to_dict(self) -> dict[str, int]:

@@ -12,6 +12,7 @@ import pytest
 
 from cute_backend.kinds import reductions
 from cute_backend.planning import Alignment, Arch, TileConfig, plan
+from cute_backend.planning.widths import evenly
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import Axis, DType, EpilogueSpec, Major, Order, Reduction, Store
@@ -67,6 +68,26 @@ def test_edges(name: str, m: int) -> None:
     config = tile(name)
     n = (2 * config.cluster_m - 1) * config.tile_m + 8 if config.tile_m == 64 else config.tile_m + 72
     checked(scaled_residual(DType.BF16, DType.BF16), config, m, n, 200)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("name", ["64x8", "64x88", "128x88"])
+def test_ping_pong(name: str) -> None:
+    """More stages of 64 x 8 would fit in shared memory than its barriers have room for."""
+    config = replace(tile(name), pingpong=True)
+    assert plan(scaled_residual(), config, Alignment.TMA).stages.ab <= 16
+    checked(scaled_residual(DType.BF16, DType.BF16), config, 100, 5 * config.tile_m + 8, 200)
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("m", [16, 100, 257, 600])
+def test_no_ping_pong_that_is_offered_spills(m: int) -> None:
+    spec = scaled_residual(DType.BF16, DType.BF16)
+    configs = [config for config in evenly(Arch.SM90A, spec, m, 16384, 132) if config.pingpong]
+    shapes = {(config.tile_m, config.tile_n): config for config in configs}
+    assert shapes and {
+        build(Kernel(plan(spec, config, Alignment.TMA))).spill_bytes for config in shapes.values()
+    } == {0}
 
 
 @pytest.mark.sim
