@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cute_backend.errors import BuildError, UsageError
@@ -34,7 +34,7 @@ from cute_backend.planning import cost as cost_module
 from cute_backend.planning.cost import RIM, UNTIMED_ERROR, cost, nearest, time_of
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import k_tiles_a_step
-from cute_backend.planning.search import fastest
+from cute_backend.planning.search import fastest, for_rows
 from cute_backend.planning.targets import Cut
 from cute_backend.planning.targets.h200 import H200
 from cute_backend.runtime.compiling.build import build
@@ -65,12 +65,16 @@ SIZES = st.tuples(st.integers(1, 70_000), st.integers(1, 2048), st.integers(1, 2
 )
 
 
+BARE = EpilogueSpec((Accumulator("acc", DType.E4M3, DType.E4M3),), (), (), (Store("out0", "acc", DType.F32),))
+
+
 def shared_spec(name: str) -> EpilogueSpec:
     epilogue = {**EPILOGUES, **BLOCKWISE}[name]
     (report,) = collect(epilogue.fn, epilogue.inputs(Problem(256, 256, 256)))
     return report.regions[0].spec
 
 
+@example(BARE, (9, 16, 16), Arch.SM90A)  # tiles as wide as the rows
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(spec=specs(), sizes=SIZES, arch=st.sampled_from(Arch))
 def test_what_is_chosen_exists_and_fits_shared_memory(
@@ -78,11 +82,13 @@ def test_what_is_chosen_exists_and_fits_shared_memory(
 ) -> None:
     chosen = choose(arch, spec, *sizes, arch.target.sm_count)
     whole = replace(chosen, unrolled=False, shallow=False)
-    assert {whole, replace(whole, column_groups=1)} & {*offered(arch, spec)} and len(table(arch, spec)) <= 5
+    m, n, _ = sizes
+    of_rows = {*for_rows(arch, spec, m, n, arch.target.sm_count)}
+    assert {whole, replace(whole, column_groups=1)} & of_rows and len(table(arch, spec)) <= 5
     tried = candidates(arch, spec, *sizes, arch.target.sm_count)
     assert tried[0] == chosen
     assert len(set(tried)) == len(tried) <= MAX_CANDIDATES
-    assert set(tried) <= set(tunable(arch, spec))
+    assert set(tried) <= {*tunable(arch, spec), *of_rows}
     for config in tried:
         assert config.arch is arch
         for alignment in Alignment:
