@@ -60,7 +60,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 16, subtile_n=16, split_k=4, unrolled=True, transposed=True), Stages(ab=21, store=4))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 16, subtile_n=16, split_k=4, unrolled=True, transposed=True), Stages(ab=16, store=4))
 
 
 @cute.jit

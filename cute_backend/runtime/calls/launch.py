@@ -538,7 +538,7 @@ class Launcher:
         return bool(loaded or begun)
 
     def _unheard_of(self, kernels: Iterable[Kernel]) -> list[Kernel]:
-        """Those of `kernels` that were neither added nor begun."""
+        """Returns the kernels that were neither added nor begun."""
         return [each for each in kernels if not (self.knows(each) or each in self._expected)]
 
     def _replay(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:

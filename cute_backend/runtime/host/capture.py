@@ -1,4 +1,4 @@
-"""What CUDA permits while a stream is captured."""
+"""Loading kernels while a stream is captured."""
 
 from __future__ import annotations
 
