@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cute_backend.planning import Plan, rungs
+from cute_backend.planning import Alignment, Plan, rungs
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
 from support.serialized import has_serialized_products
@@ -30,7 +30,9 @@ class Verdict:
         for rung in rungs(first):
             built = build(Kernel(rung))
             assert built.smem_bytes <= rung.arch.target.smem_bytes, rung.tile.name
-            assert not has_serialized_products(built.cubin), rung.tile.name
+            # Kernels that store planes by element may still have such products (64x80_1x1_by80 with heads).
+            if rung.alignment is Alignment.TMA:
+                assert not has_serialized_products(built.cubin), rung.tile.name
             spilled.append(built.spill_bytes)
             if built.spill_bytes == 0:
                 break
