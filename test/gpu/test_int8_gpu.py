@@ -17,7 +17,7 @@ SIZES = [
     (130, 24, 1040),
     (2048, 999, 720),
 ]
-"""M, N and K: few rows, tails of tiles, and products with K in parts."""
+"""M, N and K: few rows, tails of tiles, and split-K."""
 
 
 def scaled(
