@@ -62,7 +62,7 @@ def checked(spec: EpilogueSpec, config: TileConfig, m: int, n: int, k: int, **ma
 @pytest.mark.sim
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", TILES)
-@pytest.mark.parametrize("m", [7, 88, 130, 257])
+@pytest.mark.parametrize("m", [1, 7, 88, 130, 257])
 def test_edges(name: str, m: int) -> None:
     """The last tiles of rows, of columns and of K are parts of tiles."""
     config = tile(name)
