@@ -178,7 +178,7 @@ def _starts(found: HostResult) -> Iterator[str]:
     yield f"(torch was imported before; loading {imports} cutlass)"
 
 
-FIRST_CALLS = ("model", "cold: inductor s", "cute s", "warm: inductor s", "cute s", "processor s", "kernels")
+FIRST_CALLS = ("model", "cold: inductor", "cute", "warm: inductor", "cute", "processor", "kernels")
 
 
 def first_calls(found: FirstCalls) -> Group:
@@ -192,7 +192,7 @@ def first_calls(found: FirstCalls) -> Group:
 
 
 def _first_calls_of(found: FirstCalls) -> str:
-    return f"first call of {found.layers} layers in a new process, {found.cores} cores"
+    return f"first call of {found.layers} layers in a new process, {found.cores} cores, seconds"
 
 
 def first_call_rows(found: FirstCalls) -> Iterator[list[str]]:
@@ -317,7 +317,7 @@ def first_calls_markdown(found: Results) -> str:
     title = f"### {_first_calls_of(found.first_calls).capitalize()}"
     run = (
         f"Seconds, one run of `{command}`, {machine}. Caches are empty for a cold call; a warm one\n"
-        "finds what the cold one left. `processor s`: processor time of the cold call, of all its\n"
+        "finds what the cold one left. `processor`: processor time of the cold call, of all its\n"
         "processes; `30 to 40` means 30 by Inductor and 40 by cute."
     )
     return "\n\n".join([title, run, _table(lines)])

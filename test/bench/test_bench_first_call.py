@@ -105,12 +105,12 @@ def test_results_are_kept_and_shown(tmp_path: Path) -> None:
     results.save(path)
     assert Results.load(path) == results
     text = str(results)
-    assert "first call of 2 layers in a new process, 16 cores" in text
+    assert "first call of 2 layers in a new process, 16 cores, seconds" in text
     assert "vit, cute: ValueError: it is broken" in text
     rows = list(show.first_call_rows(results.first_calls))  # type: ignore[arg-type]
     assert rows == [["bert", "3.0", "8.0", "1.0", "1.3", "20 to 41", "6"]]
     page = show.first_calls_markdown(results)
-    assert page.startswith("### First call of 2 layers in a new process, 16 cores\n")
+    assert page.startswith("### First call of 2 layers in a new process, 16 cores, seconds\n")
     assert "| bert | 3.0 | 8.0 | 1.0 | 1.3 | 20 to 41 | 6 |" in page
     assert not results.agrees
 
