@@ -3,11 +3,14 @@
 import math
 import subprocess
 import sys
+import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from cute_backend import UsageError, config, gemm
 from cute_backend.eager import call as eager
@@ -443,3 +446,24 @@ except UsageError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "closing over (7,)" in done.stdout
     assert done.stderr == ""
+
+
+def test_two_threads_do_not_trace_at_once() -> None:
+    """torch's tracers patch global state, and a second one in another thread would leave it patched."""
+    inside: list[int] = []
+    at_once: list[int] = []
+
+    def traced(scale: float) -> Tensor:
+        def epilogue(result: Tensor) -> Tensor:
+            inside.append(1)
+            at_once.append(len(inside))
+            time.sleep(0.05)  # for as long, another thread could enter
+            inside.pop()
+            return result * scale
+
+        return gemm(torch.ones(16, 16).bfloat16(), torch.ones(16, 16).bfloat16(), epilogue=epilogue)
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(traced, (1.0, 2.0, 3.0, 4.0)))
+    assert [result[0, 0].item() for result in results] == [16.0, 32.0, 48.0, 64.0]
+    assert len(at_once) >= 4 and set(at_once) == {1}

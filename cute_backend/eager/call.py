@@ -115,13 +115,12 @@ def _program(
     layouts = tuple((name, _layout(tensor)) for name, tensor in operands.items())
     settings = current_precision(), Constraints.from_config().text
     key = (layouts, captured.key, out_dtype, fast_accum, *settings)
-    if key in _programs:
-        _programs.move_to_end(key)
-    else:
-        _programs[key] = trace(operands, epilogue, captured, out_dtype, fast_accum)
-        if len(_programs) > _PROGRAMS:
-            _programs.popitem(last=False)
-    return _programs[key]
+    program = _programs.get(key) or trace(operands, epilogue, captured, out_dtype, fast_accum)
+    _programs.pop(key, None)
+    _programs[key] = program  # the last one; another thread may have traced or dropped it meanwhile
+    if len(_programs) > _PROGRAMS:
+        _programs.popitem(last=False)
+    return program
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:

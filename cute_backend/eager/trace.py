@@ -29,8 +29,8 @@ from cute_backend.fx_walk.refusals.reasons import Reason, of_one_kernel
 from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.fx_walk.search.regions import find_regions
 from cute_backend.runtime.calls.op import gemm_epilogue
+from cute_backend.tracing.alone import traced_alone
 from cute_backend.tracing.closure import Captured
-from cute_backend.tracing.unlogged import unlogged
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -100,7 +100,7 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor, captured: Captured) -> fx
         _allow_non_fake_inputs=True,
     )
     try:
-        with torch.no_grad(), unlogged():
+        with traced_alone(), torch.no_grad():
             traced = trace(plane)
     except DataDependentOutputException as error:
         raise UsageError(

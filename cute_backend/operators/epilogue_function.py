@@ -35,8 +35,8 @@ from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.operators.epilogue_names import VOCABULARY, Reduced
 from cute_backend.operators.tensor_arguments import Layout
 from cute_backend.spec import Accumulator, DType, EpilogueSpec, Order, Store
+from cute_backend.tracing.alone import traced_alone
 from cute_backend.tracing.closure import capture
-from cute_backend.tracing.unlogged import unlogged
 
 
 class EpilogueArguments(operator_arguments.EpilogueArguments):
@@ -225,7 +225,7 @@ def _defined(source: str) -> types.FunctionType:
 
 def _convert(function: _Function, layouts: dict[str, Layout | None], m: int, n: int) -> Epilogue:
     mode = FakeTensorMode()
-    with mode, unlogged():
+    with traced_alone(), mode:
         plane = torch.empty(m, n)
         operands = [_stand_in(name, layouts[name], m, n) for name in function.inputs]
     traced = _trace(mode, function, layouts, plane, operands)
@@ -310,7 +310,7 @@ def _trace(
 
     tracer = make_fx(functionalize(called), decomposition_table=select_decomp_table(), tracing_mode="real")
     try:
-        with torch.no_grad(), mode, unlogged():
+        with torch.no_grad(), traced_alone(), mode:
             traced = tracer(plane, *operands)
     except UsageError:
         raise
