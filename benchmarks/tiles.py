@@ -4,6 +4,7 @@ times.
     python benchmarks/tiles.py benchmarks/results/GPU-DATE-tiles.csv              the shapes listed here
     python benchmarks/tiles.py FILE --seed 1 --count 60 --operands fp8 bf16       shapes that are drawn
     python benchmarks/tiles.py FILE --shapes 128x7168x16384 --epilogue bare       shapes that are given
+    python benchmarks/tiles.py FILE --count 100 --rows 1 1024 --even --most 12    tiles as wide as the rows
 
 The program is the product with a bias, an activation and a residual, or with another of `problems.Epilogue`;
 torch's is the product alone. Kernels are timed alone, in CUDA graphs, interleaved, from a cold L2; figures
@@ -17,6 +18,7 @@ import csv
 import gc
 import itertools
 import math
+import random
 import re
 import sys
 import time
@@ -31,7 +33,7 @@ from rich.progress import track
 from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
 from cute_backend.planning import Alignment, TileConfig, offered, plan
 from cute_backend.planning.cost import cost
-from cute_backend.planning.search import clustered
+from cute_backend.planning.search import clustered, for_rows
 from cute_backend.runtime.arguments.device import device_at, max_active_clusters
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -96,27 +98,31 @@ def measure(
     return {name: timing.median_us for name, timing in time_units(units, rounds).items()}
 
 
-def tiles(spec: EpilogueSpec, every: bool, pattern: str) -> list[TileConfig]:
-    """The tiles that the heuristic chooses from or, with `every`, all tiles and clusters that fit the spec.
-    Only tiles whose names match the regular expression `pattern` are kept."""
+def tiles(drawn: Drawn, spec: EpilogueSpec, arguments: argparse.Namespace) -> list[TileConfig]:
+    """The tiles that the heuristic chooses from for any M or, with `--even`, for this M or, with `--every`,
+    all tiles and clusters that fit the spec. Only tiles whose names match `--tiles` are kept."""
     arch = device_at(0).arch
     found = list(offered(arch, spec))
-    if every:
+    if arguments.even:
+        found = list(for_rows(arch, spec, drawn.m, drawn.columns, device_at(0).sm_count))
+    if arguments.every:
         found += clustered(arch, spec)
         found += [replace(each, cluster_m=3) for each in found if (each.tile_m, each.tile_n) == (64, 192)]
         found += [replace(each, cluster_m=4) for each in found if (each.tile_m, each.tile_n) == (64, 256)]
     # The cost model does not distinguish shallow tiles.
     by_name = {each.name: each for each in found if not each.shallow}
-    return [config for name, config in by_name.items() if re.fullmatch(pattern, name)]
+    return [config for name, config in by_name.items() if re.fullmatch(arguments.tiles, name)]
 
 
 def promising(
-    drawn: Drawn, spec: EpilogueSpec, able: Iterable[TileConfig], within: float
+    drawn: Drawn, spec: EpilogueSpec, able: Iterable[TileConfig], arguments: argparse.Namespace
 ) -> list[TileConfig]:
-    """The tiles whose predicted time is at most `within` times the best one's."""
+    """The tiles whose predicted time is at most `--within` times the best one's: `--most` of them, drawn
+    anew for each problem."""
     sm_count = device_at(0).sm_count
     costs = {each: cost(each, spec, drawn.m, drawn.columns, drawn.k, sm_count) for each in able}
-    return [each for each, us in costs.items() if us <= within * min(costs.values())]
+    near = [each for each, us in costs.items() if us <= arguments.within * min(costs.values())]
+    return random.Random(drawn.name).sample(near, min(len(near), arguments.most))
 
 
 def wanted(arguments: argparse.Namespace) -> Iterator[Drawn]:
@@ -146,6 +152,7 @@ def main() -> None:
     parser.add_argument("--epilogue", default="full", choices=[each.value for each in Epilogue])
     parser.add_argument("--operands", nargs="+", default=["fp8"], choices=[each.value for each in Operands])
     parser.add_argument("--every", action="store_true", help="every tile and cluster, not those offered")
+    parser.add_argument("--even", action="store_true", help="also tiles as wide as even shares of M")
     parser.add_argument("--rows", type=int, nargs=2, default=ROWS, help="the least and the largest M drawn")
     parser.add_argument("--tiles", default=".*", help="a regular expression for the names of tiles")
     parser.add_argument(
@@ -154,6 +161,7 @@ def main() -> None:
         default=math.inf,
         help="leave out tiles whose predicted time is more than this times the best one's",
     )
+    parser.add_argument("--most", type=int, default=sys.maxsize, help="time this many of a problem's tiles")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--minutes", type=float, default=60.0, help="start no problem later than this")
     arguments = parser.parse_args()
@@ -164,14 +172,16 @@ def main() -> None:
     if arguments.file.exists():
         with arguments.file.open() as file:
             done = {tuple(row[each] for each in COLUMNS[:5]) for row in csv.DictReader(file)}
-    specs, kernels = {}, {}
-    for operands in map(Operands, arguments.operands):
-        specs[operands] = spec = Drawn(256, 512, 256, operands, Epilogue(arguments.epilogue)).spec()
-        kernels[operands] = {
-            each: Kernel(plan(spec, each, Alignment.TMA))
-            for each in tiles(spec, arguments.every, arguments.tiles)
-        }
-    built = obtain([kernel for each in kernels.values() for kernel in each.values()])
+    specs = {
+        operands: Drawn(256, 512, 256, operands, Epilogue(arguments.epilogue)).spec()
+        for operands in map(Operands, arguments.operands)
+    }
+    kernels: dict[Drawn, dict[TileConfig, Kernel]] = {}
+    for drawn in wanted(arguments):
+        spec = specs[drawn.operands]
+        able = promising(drawn, spec, tiles(drawn, spec, arguments), arguments)
+        kernels[drawn] = {each: Kernel(plan(spec, each, Alignment.TMA)) for each in able}
+    built = obtain(list({kernel: None for each in kernels.values() for kernel in each.values()}))
     for kernel, outcome in built.items():
         if isinstance(outcome, Exception):
             print(f"{kernel.plan.tile.name}: {outcome}", file=sys.stderr)
@@ -179,15 +189,16 @@ def main() -> None:
         rows = csv.writer(file, lineterminator="\n")
         if not done:
             rows.writerow(COLUMNS)
-        for drawn in track(list(wanted(arguments)), "timing"):
+        for drawn, of_tiles in track(kernels.items(), "timing"):
             identity = (drawn.m, drawn.n, drawn.k, drawn.operands.value, drawn.epilogue.value)
             if tuple(map(str, identity)) in done or time.monotonic() > until:
                 continue
-            spec = specs[drawn.operands]
-            ready = {tile: built[kernel] for tile, kernel in kernels[drawn.operands].items()}
-            ready = {tile: made for tile, made in ready.items() if not isinstance(made, Exception)}
-            ready = {tile: ready[tile] for tile in promising(drawn, spec, ready, arguments.within)}
-            times = measure(drawn, spec, ready, arguments.rounds)
+            ready = {
+                tile: function
+                for tile, kernel in of_tiles.items()
+                if not isinstance(function := built[kernel], Exception)
+            }
+            times = measure(drawn, specs[drawn.operands], ready, arguments.rounds)
             rows.writerows([*identity, tile, f"{us:.2f}"] for tile, us in times.items())
             file.flush()
             gc.collect()
