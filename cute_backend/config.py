@@ -105,6 +105,12 @@ max_autotune: Optional[bool] = _switch("CUTE_BACKEND_MAX_AUTOTUNE", None)  # noq
 
 The results are remembered in the cache folder, and serve every later program, tuned or not."""
 
+measure: bool = bool(_switch("CUTE_BACKEND_MEASURE", True))
+"""Whether choices that the cost model leaves open are timed on the GPU when a program is compiled: between
+two or three tiles and, in 16 bits, Inductor's own code. It is done for static sizes, once: the results are
+remembered as those of tuning are. It is never done under torch.use_deterministic_algorithms, in a process
+group of several ranks, for AOTInductor, or where tuning can't be."""
+
 tile: Optional[str] = os.environ.get("CUTE_BACKEND_TILE") or None  # noqa: UP045  as above
 """The tile of every region, for every M, by the name that `explain` shows, such as "128x256_2x1". If there
 are several names, separated by commas or spaces, each region uses the first that fits it.

@@ -31,7 +31,7 @@ def settings(monkeypatch):
 
 def test_every_setting_has_a_variable_of_its_name(settings):
     names = [name for name in shipped._config if not name.startswith("_")]
-    assert len(names) == 15
+    assert len(names) == 16
     plain = settings()
     assert plain.tile is settings(CUTE_BACKEND_TILE="").tile is None
     assert settings(CUTE_BACKEND_TILE="128x256_2x1").tile == "128x256_2x1"
@@ -147,6 +147,7 @@ def test_only_settings_that_decide_a_result_are_part_of_keys():
         "max_exact_loads",
         "max_stores",
         "max_autotune",
+        "measure",
         "batch_invariant",
         "tile",
         "rowvec_placement",

@@ -19,7 +19,7 @@ from cute_backend import config
 from cute_backend.api.described import Region, default_arch, described
 from cute_backend.errors import UsageError, meant
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.epilogue_pass import tuning_is_on
+from cute_backend.fx_walk.epilogue_pass import measuring_is_on, tuning_is_on
 from cute_backend.fx_walk.products.capability import check_operands
 from cute_backend.fx_walk.refusals.containment import contain
 from cute_backend.fx_walk.refusals.graph_breaks import GraphBreak, breaks_seen, why_no_product
@@ -205,9 +205,11 @@ def _served(found: Sequence[FoundRegion], arch: Arch) -> tuple[Sequence[FoundReg
 
 
 def _recalled(found: Sequence[FoundRegion]) -> tuple[Sequence[FoundRegion], list[Rejection]]:
-    """The regions that tuning, if it is on, has not found slower than Inductor's code; rejects the others."""
+    """The regions that timings, if they are wanted, have not found slower than Inductor's code; rejects the
+    others."""
     try:
-        return recall(found) if tuning_is_on() else (found, [])
+        wanted = tuning_is_on() or measuring_is_on()
+        return recall(found, thorough=tuning_is_on()) if wanted else (found, [])
     except Exception as error:
         return [], [contain(error)]
 

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
@@ -118,11 +119,11 @@ class EpiloguePass(CustomGraphPass):
         rejections of earlier steps."""
         prepare(graph, device_capability)
         regions, rejections = self.analyse(graph)
-        if tuning_is_on():
-            # It imports all of Inductor, which an import of the pass must not do.
-            from cute_backend.fx_walk.replacement.tuning_jobs import tune
+        if tuning_is_on() or measuring_is_on():
+            # They import all of Inductor, which an import of the pass must not do.
+            from cute_backend.fx_walk.replacement.tuning_jobs import measure, tune
 
-            regions, slower = tune(regions)
+            regions, slower = tune(regions) if tuning_is_on() else measure(regions)
             rejections += slower
         self.show(regions, [*left_out, *rejections])
         anchors = sum(is_anchor(node) for node in graph.nodes)
@@ -222,16 +223,30 @@ def announce_regions(regions: list[Region]) -> None:
 
 def tuning_is_on() -> bool:
     """Whether to tune the graph that is being compiled, by `config.max_autotune` or else by Inductor's
-    setting.
-
-    It is not tuned if `config.tile` names a tile or `config.rowvec_placement` a placement, nor with modules
-    that were edited, whose times would be taken for those of generated modules.
-    """
-    if config.tile is not None or config.rowvec_placement != "auto" or edited_folder() is not None:
+    setting."""
+    if not _may_be_timed():
         return False
     if config.max_autotune is not None:
         return config.max_autotune
     return bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm)
+
+
+def measuring_is_on() -> bool:
+    """Whether to time what the cost model leaves open in the graph that is being compiled, by
+    `config.measure`. Ranks that measured alone might compile different graphs."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return (
+        config.measure
+        and _may_be_timed()
+        and not (V.aot_compilation or torch.are_deterministic_algorithms_enabled())
+        and not (several and torch.distributed.get_world_size() > 1)
+    )
+
+
+def _may_be_timed() -> bool:
+    """Whether timings could decide: `config.tile` names no tile and `config.rowvec_placement` no placement,
+    and no module was edited, whose times would be taken for those of generated modules."""
+    return config.tile is None and config.rowvec_placement == "auto" and edited_folder() is None
 
 
 def current_precision() -> Precision:

@@ -6,7 +6,7 @@ of a kernel is written elsewhere (`memory_ops`).
 - Facts about each architecture: `targets`, `served`.
 - Tiles: `tiles`, `rules` (what a spec demands of its tile), `constraints` (what a user demands),
   `search`, `fitting`, `widths` (tiles for a known M), `ladder` (what runs in place of a tile that spills),
-  `untuned`, `cost`, `epilogue_time`, `halving`, `hoisting`, `shallow`, `transposing`, `segment_tiles`.
+  `untuned`, `cost`, `doubt` (tiles to measure), `epilogue_time`, `halving`, `hoisting`, `shallow`, `transposing`, `segment_tiles`.
 - Reductions of rows: `last_tile`.
 - Placements: `placements`, `placing`.
 - Resources: `registers`, `shared_memory`, `stages`, `mma_scales`, `capacity`.
@@ -17,6 +17,7 @@ of a kernel is written elsewhere (`memory_ops`).
 
 from cute_backend.planning.capacity import PLANES, REDUCTIONS, plane_bits_held, planes_written
 from cute_backend.planning.constraints import UNCONSTRAINED, Constraints
+from cute_backend.planning.doubt import doubted
 from cute_backend.planning.hoisting import with_rowvecs
 from cute_backend.planning.kernel_plan import Plan, plan, rungs
 from cute_backend.planning.last_tile import (
@@ -94,6 +95,7 @@ __all__ = [
     "candidates",
     "choose",
     "clustered",
+    "doubted",
     "fastest",
     "held",
     "holds_planes",

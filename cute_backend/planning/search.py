@@ -218,17 +218,22 @@ def choose(
 
     Among equals the larger tile wins, then the smaller split-K. `of` lists other tiles to choose from: those
     `offered` for any M, or those of the `table`.
-    `groups` is the number of groups of a grouped product's M rows; None stands for one. A second warpgroup
-    shares the epilogue if the MMA does not hide that of one (`halving`), and rowvecs are hoisted if the MMA
-    hides that (`hoisting`). Planes get more of the shared memory if K is short (`shallowed`), unless `of` is
-    the table, whose tiles are for any K.
+    `groups` is the number of groups of a grouped product's M rows; None stands for one. The best
+    tile is `completed`, and a tile of the table serves any K.
     """
     able = for_rows(arch, spec, m, n, sm_count) if of is None else of(arch, spec)
     best = fastest(able, spec, m, n, k, sm_count, groups)
+    return completed(best, spec, k, any_k=of is table)
+
+
+def completed(config: TileConfig, spec: EpilogueSpec, k: int, any_k: bool = False) -> TileConfig:
+    """The configuration with what follows from K, unless it has to serve `any_k`. Its second warpgroup shares
+    the epilogue if the MMA does not hide that of one (`halving`), and rowvecs are hoisted if the MMA hides
+    that (`hoisting`). Planes get more of the shared memory if K is short (`shallowed`)."""
     if len(spec.segments) > 1:
-        return best
-    best = hoisting(halving(best, spec, k), spec, k)
-    return best if of is table else shallowed(best, spec, k)
+        return config
+    config = hoisting(halving(config, spec, k), spec, k)
+    return config if any_k else shallowed(config, spec, k)
 
 
 def fastest(

@@ -130,7 +130,7 @@ def _varied(config: TileConfig, spec: EpilogueSpec) -> Iterator[TileConfig]:
         clustered = replace(config, cluster_m=cluster_m)
         clustered = replace(clustered, raster_m=clustered.usual_raster)
         yield clustered
-        yield from (each for each in in_parts(clustered) if can_split(each, spec))
+        yield from (each for each in in_parts(clustered) if can_split(each, spec) and fits(each, spec))
         pingpong = replace(clustered, pingpong=True)
         visits = config.tile_m // config.block_m * (config.tile_n // config.subtile_n)
         if config.tile_m <= PINGPONG_ROWS and visits <= PINGPONG_VISITS and fits(pingpong, spec):

@@ -16,6 +16,7 @@ from torch.torch_version import TorchVersion
 import cute_backend
 from cute_backend import config
 from cute_backend.backend import cute, epilogue_pass
+from cute_backend.fx_walk import epilogue_pass as epilogue_pass_module
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.replacement import tuning_jobs
 from cute_backend.fx_walk.replacement.unfused import compile_unfused, extract
@@ -106,7 +107,81 @@ def test_tuning_is_inductors_setting_unless_ours_says_otherwise(
 ) -> None:
     with config.patch(max_autotune=ours):
         check(options=options)
-    assert bool(tuner.jobs) is asked
+    assert {job.thorough for job in tuner.jobs} == {asked}
+
+
+def test_what_is_in_doubt_is_measured_where_nobody_asks_for_tuning(tuner: FakeTuner) -> None:
+    check()
+    (job,) = tuner.jobs
+    assert (job.m, job.n, job.k, job.thorough) == (M, N, K, False) and job.unfused is not None
+    assert counted() == {"anchors": 1, "regions": 0, "unfused_faster": 1}
+    assert len(cute_backend.explain(program, *inputs()).regions) == 0
+    with config.patch(measure=False):
+        assert len(cute_backend.explain(program, *inputs()).regions) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"measure": False},
+        {"tile": "64x64_1x1"},
+        {"batch_invariant": True},
+        {"rowvec_placement": "smem_staged"},
+    ],
+)
+def test_nothing_is_measured_where_a_setting_decides(tuner: FakeTuner, settings: dict[str, Any]) -> None:
+    with config.patch(settings):
+        check()
+    assert not tuner.jobs and counted()["regions"] == 1
+
+
+def test_nothing_is_measured_where_results_have_to_repeat(tuner: FakeTuner) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        check()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not tuner.jobs and counted()["regions"] == 1
+
+
+def test_ranks_measure_nothing(tuner: FakeTuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    assert not epilogue_pass_module.measuring_is_on()
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    assert epilogue_pass_module.measuring_is_on()
+
+
+def test_a_symbolic_m_is_not_measured_and_nobody_is_warned(
+    tuner: FakeTuner, recwarn: pytest.WarningsRecorder
+) -> None:
+    args = inputs(40)
+    torch._dynamo.mark_dynamic(args[0], 0)
+    torch.compile(program, backend=cute)(*args)
+    assert not tuner.jobs and counted() == {"anchors": 1, "regions": 1, "untuned_symbolic": 1}
+    assert not [each for each in recwarn if "cute_backend" in str(each.message)]
+
+
+def test_inductors_code_is_measured_in_16_bits_alone(tuner: FakeTuner) -> None:
+    """In fp8 it was never the faster."""
+    tuner.unfused_us = None
+    epilogue = EPILOGUES["bias_gelu_residual"]
+    torch.compile(epilogue.fn, backend=cute)(*epilogue.inputs(Problem(64, 64, 64)))
+    (job,) = tuner.jobs
+    assert job.spec.product.a_dtype.bits == 8 and job.unfused is None
+
+
+def test_where_measuring_fails_the_model_decides(tuner: FakeTuner) -> None:
+    def fail(jobs: Sequence[Job]) -> list[Result | None]:
+        raise RuntimeError("the GPU fell off")
+
+    tuner.tune = fail  # type: ignore[method-assign]
+    with (
+        config.patch(raise_errors=False),
+        pytest.warns(RuntimeWarning, match="fell off.*the cost model decides alone"),
+    ):
+        check()
+    assert counted() == {"anchors": 1, "regions": 1, "internal_error": 1}
 
 
 def test_max_autotune_is_a_mode(tuner: FakeTuner) -> None:
@@ -295,7 +370,8 @@ def test_explain_shows_what_tuning_found(tuner: FakeTuner) -> None:
     (rejection,) = explanation.rejections
     assert rejection.reason.value == "unfused_faster"
     assert "9.0 us" in rejection.message and "10.0" in rejection.message
-    assert len(cute_backend.explain(program, *args).regions) == 1  # tuning is off
+    with config.patch(measure=False):
+        assert len(cute_backend.explain(program, *args).regions) == 1
 
 
 # Settings and caches

@@ -164,3 +164,14 @@ def test_other_architectures_have_none(arch: Arch) -> None:
 
 def test_more_rows_take_the_tiles_for_any_m() -> None:
     assert of_relu(LARGEST_M) and of_relu(LARGEST_M + 1) == ()
+
+
+@pytest.mark.parametrize("name", ["bias_gelu_residual", "addmm_relu", "rowwise"])
+def test_every_tile_leaves_room_for_its_stages(name: str) -> None:
+    """A part of K whose sums go through the shared memory of a cluster has less of it for A and B."""
+    spec = epilogue_spec(name, True)
+    for m in (16, 88, 130, 144, 208, 257, 640):
+        for config in for_rows(Arch.SM90A, spec, m, 2304, 132):
+            for alignment in Alignment:
+                planned = plan(spec, config, alignment)
+                assert planned.stages.ab >= planned.tile.least_ab_stages, (m, config.name, alignment)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread
@@ -54,6 +54,7 @@ from cute_backend.runtime.kernels.reach import (
     config_for,
     reachable_kernels,
 )
+from cute_backend.runtime.tuning.tuning_results import Key
 from cute_backend.spec import (
     Accumulator,
     Axis,
@@ -338,11 +339,13 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[Alignment, int, int], d
     results: dict[tuple[Alignment, int, int], dict[int, TileConfig]] = {}
 
     class Remembered:
-        def winners(
-            self, spec: EpilogueSpec, alignment: Alignment, n: int, k: int, device: str, groups: int | None
-        ) -> dict[int, TileConfig]:
-            known = spec == SPEC and device == GPU.model and groups is None
-            return results.get((alignment, n, k), {}) if known else {}
+        def winners(self, keys: Iterable[Key]) -> dict[int, TileConfig]:
+            return {
+                key.m: known[key.m]
+                for key in keys
+                if (key.spec, key.device, key.groups) == (SPEC, GPU.model, None)
+                and key.m in (known := results.get((key.alignment, key.n, key.k), {}))
+            }
 
     monkeypatch.setattr(launching, "remembered", Remembered)
     return results
@@ -353,8 +356,8 @@ Found = dict[tuple[Alignment, int, int], dict[int, TileConfig]]
 
 def test_results_for_some_groups_serve_as_many(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     class Remembered:
-        def winners(self, *of: object) -> dict[int, TileConfig]:
-            return {16: WINNER} if of[-1] == 2 else {}
+        def winners(self, keys: Iterable[Key]) -> dict[int, TileConfig]:
+            return {key.m: WINNER for key in keys if key.groups == 2}
 
     monkeypatch.setattr(launching, "remembered", Remembered)
     spec = replace(SPEC, accumulators=(replace(SPEC.product, kind=ProductKind.GROUPED),))
@@ -367,14 +370,17 @@ def test_results_for_some_groups_serve_as_many(compiler: Compiler, monkeypatch: 
 
 
 def reached(problem: Problem, found: Found) -> list[Kernel]:
-    def winners(spec: EpilogueSpec, alignment: Alignment, n: int, k: int) -> dict[int, TileConfig]:
-        return found.get((alignment, n, k), {})
+    def winners(
+        spec: EpilogueSpec, alignment: Alignment, ms: Sequence[int], n: int, k: int
+    ) -> dict[int, TileConfig]:
+        known = found.get((alignment, n, k), {})
+        return {m: known[m] for m in ms if m in known}
 
     return reachable_kernels(problem, Arch.SM90A, 132, winners)
 
 
 def test_a_tuned_configuration_takes_the_place_of_the_heuristics(compiler: Compiler, found: Found) -> None:
-    found[Alignment.TMA, 16, 8] = {16: WINNER}
+    found[Alignment.TMA, 16, 8] = {6: WINNER}
     heuristic = choose(Arch.SM90A, SPEC, 6, 16, 8, GPU.sm_count)
     prepare([Problem(SPEC, 6, 16, 8)], -1)
     expected = [

@@ -15,7 +15,18 @@ from torch._dynamo.utils import counters
 
 from cute_backend import config
 from cute_backend.errors import BuildError
-from cute_backend.planning import MAX_CANDIDATES, Alignment, Arch, Plan, TileConfig, candidates, choose, plan
+from cute_backend.planning import (
+    MAX_CANDIDATES,
+    Alignment,
+    Arch,
+    Plan,
+    TileConfig,
+    candidates,
+    choose,
+    doubted,
+    plan,
+)
+from cute_backend.planning.doubt import DOUBTED
 from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.disk.cache import KernelCache
 from cute_backend.runtime.host import notices
@@ -128,8 +139,34 @@ def test_the_fastest_candidate_wins_and_is_remembered(tmp_path: Path) -> None:
     assert counted() == {"tuned": 1}
 
     again = FakeTimer()
-    assert tuner(tmp_path, again, build).tune([Job(SPEC, 3585, *SIZES[1:])]) == [result]  # the same bucket
+    assert tuner(tmp_path, again, build).tune([JOB]) == [result]
     assert again.asked == [] and len(build.batches) == 1
+
+
+def test_a_result_of_an_m_that_varies_serves_its_bucket(tmp_path: Path) -> None:
+    timer = FakeTimer()
+    tune = tuner(tmp_path, timer)
+    (result,) = tune.tune([Job(SPEC, 4000, *SIZES[1:], dynamic=True)])
+    assert tune.recall(Job(SPEC, 3585, *SIZES[1:], dynamic=True)) == result
+    assert tune.recall(Job(SPEC, 4000, *SIZES[1:])) is None  # its tile may be as wide as its rows
+
+
+def test_what_is_in_doubt_is_timed_unless_more_is_known(tmp_path: Path) -> None:
+    sizes = 257, 5632, 2048
+    job = Job(SPEC, *sizes, thorough=False)
+    few = doubted(Arch.SM90A, SPEC, *sizes, 132)
+    assert 1 < len(few) <= DOUBTED and few[0] == choose(Arch.SM90A, SPEC, *sizes, 132)
+    timer = FakeTimer({few[1]: 70.0})
+    tune = tuner(tmp_path, timer)
+    assert tune.tune([job, job]) == [Result(few[1], 70.0, None, thorough=False)] * 2
+    assert [[kernel.plan for kernel in timed] for _, timed in timer.asked] == [[*map(planned, few)]]
+    assert counted() == {"measured": 1}
+
+    thorough = replace(job, thorough=True)
+    (result,) = tune.tune([thorough])
+    assert len(timer.asked) == 2 and len(timer.asked[1][1]) > len(few)
+    assert result is not None and result.thorough and tune.tune([job]) == [result]
+    assert len(timer.asked) == 2 and counted() == {"measured": 1, "tuned": 1}
 
 
 @pytest.mark.parametrize(
@@ -190,9 +227,8 @@ def test_groups_of_rows_are_tuned_by_their_number(tmp_path: Path) -> None:
         chosen = choose(Arch.SM90A, spec, 4096, 4096, 512, 132, groups=job.groups)
         assert kernels[0].plan == plan(spec, chosen, Alignment.TMA)
     assert timer.asked[0][1][0] != timer.asked[1][1][0]
-    memory = memory_in(tmp_path)
-    found = {groups: memory.winners(spec, Alignment.TMA, 4096, 512, GPU.model, groups) for groups in (4, 5)}
-    assert list(found[4]) == [4096] and not found[5]
+    keys = [Key(spec, Alignment.TMA, 4096, 4096, 512, GPU.model, groups) for groups in (4, 5)]
+    assert [list(memory_in(tmp_path).winners([key])) for key in keys] == [[4096], []]
 
 
 # What can't win

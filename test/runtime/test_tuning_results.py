@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from cute_backend.planning import Alignment, Arch, TileConfig
+from cute_backend.planning import BUCKETS, Alignment, Arch, TileConfig
 from cute_backend.runtime.disk.cache import KernelCache
 from cute_backend.runtime.host import notices
 from cute_backend.runtime.tuning import tuning_results
@@ -67,7 +68,7 @@ def test_a_result_is_remembered_by_other_processes(tmp_path: Path, monkeypatch: 
     assert len(entries(tmp_path)) == 5  # none has overwritten another's
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path))
     assert remembered().get(KEY) == RESULT
-    winners = remembered().winners(SPEC, Alignment.TMA, 4096, 512, "a GPU, 132 SMs")
+    winners = remembered().winners(replace(KEY, m=m) for m in BUCKETS)
     assert winners == dict.fromkeys((64, 128, 256, 512, 1024), RESULT.config)
     reader = start(tmp_path)
     assert reader.communicate(timeout=60)[0].strip() == str(RESULT)
@@ -108,8 +109,8 @@ def test_a_result_of_other_versions_is_ignored_and_replaced(
 def test_results_of_another_gpu_are_not_taken(tmp_path: Path) -> None:
     memory = Memory([file_in(tmp_path)])
     memory.put({KEY: RESULT})
-    assert memory.winners(SPEC, Alignment.TMA, 4096, 512, "another GPU") == {}
-    assert memory.winners(SPEC, Alignment.PLAIN, 4096, 512, KEY.device) == {}
+    for other in ({"device": "another GPU"}, {"alignment": Alignment.PLAIN}, {"m": 65}):
+        assert memory.winners([replace(KEY, **other)]) == {}
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ class Reason(Enum):
 
     UNFUSED_FASTER = (
         "unfused_faster",
-        "tuning measured {unfused} us for Inductor's own code and {fused} us for the best of our kernels",
+        "{unfused} us were measured for Inductor's own code and {fused} us for the best of our kernels",
         _COSTS_NOTHING,
     )
 

@@ -1,5 +1,5 @@
-"""Tuning for the pass: makes jobs of regions, and leaves regions for which Inductor's code is faster to
-Inductor."""
+"""Tuning and measuring for the pass: makes jobs of regions, and leaves regions for which Inductor's code is
+faster to Inductor."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from cute_backend import config
 from cute_backend.fx_walk.graph.static import hint
+from cute_backend.fx_walk.refusals.containment import contain
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.replacement.unfused import compile_unfused
@@ -25,10 +26,24 @@ def tune(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
 
     A region that can't be tuned is kept, and counted. Without a GPU every region is kept.
     """
+    return _timed(regions, thorough=True)
+
+
+def measure(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
+    """Does the same as `tune`, but times only those few tiles between which the cost model can't decide. It
+    was not asked for, so it warns of nothing but what fails, and then keeps all regions."""
+    try:
+        return _timed(regions, thorough=False)
+    except Exception as error:
+        contain(error, "the cost model decides alone")
+        return list(regions), []
+
+
+def _timed(regions: Sequence[Region], thorough: bool) -> tuple[list[Region], list[Rejection]]:
     jobs: dict[int, dict[int, Job]] = defaultdict(dict)
-    for position, index, job in _jobs(regions):
+    for position, index, job in _jobs(regions, thorough):
         if isinstance(job, Untuned):
-            job.note()
+            job.note(warns=thorough)
         else:
             jobs[index][position] = job
     found: dict[int, Result | None] = {}
@@ -37,11 +52,12 @@ def tune(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
     return _judge(regions, found)
 
 
-def recall(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
-    """Does the same as `tune` with the results of earlier tuning: nothing is compiled, timed or counted."""
+def recall(regions: Sequence[Region], thorough: bool) -> tuple[list[Region], list[Rejection]]:
+    """Does the same as `tune` or, if not `thorough`, as `measure` with earlier results: nothing is compiled,
+    timed or counted."""
     found = {
         position: tuner_for(index).recall(job)
-        for position, index, job in _jobs(regions)
+        for position, index, job in _jobs(regions, thorough)
         if isinstance(job, Job)
     }
     return _judge(regions, found)
@@ -62,13 +78,13 @@ def _judge(
     return kept, rejections
 
 
-def _jobs(regions: Sequence[Region]) -> Iterator[tuple[int, int, Job | Untuned]]:
+def _jobs(regions: Sequence[Region], thorough: bool) -> Iterator[tuple[int, int, Job | Untuned]]:
     """The regions that run on a GPU, by position and GPU, each as a job or with the reason why it is not
     tuned."""
     for position, region in enumerate(regions):
         index = gpu_of(region.first.device)
         if index is not None:
-            yield position, index, _job(region)
+            yield position, index, _job(region, thorough)
 
 
 def gpu_of(device: torch.device) -> int | None:
@@ -78,8 +94,9 @@ def gpu_of(device: torch.device) -> int | None:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _job(region: Region) -> Job | Untuned:
-    """The region as a job, or the reason why it is not tuned."""
+def _job(region: Region, thorough: bool) -> Job | Untuned:
+    """The region as a job, or the reason why it is not timed. Of a job that is not thorough all sizes are
+    static, and Inductor's code is timed in 16 bits alone: in 8 bits it was never the faster."""
     m, n, k = region.problem
     if config.batch_invariant:
         return Untuned.BATCH_INVARIANT
@@ -90,11 +107,17 @@ def _job(region: Region) -> Job | Untuned:
     example, groups = hint(m), region.groups
     if not isinstance(n, int) or not isinstance(k, int) or example is None:
         return Untuned.SYMBOLIC
+    if not thorough:
+        if not isinstance(m, int):
+            return Untuned.SYMBOLIC
+        if groups is not None:
+            return Untuned.GROUPED
     if groups is None:
         # Without the region, the columns of B that heads have in one weight would be copied in every call.
         is_copied = any(acc.b_block for acc in region.spec.accumulators)
-        unfused = None if is_copied else partial(compile_unfused, region)
-        return Job(region.spec, example, n, k, not isinstance(m, int), unfused)
+        in_doubt = thorough or region.spec.product.a_dtype.bits == 16
+        unfused = partial(compile_unfused, region) if in_doubt and not is_copied else None
+        return Job(region.spec, example, n, k, not isinstance(m, int), unfused, thorough=thorough)
     if not isinstance(groups, int):
         return Untuned.SYMBOLIC
     # Random offsets would divide no rows, so Inductor's code is not timed.

@@ -72,7 +72,7 @@ from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.runtime.kernels.reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
-from cute_backend.runtime.tuning.tuning_results import remembered
+from cute_backend.runtime.tuning.tuning_results import Key, remembered
 from cute_backend.spec import EpilogueSpec
 
 log = logging.getLogger(__name__)
@@ -177,11 +177,14 @@ def _is_packed(problem: Problem, gpu: Device) -> bool:
 
 
 def winners_on(gpu: Device, groups: int | None) -> Winners:
-    """Returns the results of tuning on GPUs of this model, for products of `groups` groups. None stands for
+    """Returns what was found fastest on GPUs of this model, for products of `groups` groups. None stands for
     products without groups."""
 
-    def winners(spec: EpilogueSpec, alignment: Alignment, n: int, k: int) -> Mapping[int, TileConfig]:
-        return remembered().winners(spec, alignment, n, k, gpu.model, groups)
+    def winners(
+        spec: EpilogueSpec, alignment: Alignment, ms: Sequence[int], n: int, k: int
+    ) -> Mapping[int, TileConfig]:
+        key = Key(spec, alignment, 0, n, k, gpu.model, groups)
+        return remembered().winners(replace(key, m=m) for m in ms)
 
     return winners
 

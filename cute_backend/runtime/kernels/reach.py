@@ -52,11 +52,14 @@ class Problem:
         return self.n, self.k, self.groups
 
 
-Winners = Callable[[EpilogueSpec, Alignment, int, int], Mapping[int, TileConfig]]
-"""Configurations that tuning found for a spec, an alignment, N and K, by the bucket of M."""
+Winners = Callable[[EpilogueSpec, Alignment, Sequence[int], int, int], Mapping[int, TileConfig]]
+"""Configurations that were timed and found fastest for a spec, an alignment, some of several M, N and K, by
+M."""
 
 
-def no_winners(spec: EpilogueSpec, alignment: Alignment, n: int, k: int) -> Mapping[int, TileConfig]:
+def no_winners(
+    spec: EpilogueSpec, alignment: Alignment, ms: Sequence[int], n: int, k: int
+) -> Mapping[int, TileConfig]:
     """No configurations: the winners of a process without tuning."""
     return {}
 
@@ -68,9 +71,9 @@ def config_for(
 
     With a constraint on rowvecs it is changed as `with_rowvecs` does, which may raise UsageError.
 
-    The tile is the winner of tuning for the bucket of M, or for the next smaller or larger one, else the cost
-    model's choice for M or, if M varies, for its bucket. A batch-invariant region has one tile for all M, and
-    a region whose tile is named has that one. Raises UsageError if the named tile does not fit.
+    The tile is the winner for M or, if M varies, for its bucket or for the next smaller or larger one; else
+    the cost model's choice. A batch-invariant region has one tile for all M, and a region whose tile is named
+    has that one. Raises UsageError if the named tile does not fit.
     """
     config = _without_rowvecs(problem, alignment, arch, sm_count, winners)
     return with_rowvecs(config, problem.spec, problem.constraints.rowvecs)
@@ -85,13 +88,18 @@ def _without_rowvecs(
         return named(arch, spec, constraints.tile)
     assert m is not None and n is not None and k is not None
     if not constraints.batch_invariant:
-        tuned = winners(spec, alignment, n, k)
-        bucket = bucket_of(m)
-        place = BUCKETS.index(bucket)
-        near = (bucket, *BUCKETS[max(place - 1, 0) : place + 2])
-        if (found := next((each for each in near if each in tuned), None)) is not None:
-            return tuned[found]
+        near = _near(m) if problem.varies else (m,)
+        won = winners(spec, alignment, near, n, k)
+        if (found := next((each for each in near if each in won), None)) is not None:
+            return won[found]
     return untuned(arch, spec, m, n, k, sm_count, problem.groups, constraints.batch_invariant, problem.varies)
+
+
+def _near(m: int) -> tuple[int, ...]:
+    """The bucket of an M that varies, and those next to it."""
+    bucket = bucket_of(m)
+    place = BUCKETS.index(bucket)
+    return bucket, *BUCKETS[max(place - 1, 0) : place + 2]
 
 
 def reachable_kernels(
@@ -165,5 +173,6 @@ def _reachable_configs(
         return [with_rowvecs(config, spec, constraints.rowvecs) for config in table(arch, spec)]
     problems = [replace(problem, m=m, varies=True) for m in buckets] if problem.m is None else [problem]
     chosen = Counter(config_for(each, alignment, arch, sm_count, winners) for each in problems)
-    tuned = set(winners(spec, alignment, n, k).values()) if constraints == UNCONSTRAINED else set()
-    return sorted(chosen, key=lambda config: (config not in tuned, -chosen[config]))
+    ms = [each.m for each in problems if each.m is not None]
+    won = set(winners(spec, alignment, ms, n, k).values()) if constraints == UNCONSTRAINED else set()
+    return sorted(chosen, key=lambda config: (config not in won, -chosen[config]))

@@ -2,7 +2,8 @@
 fast.
 
 Candidates are compiled in parallel processes, timed round-robin from a cold L2, and the winner is remembered
-for its bucket of M. Nothing is tuned at a launch, which uses the results of earlier tuning.
+for its M or, if M varies, for its bucket. Nothing is timed at a launch, which uses earlier results. A job
+that is not thorough times only those few between which the model can't decide.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cute_backend.errors import BuildError, UnavailableError
-from cute_backend.planning import TileConfig, bucket_of, candidates, plan
+from cute_backend.planning import TileConfig, bucket_of, candidates, doubted, plan
 from cute_backend.runtime.arguments.device import Device, device_at
 from cute_backend.runtime.compiling.build import Outcome, obtain
 from cute_backend.runtime.compiling.rungs import spill_bytes
@@ -56,9 +57,11 @@ class Untuned(Enum):
     MEMORY = "untuned_memory", "its operands do not fit into the GPU's memory beside what is there"
     FAILED = "untuned_failed", "none of its candidates runs"
 
-    def note(self) -> None:
-        """Counts the reason, and warns of it once in a process."""
+    def note(self, warns: bool = True) -> None:
+        """Counts the reason and, if it `warns`, says it once in a process."""
         count(self.value)
+        if not warns:
+            return
         warn_once(
             self, f"cute_backend: a region is not tuned and gets the cost model's tile: {self.sentence}."
         )
@@ -76,7 +79,7 @@ class Job:
 
     `dynamic` says that M is symbolic, and `groups` how many groups M rows are in. `unfused` returns a
     function that computes the same as the region without our kernels; it is called only if that function has
-    to be timed.
+    to be timed. A `thorough` job times all candidates of tuning, another those in doubt (`planning.doubted`).
     """
 
     spec: EpilogueSpec
@@ -86,6 +89,7 @@ class Job:
     dynamic: bool = False
     unfused: Callable[[], Run] | None = None
     groups: int | None = None
+    thorough: bool = True
 
 
 class Tuner:
@@ -108,15 +112,16 @@ class Tuner:
     def tune(self, jobs: Sequence[Job]) -> list[Result | None]:
         """The result of each job, either remembered or found now. A job without a result has None, and is
         counted."""
-        keys = [self._key(job) for job in jobs]
-        if any(self._memory.get(key) is None for key in keys):
+        keyed = [(self._key(job), job) for job in jobs]
+        if any(self._is_missing(key, job) for key, job in keyed):
             with self._progress(len(jobs)) as progress, self._memory.exclusively():
                 # Another process may have done it while this one waited for the lock.
-                missing = {
-                    key: job for key, job in zip(keys, jobs, strict=True) if self._memory.get(key) is None
-                }
-                self._find(missing, progress)
-        return [self._memory.get(key) for key in keys]
+                self._find({key: job for key, job in keyed if self._is_missing(key, job)}, progress)
+        return [self._memory.get(key) for key, _ in keyed]
+
+    def _is_missing(self, key: Key, job: Job) -> bool:
+        known = self._memory.get(key)
+        return known is None or (job.thorough and not known.thorough)
 
     def recall(self, job: Job) -> Result | None:
         """The remembered result of a job, or None."""
@@ -126,7 +131,8 @@ class Tuner:
         """The key of a job's result. Only the most common alignment is tuned, which `reachable_alignments`
         names first."""
         alignment = reachable_alignments(_problem(job))[0]
-        return Key(job.spec, alignment, bucket_of(job.m), job.n, job.k, self._gpu.model, job.groups)
+        m = bucket_of(job.m) if job.dynamic else job.m
+        return Key(job.spec, alignment, m, job.n, job.k, self._gpu.model, job.groups)
 
     def _find(self, jobs: Mapping[Key, Job], progress: _Report) -> None:
         kernels = {key: self._candidates(key, job) for key, job in jobs.items()}
@@ -144,9 +150,9 @@ class Tuner:
             functions = _sound({kernel: outcomes[kernel] for kernel in kernels[key]})
             result = self._time(job, functions, kernels[key], unfused.pop(key))
             if result is not None:
-                log.info("tuned %s: %s in %.1f us", key.text, result.config.name, result.us)
+                log.info("timed %s: %s in %.1f us", key.text, result.config.name, result.us)
                 self._memory.put({key: result})
-                count("tuned")
+                count("tuned" if job.thorough else "measured")
             progress.step()
 
     def _reached(self, job: Job) -> list[Kernel]:
@@ -154,8 +160,12 @@ class Tuner:
 
     def _candidates(self, key: Key, job: Job) -> dict[Kernel, TileConfig]:
         """The kernels to time for a problem, each with the tile that it was planned for."""
-        spec, gpu, m = key.spec, self._gpu, key.bucket if job.dynamic else job.m
-        configs = candidates(gpu.arch, spec, m, key.n, key.k, gpu.sm_count, groups=key.groups)
+        spec, gpu, sizes = key.spec, self._gpu, (key.m, key.n, key.k)
+        configs = (
+            candidates(gpu.arch, spec, *sizes, gpu.sm_count, groups=key.groups)
+            if job.thorough
+            else doubted(gpu.arch, spec, *sizes, gpu.sm_count)
+        )
         found: dict[Kernel, TileConfig] = {}
         for config in configs:
             found.setdefault(Kernel.found(plan(spec, config, key.alignment)), config)
@@ -180,7 +190,7 @@ class Tuner:
             Untuned.FAILED.note()
             return None
         best = min(timings.kernels, key=timings.kernels.__getitem__)
-        return Result(tiles[best], timings.kernels[best], timings.unfused)
+        return Result(tiles[best], timings.kernels[best], timings.unfused, job.thorough)
 
     @contextmanager
     def _progress(self, regions: int) -> Iterator[_Report]:

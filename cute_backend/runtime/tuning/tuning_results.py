@@ -1,7 +1,7 @@
-"""Results of tuning, remembered on disk: one JSON file in the cache folder.
+"""Timings of problems, remembered on disk: one JSON file in the cache folder.
 
-An entry belongs to a problem's bucket on one model of GPU, and is valid for the versions that it was made
-with: of this package's sources, the DSL and torch. The file is replaced whole, under a lock, and never
+An entry belongs to a problem on one model of GPU, and is valid for the versions that it was made with: of
+this package's sources, the DSL and torch. The file is replaced whole, under a lock, and never
 unpickled. An entry that can't be read causes one warning and is tuned again.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cute_backend.planning import BUCKETS, Alignment, TileConfig
+from cute_backend.planning import Alignment, TileConfig
 from cute_backend.runtime.disk.cache import KernelCache, caches, writable_cache
 from cute_backend.runtime.host.documents import parse
 from cute_backend.runtime.host.notices import warn_once
@@ -32,7 +32,7 @@ NOISE = 0.03
 to Inductor. Medians of one run on one GPU repeat within a third of it, and the graph around a region is not
 timed."""
 
-_FORMAT = 1
+_FORMAT = 2
 
 _MAX_FILE = 64 << 20
 """The most bytes of a file of results; usual files have some hundred thousand."""
@@ -40,12 +40,12 @@ _MAX_FILE = 64 << 20
 
 @dataclass(frozen=True)
 class Key:
-    """The key of a result. `bucket` is `bucket_of(M)`, `device` names a model of GPU, and `groups` is the
-    number of groups of rows of a grouped product."""
+    """The key of a result. `m` is M or, if M varies, `bucket_of(M)`; `device` names a model of GPU, and
+    `groups` is the number of groups of rows of a grouped product."""
 
     spec: EpilogueSpec
     alignment: Alignment
-    bucket: int
+    m: int
     n: int
     k: int
     device: str
@@ -54,7 +54,7 @@ class Key:
     @property
     def text(self) -> str:
         """The key in the file."""
-        sizes = f"M {self.bucket}, N {self.n}, K {self.k}"
+        sizes = f"M {self.m}, N {self.n}, K {self.k}"
         if self.groups is not None:
             sizes += f", groups {self.groups}"
         return f"{self.device}; {self.spec.key} {self.alignment.value}; {sizes}"
@@ -64,12 +64,14 @@ class Key:
 class Result:
     """The fastest configuration of a problem, its time in microseconds and that of Inductor's own code.
 
-    `unfused_us` is None if Inductor's code was not timed.
+    `unfused_us` is None if Inductor's code was not timed. `thorough` says that all candidates of tuning were
+    timed, and not only those that the cost model could not tell from the fastest.
     """
 
     config: TileConfig
     us: float
     unfused_us: float | None
+    thorough: bool = True
 
     @property
     def unfused_wins(self) -> bool:
@@ -82,6 +84,7 @@ class Result:
             "config": self.config.to_dict(),
             "us": self.us,
             "unfused_us": self.unfused_us,
+            "thorough": self.thorough,
             "environment": _environment(),
         }
 
@@ -96,6 +99,7 @@ class Result:
             TileConfig.from_dict(data["config"]),
             float(data["us"]),
             None if unfused_us is None else float(unfused_us),
+            bool(data["thorough"]),
         )
 
 
@@ -202,12 +206,10 @@ class Memory:
         """The result of a problem, or None."""
         return next((found for file in reversed(self._files) if (found := file.get(key))), None)
 
-    def winners(
-        self, spec: EpilogueSpec, alignment: Alignment, n: int, k: int, device: str, groups: int | None = None
-    ) -> dict[int, TileConfig]:
-        """The configurations found for some N, K and number of groups, by the bucket of M."""
-        found = {bucket: self.get(Key(spec, alignment, bucket, n, k, device, groups)) for bucket in BUCKETS}
-        return {bucket: result.config for bucket, result in found.items() if result is not None}
+    def winners(self, keys: Iterable[Key]) -> dict[int, TileConfig]:
+        """The fastest configurations of problems that differ in M alone, by M."""
+        found = {key.m: self.get(key) for key in keys}
+        return {m: result.config for m, result in found.items() if result is not None}
 
     def put(self, results: Mapping[Key, Result]) -> None:
         """Remembers results, in this process and in the last folder."""
