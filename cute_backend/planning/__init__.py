@@ -6,7 +6,8 @@ of a kernel is written elsewhere (`memory_ops`).
 - Facts about each architecture: `targets`, `served`.
 - Tiles: `tiles`, `rules` (what a spec demands of its tile), `constraints` (what a user demands),
   `search`, `fitting`, `widths` (tiles for a known M), `ladder` (what runs in place of a tile that spills),
-  `untuned`, `cost`, `doubt` (tiles to measure), `epilogue_time`, `halving`, `hoisting`, `shallow`, `transposing`, `segment_tiles`.
+  `untuned`, `cost`, `doubt` (tiles to measure), `epilogue_time`, `halving`, `hoisting`, `shallow`,
+  `transposing`, `segment_tiles`.
 - Reductions of rows: `last_tile`.
 - Placements: `placements`, `placing`.
 - Resources: `registers`, `shared_memory`, `stages`, `mma_scales`, `capacity`.
