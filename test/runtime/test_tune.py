@@ -231,6 +231,17 @@ def test_groups_of_rows_are_tuned_by_their_number(tmp_path: Path) -> None:
     assert [list(memory_in(tmp_path).winners([key])) for key in keys] == [[4096], []]
 
 
+def test_what_another_process_timed_meanwhile_is_not_timed_again(tmp_path: Path) -> None:
+    found = Result(TRIED[2], 50.0, None)
+
+    def build(kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Any]:
+        tuner(tmp_path, FakeTimer({TRIED[2]: 50.0})).tune([JOB])
+        return FakeBuild()(kernels, built=built)
+
+    timer = FakeTimer()
+    assert Tuner(GPU, timer, memory_in(tmp_path), build).tune([JOB]) == [found] and timer.asked == []
+
+
 # What can't win
 
 

@@ -116,7 +116,7 @@ def _job(region: Region, thorough: bool) -> Job | Untuned:
         # Without the region, the columns of B that heads have in one weight would be copied in every call.
         is_copied = any(acc.b_block for acc in region.spec.accumulators)
         in_doubt = thorough or region.spec.product.a_dtype.bits == 16
-        unfused = partial(compile_unfused, region) if in_doubt and not is_copied else None
+        unfused = partial(compile_unfused, region, tuned=thorough) if in_doubt and not is_copied else None
         return Job(region.spec, example, n, k, not isinstance(m, int), unfused, thorough=thorough)
     if not isinstance(groups, int):
         return Untuned.SYMBOLIC

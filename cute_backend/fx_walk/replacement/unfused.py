@@ -26,10 +26,9 @@ _SETTINGS: dict[str, Any] = {
     "post_grad_custom_pre_pass": None,
     "post_grad_custom_post_pass": None,
     # The search for tuned Triton products takes longer than all tuning of a problem may, and in fp8 none was
-    # seen that beats cuBLAS. So only the pointwise kernel after the product is tuned.
+    # seen that beats cuBLAS. So at most the pointwise kernel after the product is tuned.
     "max_autotune": False,
     "max_autotune_gemm": False,
-    "max_autotune_pointwise": True,
     "coordinate_descent_tuning": False,
     "triton.cudagraphs": False,
     # The cache would bundle this code into its current entry, which is that of the graph around this one.
@@ -38,8 +37,9 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-def compile_unfused(region: Region) -> Callable[[], Any]:
-    """The region as Inductor's own code, on random inputs. A call computes it once, on the current stream.
+def compile_unfused(region: Region, tuned: bool) -> Callable[[], Any]:
+    """The region as Inductor's own code, on random inputs. A call computes it once, on the current stream. If
+    `tuned`, Inductor tunes the pointwise kernels behind the product.
 
     Symbolic sizes have the values of their examples. The inputs are made by the first call. Raises Inductor's
     exceptions.
@@ -51,7 +51,7 @@ def compile_unfused(region: Region) -> Callable[[], Any]:
     with (
         tracing(TracingContext(mode)),
         torch.no_grad(),
-        inductor_config.patch(_SETTINGS),
+        inductor_config.patch({**_SETTINGS, "max_autotune_pointwise": tuned}),
         functorch_config.patch(bundled_autograd_cache=False),
     ):
         compiled = compile_fx_inner(alone.module, fakes, cudagraphs=BoxedBool(False), is_inference=True)

@@ -113,10 +113,10 @@ class Tuner:
         """The result of each job, either remembered or found now. A job without a result has None, and is
         counted."""
         keyed = [(self._key(job), job) for job in jobs]
-        if any(self._is_missing(key, job) for key, job in keyed):
-            with self._progress(len(jobs)) as progress, self._memory.exclusively():
-                # Another process may have done it while this one waited for the lock.
-                self._find({key: job for key, job in keyed if self._is_missing(key, job)}, progress)
+        missing = {key: job for key, job in keyed if self._is_missing(key, job)}
+        if missing:
+            with self._progress(len(jobs)) as progress:
+                self._find(missing, progress)
         return [self._memory.get(key) for key, _ in keyed]
 
     def _is_missing(self, key: Key, job: Job) -> bool:
@@ -145,15 +145,21 @@ class Tuner:
             building = pool.submit(self._build, everything, built=progress.step)
             unfused = {key: _unfused(job) for key, job in jobs.items()}
             outcomes = building.result()
-        progress.timing(len(jobs))
-        for key, job in jobs.items():
-            functions = _sound({kernel: outcomes[kernel] for kernel in kernels[key]})
-            result = self._time(job, functions, kernels[key], unfused.pop(key))
-            if result is not None:
-                log.info("timed %s: %s in %.1f us", key.text, result.config.name, result.us)
-                self._memory.put({key: result})
-                count("tuned" if job.thorough else "measured")
-            progress.step()
+        progress.waiting()
+        with self._memory.exclusively():
+            progress.timing(len(jobs))
+            for key, job in jobs.items():
+                # Another process may have done it while this one was building.
+                if self._is_missing(key, job):
+                    functions = _sound({kernel: outcomes[kernel] for kernel in kernels[key]})
+                    self._remember(key, job, self._time(job, functions, kernels[key], unfused.pop(key)))
+                progress.step()
+
+    def _remember(self, key: Key, job: Job, result: Result | None) -> None:
+        if result is not None:
+            log.info("timed %s: %s in %.1f us", key.text, result.config.name, result.us)
+            self._memory.put({key: result})
+            count("tuned" if job.thorough else "measured")
 
     def _reached(self, job: Job) -> list[Kernel]:
         return reachable_kernels(_problem(job), self._gpu.arch, self._gpu.sm_count)
@@ -204,10 +210,13 @@ class _Report:
     def __init__(self, bar: Progress, what: str) -> None:
         self._bar = bar
         self._what = what
-        self._task = bar.add_task(f"tuning {what}: another process is at it", total=None)
+        self._task = bar.add_task(f"tuning {what}", total=None)
 
     def compiling(self, total: int) -> None:
         self._bar.reset(self._task, total=total, description=f"tuning {self._what}: compiling candidates")
+
+    def waiting(self) -> None:
+        self._bar.reset(self._task, total=None, description=f"tuning {self._what}: another process is timing")
 
     def timing(self, total: int) -> None:
         self._bar.reset(self._task, total=total, description=f"tuning {self._what}: timing")

@@ -142,8 +142,8 @@ class TunedFile:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """A lock that a process holds while it tunes: two processes that tune at once would disturb each
-        other's timings.
+        """A lock that a process holds while it times: two processes that time at once would disturb each
+        other.
 
         If the folder can't be written, or is full, no lock is held.
         """
@@ -217,7 +217,7 @@ class Memory:
             file.put(results)
 
     def exclusively(self) -> AbstractContextManager[None]:
-        """A lock that a process holds while it tunes."""
+        """A lock that a process holds while it times."""
         return self._files[-1].exclusively() if self._files else nullcontext()
 
 
