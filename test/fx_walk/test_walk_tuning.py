@@ -21,7 +21,9 @@ from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.replacement import tuning_jobs
 from cute_backend.fx_walk.replacement.unfused import compile_unfused, extract
 from cute_backend.planning import Arch, TileConfig
+from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.host import notices
+from cute_backend.runtime.kernels.reach import Problem as Sizes
 from cute_backend.runtime.tuning.tune import Job
 from cute_backend.runtime.tuning.tuning_results import Result
 from support.epilogues import EPILOGUES, Problem
@@ -29,6 +31,7 @@ from support.epilogues import EPILOGUES, Problem
 BF16 = torch.bfloat16
 M, N, K = 64, 48, 32
 CONFIG = TileConfig(Arch.SM90A, 64, 64)
+GPU = Device(0, Arch.SM90A, 132, "a GPU")
 
 
 class FakeTuner:
@@ -65,6 +68,7 @@ def tuner(monkeypatch: pytest.MonkeyPatch) -> FakeTuner:
     fake = FakeTuner(9.0)
     monkeypatch.setattr(tuning_jobs, "gpu_of", lambda device: 0)
     monkeypatch.setattr(tuning_jobs, "tuner_for", lambda index: fake)
+    monkeypatch.setattr(tuning_jobs, "device_at", lambda index: GPU)
     return fake
 
 
@@ -160,6 +164,25 @@ def test_a_symbolic_m_is_not_measured_and_nobody_is_warned(
     torch.compile(program, backend=cute)(*args)
     assert not tuner.jobs and counted() == {"anchors": 1, "regions": 1, "untuned_symbolic": 1}
     assert not [each for each in recwarn if "cute_backend" in str(each.message)]
+
+
+def test_what_a_pack_has_kernels_for_is_not_measured(
+    tuner: FakeTuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would compile others. Who asks for tuning gets it."""
+    asked: list[tuple[int | None, ...]] = []
+
+    def is_packed(problem: Sizes, arch: Arch) -> bool:
+        asked.append((problem.m, problem.n, problem.k))
+        return arch is Arch.SM90A
+
+    monkeypatch.setattr(tuning_jobs, "is_packed", is_packed)
+    check()
+    assert asked == [(M, N, K)] and not tuner.jobs
+    assert counted() == {"anchors": 1, "regions": 1, "untuned_packed": 1}
+    torch._dynamo.reset()
+    check(options={"max_autotune": True})
+    assert len(tuner.jobs) == 1
 
 
 def test_inductors_code_is_measured_in_16_bits_alone(tuner: FakeTuner) -> None:

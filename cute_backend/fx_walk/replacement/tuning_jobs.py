@@ -15,6 +15,10 @@ from cute_backend.fx_walk.refusals.containment import contain
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.replacement.unfused import compile_unfused
+from cute_backend.planning import Constraints
+from cute_backend.runtime.arguments.device import device_at
+from cute_backend.runtime.disk.pack import is_packed
+from cute_backend.runtime.kernels.reach import Problem
 from cute_backend.runtime.tuning.tune import Job, Untuned, tuner_for
 from cute_backend.runtime.tuning.tuning_results import Result
 from cute_backend.spec import ProductKind
@@ -84,7 +88,14 @@ def _jobs(regions: Sequence[Region], thorough: bool) -> Iterator[tuple[int, int,
     for position, region in enumerate(regions):
         index = gpu_of(region.first.device)
         if index is not None:
-            yield position, index, _job(region, thorough)
+            packed = not thorough and _is_packed(region, index)
+            yield position, index, Untuned.PACKED if packed else _job(region, thorough)
+
+
+def _is_packed(region: Region, index: int) -> bool:
+    m, n, k = (size if isinstance(size, int) else None for size in region.problem)
+    problem = Problem(region.spec, m, n, k, constraints=Constraints.from_config())
+    return is_packed(problem, device_at(index).arch)
 
 
 def gpu_of(device: torch.device) -> int | None:

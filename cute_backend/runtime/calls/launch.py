@@ -65,7 +65,7 @@ from cute_backend.runtime.compiling.rungs import (
 )
 from cute_backend.runtime.compiling.workers import start_early
 from cute_backend.runtime.disk.cache import existing_caches
-from cute_backend.runtime.disk.pack import packed_kernels, packs
+from cute_backend.runtime.disk.pack import is_packed, packed_kernels, packs
 from cute_backend.runtime.host.capture import code_may_load
 from cute_backend.runtime.host.forks import free_in_children
 from cute_backend.runtime.host.notices import count, warn_once
@@ -149,7 +149,7 @@ def prepare(problems: Iterable[Problem], device: int, *, at_once: bool = False) 
     for problem in problems:
         _launcher(problem.spec, device, problem.constraints).announced.add(problem)
     wanted = [
-        (_launcher(problem.spec, device, problem.constraints), kernel, _is_packed(problem, gpu))
+        (_launcher(problem.spec, device, problem.constraints), kernel, is_packed(problem, gpu.arch))
         for problem in problems
         for kernel in reachable_kernels(problem, gpu.arch, gpu.sm_count, winners_on(gpu, problem.groups))
     ]
@@ -170,10 +170,6 @@ def prepare(problems: Iterable[Problem], device: int, *, at_once: bool = False) 
                 launcher.add(kernel, obtained[kernel])
             else:
                 launcher.expect(kernel)
-
-
-def _is_packed(problem: Problem, gpu: Device) -> bool:
-    return any(pack.serves(problem, gpu.arch) for pack in packs())
 
 
 def winners_on(gpu: Device, groups: int | None) -> Winners:

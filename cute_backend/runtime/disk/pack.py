@@ -290,6 +290,11 @@ def packs() -> list[Pack]:
     return [*_packs.values(), *_installed().values()]
 
 
+def is_packed(problem: Problem, arch: Arch) -> bool:
+    """Whether a pack of this process has the kernels of a problem."""
+    return any(pack.serves(problem, arch) for pack in packs())
+
+
 def _usable(path: Path, *, installed: bool = False) -> dict[Path, Pack]:
     try:
         return {path: Pack(path, installed=installed)}

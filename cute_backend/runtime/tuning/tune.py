@@ -53,6 +53,7 @@ class Untuned(Enum):
     SYMBOLIC = "untuned_symbolic", "its N, K or groups are not static, or nothing is known of its M"
     BATCH_INVARIANT = "untuned_batch_invariant", "config.batch_invariant leaves one configuration for all M"
     GROUPED = "untuned_grouped", "how its K is split into groups is known to the device alone"
+    PACKED = "untuned_packed", "a pack has kernels for it, and others would have to be compiled"
     CAPTURING = "untuned_capturing", "a CUDA graph is being captured, in which nothing can be timed"
     MEMORY = "untuned_memory", "its operands do not fit into the GPU's memory beside what is there"
     FAILED = "untuned_failed", "none of its candidates runs"
