@@ -156,11 +156,11 @@ def test_what_is_in_doubt_is_timed_unless_more_is_known(tmp_path: Path) -> None:
     job = Job(SPEC, *sizes, thorough=False)
     few = doubted(Arch.SM90A, SPEC, *sizes, 132)
     assert 1 < len(few) <= DOUBTED and few[0] == choose(Arch.SM90A, SPEC, *sizes, 132)
-    timer = FakeTimer({few[1]: 70.0})
-    tune = tuner(tmp_path, timer)
+    timer, build = FakeTimer({few[1]: 70.0}), FakeBuild()
+    tune = tuner(tmp_path, timer, build)
     assert tune.tune([job, job]) == [Result(few[1], 70.0, None, thorough=False)] * 2
     assert [[kernel.plan for kernel in timed] for _, timed in timer.asked] == [[*map(planned, few)]]
-    assert counted() == {"measured": 1}
+    assert build.batches == [timer.asked[0][1]] and counted() == {"measured": 1}
 
     thorough = replace(job, thorough=True)
     (result,) = tune.tune([thorough])

@@ -138,9 +138,10 @@ class Tuner:
     def _find(self, jobs: Mapping[Key, Job], progress: _Report) -> None:
         kernels = {key: self._candidates(key, job) for key, job in jobs.items()}
         tried = [kernel for each in kernels.values() for kernel in each]
-        # The other kernels that the regions can need are needed soon, and are compiled along with the
-        # candidates.
-        everything = list(dict.fromkeys([*tried, *chain.from_iterable(map(self._reached, jobs.values()))]))
+        # The other kernels that the regions can need are needed soon, and are compiled along with the many
+        # candidates of tuning. A program that was only to be measured does not wait for them.
+        thorough = (job for job in jobs.values() if job.thorough)
+        everything = list(dict.fromkeys([*tried, *chain.from_iterable(map(self._reached, thorough))]))
         progress.compiling(len(everything))
         with ThreadPoolExecutor(1) as pool:
             building = pool.submit(self._build, everything, built=progress.step)
