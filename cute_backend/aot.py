@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import chain, product, takewhile
 from pathlib import Path
 from typing import Any, Union
 
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from cute_backend.errors import BuildError, UnavailableError, UsageError
 from cute_backend.fx_walk.collect import GraphReport, collect
 from cute_backend.fx_walk.graph.static import fake, hint
-from cute_backend.planning import BUCKETS, Arch, Constraints, buckets_of
+from cute_backend.planning import BUCKETS, UNCONSTRAINED, Alignment, Arch, Constraints, buckets_of, plan
 from cute_backend.runtime.arguments.operands import Size, groups_of, parse_spec, plane_of
 from cute_backend.runtime.calls.op import gemm_epilogue
 from cute_backend.runtime.calls.sample_op import run_sample, sample_op
@@ -25,6 +25,7 @@ from cute_backend.runtime.disk.cache import caches
 from cute_backend.runtime.disk.pack import Content, packs, write_pack
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.reach import Problem, reachable_kernels
+from cute_backend.runtime.tuning.tuning_results import Key, Memory, Result, remembered
 from cute_backend.spec import EpilogueSpec
 
 
@@ -78,7 +79,8 @@ def find_problems(
 
 
 def make_pack(request: Request, path: Path) -> Written:
-    """Compiles every kernel that the heuristic may choose for a request, and writes the pack.
+    """Compiles every kernel that may be chosen for a request, and writes the pack. Timings of its problems
+    that are remembered here are part of the pack, and decide on GPUs of the model that they are of.
 
     Raises UsageError if there is nothing to pack or the file can't be written, BuildError, and
     UnavailableError without the CuTe DSL or a linker.
@@ -86,9 +88,12 @@ def make_pack(request: Request, path: Path) -> Written:
     problems = list(dict.fromkeys(chain.from_iterable(request.problems.values())))
     if not problems:
         raise UsageError("nothing in the program is fused, so there is nothing to pack; explain says why")
-    kernels = list(dict.fromkeys(_kernels(request)))
+    timed = dict(_timed(request, remembered()))
+    fastest = (Kernel.found(plan(key.spec, found.config, key.alignment)) for key, found in timed.items())
+    kernels = list(dict.fromkeys([*_kernels(request), *fastest]))
+    texts = {key.text: found.to_dict() for key, found in timed.items()}
     try:
-        sha256 = write_pack(path, Content(_compiled(kernels), problems, request.m))
+        sha256 = write_pack(path, Content(_compiled(kernels), problems, request.m, texts))
     except OSError as error:
         raise UsageError(f"{path} can't be written: {error.strerror}") from error
     return Written(len({kernel.plan.spec for kernel in kernels}), len(kernels), sha256)
@@ -132,11 +137,27 @@ class _Watch(TorchDispatchMode):
 
 
 def _kernels(request: Request) -> Iterator[Kernel]:
-    buckets = BUCKETS if request.m is None else buckets_of(*request.m)
     for arch, problems in request.problems.items():
         for problem in problems:
             for sm_count in request.sm_counts or (arch.target.sm_count,):
-                yield from reachable_kernels(problem, arch, sm_count, buckets=buckets)
+                yield from reachable_kernels(problem, arch, sm_count, buckets=_buckets(request))
+
+
+def _timed(request: Request, memory: Memory) -> Iterator[tuple[Key, Result]]:
+    """The timings of the problems that are remembered here, on whatever GPU of their architecture."""
+    for arch, problems in request.problems.items():
+        for problem in problems:
+            if problem.n is None or problem.k is None or problem.constraints != UNCONSTRAINED:
+                continue
+            ms = _buckets(request) if problem.m is None else (problem.m,)
+            for device, alignment, m in product(sorted(memory.devices()), Alignment, ms):
+                key = Key(problem.spec, alignment, m, problem.n, problem.k, device, problem.groups)
+                if (found := memory.get(key)) and found.config.arch is arch:
+                    yield key, found
+
+
+def _buckets(request: Request) -> Sequence[int]:
+    return BUCKETS if request.m is None else buckets_of(*request.m)
 
 
 def _compiled(wanted: list[Kernel]) -> dict[Kernel, tuple[bytes, Mapping[str, Any]]]:

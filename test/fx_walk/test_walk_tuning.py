@@ -180,6 +180,10 @@ def test_what_a_pack_has_kernels_for_is_not_measured(
     check()
     assert asked == [(M, N, K)] and not tuner.jobs
     assert counted() == {"anchors": 1, "regions": 1, "untuned_packed": 1}
+    tuner.known[M, N, K] = Result(CONFIG, 10.0, 9.0)  # as a pack may have it
+    torch._dynamo.reset()
+    check(options={"cute_backend.max_stores": 5})
+    assert not tuner.jobs and counted()["unfused_faster"] == 1
     torch._dynamo.reset()
     check(options={"max_autotune": True})
     assert len(tuner.jobs) == 1

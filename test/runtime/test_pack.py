@@ -23,7 +23,7 @@ from cute_backend import PackError, aot, config
 from cute_backend.__main__ import main
 from cute_backend.aot import Written
 from cute_backend.errors import BuildError, UnavailableError
-from cute_backend.planning import UNCONSTRAINED, Alignment, Arch, Constraints, buckets_of
+from cute_backend.planning import UNCONSTRAINED, Alignment, Arch, Constraints, TileConfig, buckets_of, plan
 from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.calls import launch as launching
 from cute_backend.runtime.compiling import build as building
@@ -38,6 +38,7 @@ from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels import link as linking
 from cute_backend.runtime.kernels.kernel import Kernel, environment
 from cute_backend.runtime.kernels.reach import MAX_KERNELS, Problem, reachable_kernels
+from cute_backend.runtime.tuning.tuning_results import Key, Result, remembered
 from cute_backend.spec import Axis, EpilogueSpec, LoadKind, Scaling
 from support.compile_once import build_here
 from support.epilogues import BLOCKWISE
@@ -251,7 +252,7 @@ def pickled(members: dict[str, bytes]) -> None:
         (lost_code, r"is not a valid pack: .*there is no member 'cute_"),
         (lost_manifest, r"is not a valid pack: .*there is no member 'manifest"),
         (pickled, r"is not a valid pack: "),
-        (restate(format=4), r"has format 4; this version reads 3$"),
+        (restate(format=5), r"has format 5; this version reads 4$"),
         (restate(kernels=[]), r"is not a valid pack: "),
         (restate(problems=None), r"is not a valid pack: "),
     ],
@@ -626,6 +627,35 @@ def test_without_a_linker_there_is_no_pack(fresh: Path, monkeypatch: pytest.Monk
     problem = Problem(make_spec(exact=False), 16, 64, 64)
     with pytest.raises(UnavailableError, match="no linker was here"):
         aot.make_pack(aot.Request({Arch.SM90A: [problem]}), fresh / "no.cutepack")
+
+
+def test_a_pack_has_what_was_timed_of_its_problems(
+    fresh: Path, tmp_path: Path, code: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU of that model, they decide for who has the pack alone."""
+    problem = Problem(SPEC, 257, 4096, 512)
+    key = Key(SPEC, Alignment.TMA, 257, 4096, 512, "a GPU, 132 SMs")
+    winner = Result(TileConfig(Arch.SM90A, 64, 256, raster_m=4), 12.25, 13.5)
+    others = {replace(key, m=258): winner, replace(key, spec=make_spec(second_store=True)): winner}
+    remembered().put({key: winner, **others})
+    monkeypatch.setattr(aot, "_compiled", lambda kernels: dict.fromkeys(kernels, (code, FIGURES)))
+    aot.make_pack(aot.Request({Arch.SM90A: [problem]}), tmp_path / "timed.cutepack")
+    (fresh / "tuned.json").unlink()
+    assert remembered().get(key) is None
+    load_pack(tmp_path / "timed.cutepack")
+    assert [remembered().get(each) for each in (key, *others)] == [winner, None, None]
+    (pack,) = packing.packs()
+    kernel = Kernel.found(plan(SPEC, winner.config, Alignment.TMA))
+    assert kernel in pack.kernels(SPEC, Arch.SM90A)
+    better = replace(winner, us=11.0)
+    remembered().put({key: better})
+    assert remembered().get(key) == better  # its own timings come first
+
+    rewrite(pack.path, restate(timed={key.text: {"us": "fast"}}))
+    monkeypatch.setattr(packing, "_packs", {})
+    (fresh / "tuned.json").unlink()
+    load_pack(pack.path)
+    assert remembered().get(key) is None
 
 
 def test_what_another_pack_has_is_not_compiled_again(fresh: Path, pack: Path, code: bytes) -> None:

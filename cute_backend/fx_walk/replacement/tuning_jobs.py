@@ -45,12 +45,16 @@ def measure(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
 
 def _timed(regions: Sequence[Region], thorough: bool) -> tuple[list[Region], list[Rejection]]:
     jobs: dict[int, dict[int, Job]] = defaultdict(dict)
+    found: dict[int, Result | None] = {}
     for position, index, job in _jobs(regions, thorough):
         if isinstance(job, Untuned):
             job.note(warns=thorough)
+        elif not thorough and _is_packed(job, index):
+            found[position] = tuner_for(index).recall(job)
+            if found[position] is None:
+                Untuned.PACKED.note(warns=False)
         else:
             jobs[index][position] = job
-    found: dict[int, Result | None] = {}
     for index, each in jobs.items():
         found.update(zip(each, tuner_for(index).tune(list(each.values())), strict=True))
     return _judge(regions, found)
@@ -88,13 +92,11 @@ def _jobs(regions: Sequence[Region], thorough: bool) -> Iterator[tuple[int, int,
     for position, region in enumerate(regions):
         index = gpu_of(region.first.device)
         if index is not None:
-            packed = not thorough and _is_packed(region, index)
-            yield position, index, Untuned.PACKED if packed else _job(region, thorough)
+            yield position, index, _job(region, thorough)
 
 
-def _is_packed(region: Region, index: int) -> bool:
-    m, n, k = (size if isinstance(size, int) else None for size in region.problem)
-    problem = Problem(region.spec, m, n, k, constraints=Constraints.from_config())
+def _is_packed(job: Job, index: int) -> bool:
+    problem = Problem(job.spec, job.m, job.n, job.k, constraints=Constraints.from_config())
     return is_packed(problem, device_at(index).arch)
 
 

@@ -22,7 +22,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 
-_FORMAT = 3
+_FORMAT = 4
 
 _WHEN = (1980, 1, 1, 0, 0, 0)
 """The date of every member, so that the same kernels make the same file."""
@@ -63,12 +63,14 @@ class Content:
     """The content of a pack: the code and the resources of each kernel, and the problems whose kernels are
     all in it.
 
-    `m` is the range of M that they serve, or None if each problem has the M of its example.
+    `m` is the range of M that they serve, or None if each problem has the M of its example. `timed` are the
+    timings of these problems, as plain values by the texts of their keys.
     """
 
     kernels: Mapping[Kernel, tuple[bytes, Mapping[str, Any]]]
     problems: Iterable[Problem]
     m: tuple[int, int] | None
+    timed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def write_pack(path: Path, content: Content) -> str:
@@ -109,6 +111,7 @@ def _manifest(content: Content) -> dict[str, Any]:
         "m": content.m,
         "specs": specs,
         "problems": [json.loads(text) for text in sorted(problems)],
+        "timed": content.timed,
         "kernels": {
             kernel.name: {
                 "spec": kernel.plan.spec.key,
@@ -149,6 +152,7 @@ class Pack:
                 if not installed:
                     self._code(archive, name)
             self.archs = frozenset(Arch(each["tile"]["arch"]) for each in self._kernels.values())
+            self.timed: dict[str, Any] = dict(manifest["timed"])
             self._problems = {tuple(each) for each in manifest["problems"]}
             for spec, n, k, groups, constraints in self._problems:
                 _check_types((spec, str), *((size, int | None) for size in (n, k, groups)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 
 from cute_backend.planning import Alignment, TileConfig
 from cute_backend.runtime.disk.cache import KernelCache, caches, writable_cache
+from cute_backend.runtime.disk.pack import packs
 from cute_backend.runtime.host.documents import parse
 from cute_backend.runtime.host.notices import warn_once
 from cute_backend.runtime.host.trust import UntrustedError, read_trusted
@@ -33,6 +34,9 @@ to Inductor. Medians of one run on one GPU repeat within a third of it, and the 
 timed."""
 
 _FORMAT = 2
+
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
+"""The exceptions that `Result.from_dict` raises for malformed data."""
 
 _MAX_FILE = 64 << 20
 """The most bytes of a file of results; usual files have some hundred thousand."""
@@ -170,9 +174,15 @@ class TunedFile:
     def _parse(self, entry: Any) -> Result | None:
         try:
             return Result.from_dict(entry)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             self._complain(f"it has an entry that is none ({error!r})")
             return None
+
+    @property
+    def results(self) -> Mapping[str, Result]:
+        """All results that are valid here, by the texts of their keys."""
+        self._refresh()
+        return {**self._results, **self._unwritten}
 
     def _read(self) -> dict[str, Any]:
         """The entries of the file; none if there is no valid file."""
@@ -197,14 +207,21 @@ class TunedFile:
 
 
 class Memory:
-    """All results that this process can see: those of every cache folder, written to the last."""
+    """All results that this process can see: those of every cache folder, written to the last, and those of
+    packs."""
 
-    def __init__(self, files: list[TunedFile]) -> None:
+    def __init__(self, files: list[TunedFile], packed: Sequence[Mapping[str, Any]] = ()) -> None:
         self._files = files
+        self._packed = packed
 
     def get(self, key: Key) -> Result | None:
         """The result of a problem, or None."""
-        return next((found for file in reversed(self._files) if (found := file.get(key))), None)
+        here = next((found for file in reversed(self._files) if (found := file.get(key))), None)
+        return here or next((found for timed in self._packed if (found := _packed(timed, key))), None)
+
+    def devices(self) -> set[str]:
+        """The models of GPUs that the results in cache folders are of."""
+        return {text.partition("; ")[0] for file in self._files for text in file.results}
 
     def winners(self, keys: Iterable[Key]) -> dict[int, TileConfig]:
         """The fastest configurations of problems that differ in M alone, by M."""
@@ -221,6 +238,13 @@ class Memory:
         return self._files[-1].exclusively() if self._files else nullcontext()
 
 
+def _packed(timed: Mapping[str, Any], key: Key) -> Result | None:
+    try:
+        return Result.from_dict(timed[key.text])
+    except MALFORMED:  # most likely, the pack has no such key
+        return None
+
+
 _files: dict[Path, TunedFile] = {}
 
 
@@ -230,4 +254,5 @@ def remembered() -> Memory:
         found = caches() or [writable_cache()]
     except OSError:
         found = []  # nothing can be compiled either, and a warning has said so
-    return Memory([_files.setdefault(cache.root, TunedFile(cache)) for cache in found])
+    files = [_files.setdefault(cache.root, TunedFile(cache)) for cache in found]
+    return Memory(files, [pack.timed for pack in packs()])
