@@ -16,8 +16,11 @@ from cute_backend import UsageError
 from cute_backend.api import Product, Source
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.planning import Alignment, Arch, Constraints, TileConfig, plan
+from cute_backend.runtime.arguments.device import Device
+from cute_backend.runtime.calls import launch as launching
 from cute_backend.runtime.kernels import reach
 from cute_backend.runtime.kernels.source import text_of
+from cute_backend.runtime.tuning.tuning_results import Key, Result, remembered
 from cute_backend.simulator.simulate import Machine, run
 from support.epilogues import EPILOGUES, Problem
 
@@ -342,6 +345,31 @@ def test_dynamic_sizes_are_symbols():
     (region,) = explain("bias", dynamic=True, m=48, n=64, k=32).regions
     assert all(isinstance(size, str) for size in region.sizes)
     assert region.hints == (48, 64, 32)
+
+
+@pytest.mark.parametrize(
+    ("unfused", "shown"),
+    [(None, "timed on this GPU: 12.2 us"), (14.0, "timed on this GPU: 12.2 us, Inductor's own code 14.0")],
+)
+def test_a_region_shows_the_times_that_decided(monkeypatch, tmp_path, unfused, shown):
+    """Those of its M, on the GPU at hand."""
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path))
+    gpu = Device(0, Arch.SM90A, 132, "a GPU, 132 SMs")
+    monkeypatch.setattr(launching, "_gpu_here", lambda arch: gpu if arch is gpu.arch else None)
+    a, b = torch.empty(257, 64).bfloat16(), torch.empty(64, 128).bfloat16()
+
+    def explained(m, arch):
+        return cute_backend.explain(lambda a, b: (a @ b).relu(), a[:m], b, dynamic=False, arch=arch)
+
+    (region,) = explained(257, "sm_90a").regions
+    tile = TileConfig(Arch.SM90A, 128, 128)
+    key = Key(region.spec, Alignment.TMA, 257, 128, 64, gpu.model)
+    remembered().put({key: Result(tile, 12.25, unfused)})
+    assert region.timed == shown and region.kernel().plan == plan(region.spec, tile, Alignment.TMA)
+    assert shown in str(explained(257, "sm_90a"))
+    for m, arch in ((256, "sm_90a"), (257, "sm_100a")):
+        (other,) = explained(m, arch).regions
+        assert other.timed == "" and "timed on" not in str(explained(m, arch))
 
 
 def test_each_segment_of_a_launch_has_placements_of_its_own():

@@ -17,7 +17,7 @@ from cute_backend.fx_walk.region.flow import in_order, sources
 from cute_backend.fx_walk.region.region import Region as FoundRegion
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, Constraints, Plan, clustered, plan
-from cute_backend.runtime.calls.launch import config_here
+from cute_backend.runtime.calls.launch import config_here, result_here
 from cute_backend.runtime.compiling.rungs import spill_bytes, standing
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.reach import Problem, stores_aligned
@@ -165,10 +165,23 @@ class Region:
 
     def first_rung(self, arch: str | None = None) -> Kernel:
         """The kernel that was chosen, whether or not it is known to spill. Raises as `kernel` does."""
-        varies = isinstance(self.sizes[0], str)
-        problem = Problem(self.spec, *self.hints, self.groups, Constraints.from_config(), varies)
-        tile = config_here(problem, self.alignment, Arch.parse(arch or self.arch))
+        tile = config_here(self._problem, self.alignment, Arch.parse(arch or self.arch))
         return Kernel.found(plan(self.spec, tile, self.alignment))
+
+    @property
+    def timed(self) -> str:
+        """The times, in microseconds, by which the tile was chosen on this machine's GPU: of its kernel and,
+        if that was timed too, of Inductor's own code. It is empty if the cost model chose the tile."""
+        found = result_here(self._problem, self.alignment, Arch.parse(self.arch))
+        if found is None:
+            return ""
+        other = "" if found.unfused_us is None else f", Inductor's own code {found.unfused_us:.1f}"
+        return f"timed on this GPU: {found.us:.1f} us{other}"
+
+    @property
+    def _problem(self) -> Problem:
+        varies = isinstance(self.sizes[0], str)
+        return Problem(self.spec, *self.hints, self.groups, Constraints.from_config(), varies)
 
     @property
     def tiles(self) -> tuple[str, ...]:

@@ -112,9 +112,10 @@ def titles(explained: Explanation) -> list[str]:
 
 
 def kernel_lines(region: Region) -> list[str]:
-    """In whose place the kernel runs, if it is not the first choice. Then a line for each accumulator: its B,
-    its segment of the columns where it shares the launch with others, the blocks by which it is scaled, and
-    the line of the program. Then why it shares no launch, if others of its A could."""
+    """In whose place the kernel runs, if it is not the first choice, and its time, if that decided. Then a
+    line for each accumulator: its B, its segment of the columns where it shares the launch with others, the
+    blocks by which it is scaled, and the line of the program. Then why it shares no launch, if others of its
+    A could."""
     lines = [
         f"{accumulator.name} of {product.label}"
         + (f", its {accumulator.width} of the launch's columns" if accumulator.width else "")
@@ -122,7 +123,7 @@ def kernel_lines(region: Region) -> list[str]:
         + (f", at {product.where}" if product.where else "")
         for accumulator, product in zip(region.spec.accumulators, region.products, strict=True)
     ]
-    return [line for line in (region.rung, *lines, region.unshared) if line]
+    return [line for line in (region.rung, region.timed, *lines, region.unshared) if line]
 
 
 def _blocks(accumulator: Accumulator) -> str:

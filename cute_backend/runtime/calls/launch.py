@@ -34,6 +34,7 @@ from cute_backend.planning import (
     Constraints,
     Plan,
     TileConfig,
+    bucket_of,
     fastest,
     plan,
 )
@@ -72,7 +73,7 @@ from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.runtime.kernels.reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
-from cute_backend.runtime.tuning.tuning_results import Key, remembered
+from cute_backend.runtime.tuning.tuning_results import Key, Result, remembered
 from cute_backend.spec import EpilogueSpec
 
 log = logging.getLogger(__name__)
@@ -188,10 +189,26 @@ def winners_on(gpu: Device, groups: int | None) -> Winners:
 def config_here(problem: Problem, alignment: Alignment, arch: Arch) -> TileConfig:
     """The configuration that a launch would get: on the current GPU if it has the architecture `arch`, else
     on the GPU that is planned for."""
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() == arch.target.capability:
-        gpu = device_at(torch.cuda.current_device())
+    if (gpu := _gpu_here(arch)) is not None:
         return config_for(problem, alignment, arch, gpu.sm_count, winners_on(gpu, problem.groups))
     return config_for(problem, alignment, arch, arch.target.sm_count)
+
+
+def result_here(problem: Problem, alignment: Alignment, arch: Arch) -> Result | None:
+    """The timings of a problem of known sizes that decide on the current GPU, if it has the architecture."""
+    m, n, k, constraints = problem.m, problem.n, problem.k, problem.constraints
+    if (gpu := _gpu_here(arch)) is None or constraints != UNCONSTRAINED:
+        return None
+    assert m is not None and n is not None and k is not None
+    m = bucket_of(m) if problem.varies else m
+    return remembered().get(Key(problem.spec, alignment, m, n, k, gpu.model, problem.groups))
+
+
+def _gpu_here(arch: Arch) -> Device | None:
+    """The current GPU, if it has an architecture."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == arch.target.capability:
+        return device_at(torch.cuda.current_device())
+    return None
 
 
 def expect(devices: Iterable[torch.device]) -> None:
