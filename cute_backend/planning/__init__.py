@@ -61,6 +61,7 @@ from cute_backend.planning.untuned import (
     BUCKETS,
     bucket_of,
     buckets_of,
+    covering,
     needs_second_kernel,
     untuned,
 )
@@ -96,6 +97,7 @@ __all__ = [
     "candidates",
     "choose",
     "clustered",
+    "covering",
     "doubted",
     "fastest",
     "held",

@@ -6,12 +6,15 @@ kernel. So what is fused depends on the plan alone: neither on the results of tu
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections.abc import Mapping
 from functools import lru_cache
 
+from cute_backend.planning.cost import cost
 from cute_backend.planning.kernel_plan import plan
 from cute_backend.planning.last_tile import LAST_TILE_ARCHS
-from cute_backend.planning.search import choose, offered, table
+from cute_backend.planning.search import choose, table
 from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import EpilogueSpec
@@ -63,9 +66,33 @@ def untuned(
     if batch_invariant:
         # A launch that was prepared for any N and K has kernels of the table alone.
         return choose(arch, spec, INVARIANT_M, n, k, sm_count, table, groups)
-    if varies:
-        return choose(arch, spec, bucket_of(m), n, k, sm_count, offered, groups)
-    return choose(arch, spec, m, n, k, sm_count, groups=groups)
+    return choose(arch, spec, bucket_of(m) if varies else m, n, k, sm_count, groups=groups)
+
+
+def covering(
+    chosen: Mapping[int, TileConfig], spec: EpilogueSpec, n: int, k: int, sm_count: int, most: int
+) -> list[TileConfig]:
+    """Returns at most `most` of the configurations that were chosen for several M, by M: one after another,
+    each the one that lowers the predicted times of all M the most, as a geometric mean. A launch whose own
+    configuration is left out takes the fastest of these.
+
+    With eight for the 41 buckets, launches of drawn M take 1.05 times as long as with their own, and with the
+    eight that most buckets share, 1.12 times, as predicted for nine linears of models (bf16, H200).
+    """
+    able = list(dict.fromkeys(chosen.values()))
+    if len(able) <= most:
+        return able
+    us = {each: [cost(each, spec, m, n, k, sm_count, careful=True) for m in chosen] for each in able}
+    kept: list[TileConfig] = []
+    best = [math.inf] * len(chosen)
+
+    def total(config: TileConfig) -> float:
+        return sum(math.log(min(pair)) for pair in zip(us[config], best, strict=True))
+
+    while len(kept) < most:
+        kept.append(min((each for each in able if each not in kept), key=total))
+        best = [min(pair) for pair in zip(us[kept[-1]], best, strict=True)]
+    return kept
 
 
 @lru_cache(maxsize=1024)

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from cute_backend.errors import UsageError
 from cute_backend.kinds import reductions
-from cute_backend.planning import Alignment, Arch, TileConfig, bucket_of, named, offered, plan, untuned
+from cute_backend.planning import (
+    BUCKETS,
+    Alignment,
+    Arch,
+    TileConfig,
+    bucket_of,
+    covering,
+    named,
+    offered,
+    plan,
+    untuned,
+)
+from cute_backend.planning.cost import cost
 from cute_backend.planning.search import candidates, choose, for_rows
 from cute_backend.planning.widths import LARGEST_M, evenly, visit_columns, widths
-from cute_backend.runtime.kernels.reach import Problem, config_for, reachable_kernels
+from cute_backend.runtime.kernels.reach import MAX_KERNELS, Problem, config_for, reachable_kernels
 from cute_backend.spec import Accumulator, Axis, DType, EpilogueSpec, Major, Op, Reduction, Scaling, Store
 from support.golden_regions import the_region
 from support.shipped import epilogue_spec
@@ -85,7 +100,7 @@ def test_only_an_m_that_varies_is_rounded_up() -> None:
     known = untuned(Arch.SM90A, RELU, 257, 2304, 9216, 132)
     varying = untuned(Arch.SM90A, RELU, 257, 2304, 9216, 132, varies=True)
     assert known.tile_n == 88 and known not in offered(Arch.SM90A, RELU)
-    assert varying == choose(Arch.SM90A, RELU, bucket_of(257), 2304, 9216, 132, offered)
+    assert varying == choose(Arch.SM90A, RELU, bucket_of(257), 2304, 9216, 132) != known
 
 
 def test_a_region_of_known_m_needs_the_kernel_for_that_m_alone() -> None:
@@ -93,9 +108,31 @@ def test_a_region_of_known_m_needs_the_kernel_for_that_m_alone() -> None:
     (kernel,) = reachable_kernels(problem, Arch.SM90A, 132)
     assert kernel.plan == plan(RELU, config_for(problem, Alignment.TMA, Arch.SM90A, 132), Alignment.TMA)
     assert kernel.plan.tile.tile_n == 88
-    able = {config.tile_n for config in offered(Arch.SM90A, RELU)}
     varying = reachable_kernels(replace(problem, m=None), Arch.SM90A, 132)
-    assert {kernel.plan.tile.tile_n for kernel in varying} <= able
+    assert 5 < len(varying) <= MAX_KERNELS
+    of_any_m = {config.name for config in offered(Arch.SM90A, RELU)}
+    assert {kernel.plan.tile.name for kernel in varying} - of_any_m, "few even shares of buckets"
+
+
+def test_a_few_tiles_cover_all_buckets() -> None:
+    """Each one lowers the predicted times of all M the most."""
+    sizes = 2304, 9216, 132
+    chosen = {m: untuned(Arch.SM90A, RELU, m, *sizes, varies=True) for m in BUCKETS}
+    assert len(set(chosen.values())) > 8
+
+    def total(there: Sequence[TileConfig]) -> float:
+        times = ([cost(each, RELU, m, *sizes, careful=True) for each in there] for m in BUCKETS)
+        return sum(math.log(min(each)) for each in times)
+
+    kept = covering(chosen, RELU, *sizes, 8)
+    assert len(set(kept)) == 8 and set(kept) < set(chosen.values())
+    common = [each for each, _ in Counter(chosen.values()).most_common(8)]
+    assert total(kept) < total(common) - 0.5
+    for count in (1, 4):
+        assert covering(chosen, RELU, *sizes, count) == kept[:count]
+        left = [each for each in set(chosen.values()) if each not in kept[:count]]
+        assert total(kept[: count + 1]) == min(total([*kept[:count], each]) for each in left)
+    assert covering(chosen, RELU, *sizes, 99) == list(dict.fromkeys(chosen.values()))
 
 
 def test_tuning_tries_widths() -> None:

@@ -6,7 +6,6 @@ The compiler is replaced by one that hands out Python functions, and the GPU by 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,9 +29,9 @@ from cute_backend.planning import (
     TileConfig,
     bucket_of,
     choose,
+    covering,
     fastest,
     named,
-    offered,
     plan,
     rungs,
     table,
@@ -285,22 +284,18 @@ def test_a_region_that_is_announced_again_builds_nothing(broken: bool, compiler:
         (None, 2048, 16384),
     ],
 )
-def test_a_region_reaches_the_kernels_that_are_chosen_for_most_sizes(
+def test_a_region_reaches_the_kernels_that_cover_all_sizes(
     arch: Arch, problem: tuple[int | None, int | None, int | None]
 ) -> None:
     kernels = reachable_kernels(Problem(SPEC, *problem), arch, 132)
     assert len(kernels) == len(set(kernels)) <= MAX_KERNELS
-    assert len({kernel.plan.alignment for kernel in kernels}) <= 4
+    alignments = {kernel.plan.alignment for kernel in kernels}
     m, n, k = problem
     if n is not None and k is not None:
-        if m is None:
-            chosen = Counter(choose(arch, SPEC, rows, n, k, 132, of=offered) for rows in BUCKETS)
-        else:
-            chosen = Counter([choose(arch, SPEC, m, n, k, 132)])
-        most = MAX_KERNELS // len({kernel.plan.alignment for kernel in kernels})
-        alignments = {kernel.plan.alignment for kernel in kernels}
+        chosen = {rows: choose(arch, SPEC, rows, n, k, 132) for rows in (BUCKETS if m is None else (m,))}
+        covered = covering(chosen, SPEC, n, k, 132, MAX_KERNELS // len(alignments))
         assert {kernel.plan for kernel in kernels} == {
-            plan(SPEC, config, each) for config, _ in chosen.most_common(most) for each in alignments
+            plan(SPEC, config, each) for config in covered for each in alignments
         }
 
 

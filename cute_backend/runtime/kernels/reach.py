@@ -6,7 +6,6 @@ They are all built before the region's first launch, so their number is bounded.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ from cute_backend.planning import (
     Constraints,
     TileConfig,
     bucket_of,
+    covering,
     named,
     plan,
     table,
@@ -117,9 +117,9 @@ def reachable_kernels(
     plans = (
         plan(problem.spec, config, alignment)
         for alignment in alignments
-        for config in _reachable_configs(problem, alignment, arch, sm_count, winners, buckets)[
-            : MAX_KERNELS // len(alignments)
-        ]
+        for config in _reachable_configs(
+            problem, alignment, arch, sm_count, winners, buckets, MAX_KERNELS // len(alignments)
+        )
     )
     return [Kernel.found(each) for each in dict.fromkeys(plans)]
 
@@ -163,16 +163,20 @@ def _reachable_configs(
     sm_count: int,
     winners: Winners,
     buckets: Sequence[int],
-) -> list[TileConfig]:
-    """The configurations that launches of one alignment can need: tuned ones first, then those that are
-    chosen for the most sizes of M."""
+    most: int,
+) -> Sequence[TileConfig]:
+    """The configurations that launches of one alignment can need, at most `most`: those that were timed
+    first, then those that cover the buckets of M best."""
     spec, n, k, constraints = problem.spec, problem.n, problem.k, problem.constraints
     if constraints.tile is not None:
         return [with_rowvecs(named(arch, spec, constraints.tile), spec, constraints.rowvecs)]
     if n is None or k is None:
-        return [with_rowvecs(config, spec, constraints.rowvecs) for config in table(arch, spec)]
-    problems = [replace(problem, m=m, varies=True) for m in buckets] if problem.m is None else [problem]
-    chosen = Counter(config_for(each, alignment, arch, sm_count, winners) for each in problems)
-    ms = [each.m for each in problems if each.m is not None]
-    won = set(winners(spec, alignment, ms, n, k).values()) if constraints == UNCONSTRAINED else set()
-    return sorted(chosen, key=lambda config: (config not in won, -chosen[config]))
+        return [with_rowvecs(config, spec, constraints.rowvecs) for config in table(arch, spec)][:most]
+    if problem.m is not None:
+        return [config_for(problem, alignment, arch, sm_count, winners)]
+    problems = {m: replace(problem, m=m, varies=True) for m in buckets}
+    chosen = {m: config_for(each, alignment, arch, sm_count, winners) for m, each in problems.items()}
+    timed = winners(spec, alignment, buckets, n, k) if constraints == UNCONSTRAINED else {}
+    won = list(dict.fromkeys(timed.values()))[:most]
+    rest = {m: config for m, config in chosen.items() if config not in won}
+    return [*won, *covering(rest, spec, n, k, sm_count, most - len(won))]
