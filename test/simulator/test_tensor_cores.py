@@ -579,7 +579,8 @@ def test_wgmma_signs_and_results(case: Warpgroup) -> None:
     assert np.array_equal(got, wanted)
 
 
-TOUCHED = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; add.f32 %r60, %r100, %r100;"
+WAITED = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
+TOUCHED = WAITED + "add.f32 %r60, %r100, %r100;"
 
 
 def test_accumulators_may_be_read_between_products_with_a_fence_after() -> None:
@@ -598,9 +599,14 @@ def test_accumulators_may_be_read_between_products_with_a_fence_after() -> None:
         ({"commit": ""}, RaceError, "that it has not waited for"),
         ({"steps": 2, "between": TOUCHED}, RaceError, "touched since its last wgmma.fence"),
         (
-            {"steps": 2, "between": "add.u32 %r61, %r61, 1;", "from_registers": True},
+            {"steps": 2, "between": WAITED + "add.u32 %r61, %r61, 1;", "from_registers": True},
             RaceError,
             "touched since its last wgmma.fence",
+        ),
+        (
+            {"wait": "add.u32 %r61, %r61, 1; wgmma.wait_group.sync.aligned 0;", "from_registers": True},
+            RaceError,
+            "that it has not waited for",
         ),
     ],
 )

@@ -1,7 +1,7 @@
 """The tensor core of sm_90: wgmma with its fence and groups (PTX ISA 9.7.15).
 
 Each warp of a warpgroup computes its own 16 rows of D. Accumulators change when the operation completes;
-touching them before the wgmma.wait_group that waits for it is an error.
+touching them, or the registers of A, before the wgmma.wait_group that waits for it is an error.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
         shared.shadow.note(state.agent, state.epoch, text)
         accumulates = bool(adds(w))
         state.issued += 1
-        for slot in slots:
+        for slot in registers:
             state.in_flight[slot] = state.issued
 
         def complete() -> None:
@@ -235,7 +235,7 @@ def guard_registers(step: Step, slots: frozenset[int], *, copies: bool) -> Step:
         if state is not None:
             if state.in_flight and not slots.isdisjoint(state.in_flight):
                 raise RaceError(
-                    f"{w.name} touches accumulator registers of a wgmma.mma_async that it has not waited for "
+                    f"{w.name} touches registers of a wgmma.mma_async that it has not waited for "
                     "(wgmma.wait_group)"
                 )
             if not copies:

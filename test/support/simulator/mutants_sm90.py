@@ -646,7 +646,7 @@ MUTANTS = [
         COOPERATIVE,
         without("warpgroup.wait_group", inside="mainloop.Sm90Plain.end"),
         RaceError,
-        r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
+        r"touches registers of a wgmma\.mma_async that it has not waited for",
     ),
     Mutant(
         "operand stage released under its products",
@@ -699,14 +699,14 @@ MUTANTS = [
         PROMOTED,
         (*_wait_for_less(1), *_wait_for_less(2)),  # those of a step of two k tiles
         RaceError,
-        r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
+        r"touches registers of a wgmma\.mma_async that it has not waited for",
     ),
     Mutant(
         "sums of the last of an odd number of k tiles not waited for",
         PROMOTED,
         _wait_for_less(3),
         RaceError,
-        r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
+        r"touches registers of a wgmma\.mma_async that it has not waited for",
     ),
     # Scales of blocks.
     Mutant(
