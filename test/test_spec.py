@@ -302,7 +302,8 @@ def test_contradictions_are_refused(change: dict[str, Any], message: str) -> Non
         (DType.F32, DType.F32, "no MMA takes f32 times f32"),
         (DType.U8, DType.U8, "no MMA takes u8 times u8"),
         (DType.I8, DType.E4M3, "no MMA multiplies i8 by e4m3"),
-        (DType.E4M3, DType.BF16, "no MMA multiplies e4m3 by bf16"),
+        (DType.E4M3, DType.E2M1X2, "no MMA multiplies e4m3 by e2m1x2"),
+        (DType.BF16, DType.E2M1X2, "converted to the bf16 or f16 of the other operand are i8, e4m3, e5m2"),
         (DType.F16, DType.BF16, "no MMA multiplies f16 by bf16"),
         (DType.E5M2, DType.E5M2, "e5m2 is accepted on one side only"),
     ],
@@ -310,6 +311,18 @@ def test_contradictions_are_refused(change: dict[str, Any], message: str) -> Non
 def test_products_that_no_mma_has(a: DType, b: DType, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         replace(SPEC, accumulators=(Accumulator("acc", a, b),))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"b_major": Major.MN}, {"a_major": Major.MN}, {"kind": ProductKind.BATCHED}, {"columns": Columns.EVEN}],
+)
+def test_weights_are_converted_in_dense_products_along_k(change: dict[str, Any]) -> None:
+    acc = Accumulator("acc", DType.BF16, DType.I8)
+    assert acc.is_converted and acc.dtype is DType.F32
+    spec = EpilogueSpec((acc,), (), (), (Store("out", "acc", DType.BF16),))
+    with pytest.raises(SpecError, match="acc converts i8 to bf16, which only a dense product does"):
+        replace(spec, accumulators=(replace(acc, **change),))
 
 
 def test_sums_of_int8_are_int32_and_exact() -> None:

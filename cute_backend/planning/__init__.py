@@ -7,7 +7,7 @@ of a kernel is written elsewhere (`memory_ops`).
 - Tiles: `tiles`, `rules` (what a spec demands of its tile), `constraints` (what a user demands),
   `search`, `fitting`, `widths` (tiles for a known M), `ladder` (what runs in place of a tile that spills),
   `untuned`, `cost`, `doubt` (tiles to measure), `epilogue_time`, `halving`, `hoisting`, `shallow`,
-  `transposing`, `segment_tiles`.
+  `transposing`, `segment_tiles`, `converting`.
 - Reductions of rows: `last_tile`.
 - Placements: `placements`, `placing`.
 - Resources: `registers`, `shared_memory`, `stages`, `mma_scales`, `capacity`.
@@ -18,6 +18,7 @@ of a kernel is written elsewhere (`memory_ops`).
 
 from cute_backend.planning.capacity import PLANES, REDUCTIONS, plane_bits_held, planes_written
 from cute_backend.planning.constraints import UNCONSTRAINED, Constraints
+from cute_backend.planning.converting import MOST_CONVERTED_ROWS, widened
 from cute_backend.planning.doubt import doubted
 from cute_backend.planning.hoisting import with_rowvecs
 from cute_backend.planning.kernel_plan import Plan, plan, rungs
@@ -74,6 +75,7 @@ __all__ = [
     "LAST_TILE_RESULTS",
     "MAX_CANDIDATES",
     "MAX_SEGMENTS",
+    "MOST_CONVERTED_ROWS",
     "NARROW_SUBTILE_N",
     "PLANES",
     "REDUCTIONS",
@@ -118,5 +120,6 @@ __all__ = [
     "tunable",
     "unserved",
     "untuned",
+    "widened",
     "with_rowvecs",
 ]

@@ -77,6 +77,17 @@ UNSCALED_ERROR = 0.2
 0.2, the chosen tile takes 1.017 times as long as the fastest for 146 problems of an H100 and an H200, with
 0.11, 1.018 (benchmarks/results/*-block-scaled-{tiles,epilogues}.csv)."""
 
+CONVERTING_COLUMNS = 256
+"""Columns of a tile that converts its rows from which on a k tile takes twice as long as one of operands of 8
+bits alone: the tensor cores then do twice as much work for the same bytes of the rows. With few columns, the
+bytes take the time, and the conversion is hidden behind them. An estimate from instruction counts, which no
+timing has confirmed."""
+
+CONVERTING_US = {1: 2.0, 2: 1.2}
+"""Microseconds in which a multiprocessor converts 64 rows by 1,024 values of K, by the warpgroups that share
+a tile. It is estimated from 251 instructions of a warp for 128 values of K of each row (sm_90a), at 1.75 GHz;
+one warpgroup alone also waits for what it reads, which two do for each other."""
+
 DRAWING = 1.05
 """How many times as long a k tile takes in a tile of 128 rows under ping-pong if noise is drawn: the tokens
 of 256 rows took 525 and 579 us under ping-pong, and 498 without (H200, benchmarks/findings/limits.md)."""
@@ -165,6 +176,10 @@ def _k_times(config: TileConfig, spec: EpilogueSpec, m: int, groups: int | None)
     """Returns how many times as long a k tile takes as the constants of its tile say."""
     if config.transposed and any(store.reduce.axis is Axis.ROW for store in spec.reductions if store.reduce):
         return TRANSPOSED_ROWS
+    if config.converts:
+        time = time_of(config.arch, config.cut)
+        converting = CONVERTING_US[config.sharing] * config.cta_rows / config.block_m
+        return max(1 + config.mma_n / CONVERTING_COLUMNS, converting / (time.k + time.busy))
     if scaled := _scaled_times(config, spec):
         return scaled[nearest(scaled, config.cut)]
     if config.pingpong and config.cta_rows > 64 and long_ops(spec):
@@ -233,7 +248,9 @@ def work_of(
     matrices = 1 if groups is None else min(groups, m)
     if matrices > 1:
         operand_rows = m + n * config.products * matrices
-    moved = operand_rows * of_k * spec.product.a_dtype.bits // 8 + m * n * plane_bits(spec) / 8
+    # D is (M, N) of the transposed product here, if its weight is converted.
+    operands = (operand_rows * spec.product.a_dtype.bits + n * _further_bits(spec)) * of_k // 8
+    moved = operands + m * n * plane_bits(spec) / 8
     if config.sums_in_memory and config.multicasts:
         moved /= PARTS_SHARE
     crossing = float(k_bytes % _L2_LINE != 0 and spec.product.b_major is Major.K)
@@ -245,6 +262,11 @@ def work_of(
     busy = full + (last + 1) / in_flight
     beside = full * _exposed_us(config, spec) + second_us
     return Work(full + 1, busy, depth, crossing, beyond, moved, delivered, beside)
+
+
+def _further_bits(spec: EpilogueSpec) -> int:
+    """The bits of an element of B beyond those of one of A."""
+    return spec.product.b_dtype.bits - spec.product.a_dtype.bits if spec.product.is_converted else 0
 
 
 def _cluster_rows(rows: int, m: int, groups: int) -> int:

@@ -18,6 +18,8 @@ def kind_of(arch: Arch, spec: EpilogueSpec) -> Kind:
     """The kind of a spec, by which it has tiles if its sizes are unknown."""
     if spec.product.a_scaling.by_mma:
         return Kind.SCALED
+    if spec.product.is_converted:
+        return Kind.CONVERTED
     if arch.target.promotes and not spec.product.fast_accum:
         return Kind.PROMOTED
     return Kind.PLANES if has_planes(spec) else Kind.REDUCED
@@ -70,7 +72,8 @@ def can_split(config: TileConfig, spec: EpilogueSpec) -> bool:
     tables = any(load.is_table and load.blocks is not None for load in spec.loads_of(LoadKind.EXACT))
     by_tma, plain = (subtiled(spec, config, alignment).summing for alignment in Alignment)
     same = by_tma == config.summing and (plain.tile_m, plain.tile_n) == (by_tma.tile_m, by_tma.tile_n)
-    return same and not tables and kind_of(config.arch, spec) is Kind.PLANES
+    suited = kind_of(config.arch, spec) in (Kind.PLANES, Kind.CONVERTED) and has_planes(spec)
+    return same and not tables and suited
 
 
 def _can_leave_sums(spec: EpilogueSpec) -> bool:

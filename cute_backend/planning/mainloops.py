@@ -57,6 +57,10 @@ def _by_warps(config: TileConfig, spec: EpilogueSpec) -> bool:
     return is_promoted(config, spec) and not config.target.planes_by_tma and not spec.product.is_block_scaled
 
 
+def _converts(config: TileConfig, spec: EpilogueSpec) -> bool:
+    return config.converts
+
+
 def _blocks(config: TileConfig, spec: EpilogueSpec) -> str:
     pieces = pieces_of_sums(config, spec)
     in_pieces = f", pieces={pieces}" if pieces > 1 else ""
@@ -73,6 +77,7 @@ def _format(config: TileConfig, spec: EpilogueSpec) -> str:
 
 
 MAINLOOPS = (
+    _Row("cute_backend.templates.converted", "Sm90Converted", _converts),
     _Row("cute_backend.templates.block_scaled", "Sm90BlockScaled", _is_block_scaled, _blocks),
     _Row(
         "cute_backend.templates.partial_sums",

@@ -107,6 +107,18 @@ def columns_of_an_instruction(config: TileConfig, spec: EpilogueSpec) -> TileCon
     return config if config.mma_n <= 24 or config.mma_n % 16 == 0 else None
 
 
+def rows_of_converted_values(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """Requires that values which are converted are the rows of the MMA, which wgmma takes from registers.
+
+    The CTAs of a cluster share no operands: few rows of D leave little to share. Both warpgroups convert at
+    the same time, so there is no ping-pong, under which one waits while the other multiplies.
+    """
+    if not spec.product.is_converted:
+        return config
+    able = spec.product.a_dtype in config.target.converts and not config.multicasts and not config.pingpong
+    return replace(config, converts=True) if able else None
+
+
 def whole_subtiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """Requires whole subtiles in a tile's columns, so that visits cover them, and a visit has equally many
     columns of each product of a pair. A tile whose columns are whole wider subtiles has no narrow ones."""
@@ -381,6 +393,7 @@ def room_in_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> TileConfig 
 
 RULES: tuple[Rule, ...] = (
     one_mma_for_all_products,
+    rows_of_converted_values,
     columns_of_an_instruction,
     room_in_tensor_memory,
     equal_shares_of_b,

@@ -124,6 +124,9 @@ class TileConfig:
     A `shallow` kernel is for few k tiles. A and B keep fewer stages (`enough_ab_stages`), and the planes of
     the epilogue get the shared memory.
 
+    A tile that `converts` multiplies values of 8 bits, its rows, by values of 16 bits. It converts the former
+    between shared memory and the MMA, and has 128 values of K in a stage.
+
     With two `products` a tile has two accumulators, and the MMA is twice as wide: it has the columns of one B
     beside those of another, or, INTERLEAVED, the even columns of one B among its odd ones.
     """
@@ -147,6 +150,7 @@ class TileConfig:
     column_groups: int = 1
     shallow: bool = False
     box_subtiles: int = 1
+    converts: bool = False
 
     def __post_init__(self) -> None:
         if self.split_k not in SPLITS:
@@ -397,7 +401,8 @@ class TileConfig:
     @property
     def ab_stage_bytes(self) -> int:
         """Shared memory of one CTA for one stage of A and B."""
-        return (self.cta_rows + self.mma_n // self.ctas) * TILE_K_BYTES
+        columns = self.mma_n // self.ctas * (2 if self.converts else 1)
+        return (self.cta_rows + columns) * TILE_K_BYTES
 
     @property
     def sum_bytes(self) -> int:

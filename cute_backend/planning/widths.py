@@ -125,13 +125,15 @@ def _of_width(arch: Arch, spec: EpilogueSpec, tile_m: int, width: int) -> tuple[
 
 def _varied(config: TileConfig, spec: EpilogueSpec) -> Iterator[TileConfig]:
     """Yields a tile in every cluster, with every split-K, and under ping-pong if a warpgroup has registers
-    for the accumulators of a tile."""
-    for cluster_m in CLUSTERS:
+    for the accumulators of a tile. A tile whose rows are converted has neither clusters nor ping-pong
+    (`rules.rows_of_converted_values`)."""
+    for cluster_m in CLUSTERS[:1] if config.converts else CLUSTERS:
         clustered = replace(config, cluster_m=cluster_m)
         clustered = replace(clustered, raster_m=clustered.usual_raster)
         yield clustered
         yield from (each for each in in_parts(clustered) if can_split(each, spec) and fits(each, spec))
         pingpong = replace(clustered, pingpong=True)
         visits = config.tile_m // config.block_m * (config.tile_n // config.subtile_n)
-        if config.tile_m <= PINGPONG_ROWS and visits <= PINGPONG_VISITS and fits(pingpong, spec):
+        able = not config.converts and config.tile_m <= PINGPONG_ROWS and visits <= PINGPONG_VISITS
+        if able and fits(pingpong, spec):
             yield pingpong

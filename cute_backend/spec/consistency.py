@@ -10,7 +10,7 @@ from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, DType
 from cute_backend.errors import SpecError
 from cute_backend.spec.chain_ops import Overflow
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
-from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
+from cute_backend.spec.products import STORED_DTYPES, Accumulator, Columns, Major, ProductKind, Scaling
 from cute_backend.spec.stores import BATCH_ROWS, HEAD_COLUMNS, Axis, Cache, Heads, Part, Store
 
 if TYPE_CHECKING:
@@ -316,7 +316,9 @@ def _validate_accumulator(acc: Accumulator) -> None:
         raise SpecError(
             f"no MMA takes {a.value} times {b.value}; it takes e4m3, e5m2, e2m1x2, i8, bf16 and f16"
         )
-    if a.is_fp8 != b.is_fp8 or (not a.is_fp8 and a is not b):
+    if acc.is_converted:
+        _validate_converted(acc)
+    elif a.is_fp8 != b.is_fp8 or (not a.is_fp8 and a is not b):
         raise SpecError(f"no MMA multiplies {a.value} by {b.value}")
     if a is DType.E5M2 and b is DType.E5M2:
         raise SpecError("e5m2 is accepted on one side only, as CUDA's scaled_mm has it")
@@ -332,6 +334,22 @@ def _validate_accumulator(acc: Accumulator) -> None:
         _validate_b_block(acc)
     if {acc.a_scaling, acc.b_scaling} != {Scaling.NONE}:
         _validate_scaling(acc)
+
+
+def _validate_converted(acc: Accumulator) -> None:
+    stored, other = sorted((acc.a_dtype, acc.b_dtype), key=lambda dtype: dtype.bits)
+    if stored not in STORED_DTYPES or other.bits != 16:
+        accepted = ", ".join(dtype.value for dtype in STORED_DTYPES)
+        raise SpecError(
+            f"{acc.name} multiplies {acc.a_dtype.value} by {acc.b_dtype.value}; converted to the bf16 or f16 "
+            f"of the other operand are {accepted}"
+        )
+    along_k = acc.a_major is acc.b_major is Major.K
+    if not along_k or acc.kind is not ProductKind.DENSE or acc.columns is not Columns.ALL or acc.b_block:
+        raise SpecError(
+            f"{acc.name} converts {stored.value} to {other.value}, which only a dense product does whose "
+            "operands are both K-major, of all columns of B"
+        )
 
 
 def _validate_b_block(acc: Accumulator) -> None:

@@ -44,6 +44,11 @@ FP8_K_STEP = 16
 kernel rounds other ends down, except for that of the last group."""
 
 
+STORED_DTYPES = (DType.I8, DType.E4M3, DType.E5M2)
+"""The dtypes of weights that are converted to the 16 bits of the other operand as they are multiplied. bf16
+and fp16 have all of their values."""
+
+
 class Columns(str, Enum):
     """The columns of B that an accumulator is the product with."""
 
@@ -154,6 +159,9 @@ _FORMATS = {
 class Accumulator:
     """One matrix product of A and B, accumulated in fp32, or of int8 in int32; `kind` has their shapes.
 
+    B may be stored in 8 bits beside an A of 16, as a weight that was quantised to save memory is. The kernel
+    converts its values to A's dtype, which has all of them, between shared memory and the MMA.
+
     The accumulators of a spec share one A, and one MMA computes them all. Accumulators of EVEN and ODD
     columns come as a pair, in this order, and share a B of (K, 2 N) as well.
 
@@ -187,7 +195,18 @@ class Accumulator:
     @property
     def dtype(self) -> DType:
         """The dtype of its sums."""
-        return self.a_dtype.sums
+        return self.multiplied.sums
+
+    @property
+    def multiplied(self) -> DType:
+        """The dtype in which the MMA takes both operands, or in fp8 that of A."""
+        return max(self.a_dtype, self.b_dtype, key=lambda dtype: dtype.bits)
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether the values of one operand, of `STORED_DTYPES`, are converted to the other one's dtype as
+        they are multiplied."""
+        return self.a_dtype.bits != self.b_dtype.bits
 
     @property
     def is_block_scaled(self) -> bool:

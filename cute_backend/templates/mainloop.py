@@ -113,13 +113,15 @@ class Sm90Mainloop(Protocol):
     steps take a half, a quarter and so on of that number, to cover the remaining k tiles. Decorate a method
     that has a branch or a loop at run time with `cute.jit`. A mainloop with a `scaling` receives the scales
     of each k tile. The tile of a warpgroup is divided into `pieces`, which are multiplied one after the
-    other: its blocks of 64 rows if they are as many as the pieces, or else parts of its columns.
+    other: its blocks of 64 rows if they are as many as the pieces, or else parts of its columns. If it
+    `converts`, the MMA takes A from registers, and the mainloop brings it there.
     """
 
     lead: int
     k_tiles_a_step: int
     pieces: int
     scaling: SumScales | None
+    converts: bool
 
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
@@ -144,6 +146,7 @@ class Sm90Plain:
 
     lead, k_tiles_a_step, pieces = 1, 1, 1
     scaling = None
+    converts = False
 
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
@@ -197,6 +200,7 @@ class Sm90Promoted:
 
     lead = 0
     scaling: SumScales | None = None
+    converts = False
     reads_stages_late = False
     """Whether `promote` reads the stage of A and B, which then can't be released before."""
 

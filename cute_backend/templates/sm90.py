@@ -45,6 +45,7 @@ import cutlass.pipeline as pipeline
 import cutlass.utils.hopper_helpers as hopper
 from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.cute.nvgpu.warpgroup import OperandSource
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
@@ -53,6 +54,7 @@ from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import ScaleStages
+from cute_backend.templates.converted import WARP_ROWS, StoredTile
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.epilogue import Epilogue
@@ -173,7 +175,9 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         `offsets` are the offsets of a grouped product."""
         config = self.config
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
-        self.sum_type = sums_of(self.a_dtype)
+        # Values that are converted have 8 bits, and the other operand has those that are multiplied.
+        multiplied = self.b_dtype if self.mainloop.converts else self.a_dtype
+        self.sum_type = sums_of(self.a_dtype, self.b_dtype)
         self.tile_k = tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
         self.group_step = 1 if offsets is None else batches.group_step(a, self.is_k_grouped)
         a, bs = batches.operands(a, bs, self.kind, tile_k)
@@ -184,13 +188,14 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         # Two identical MMAs: the first will add to the accumulators, the second will overwrite them.
         add_mma, set_mma = [
             hopper.make_trivial_tiled_mma(
-                self.a_dtype,
+                multiplied,
                 self.b_dtype,
                 a_layout.sm90_mma_major_mode(),
                 b_layout.sm90_mma_major_mode(),
                 self.sum_type,
                 (config.sharing, 1, 1),
                 (BLOCK_M, config.mma_n // self.column_pieces),
+                OperandSource.RMEM if self.mainloop.converts else OperandSource.SMEM,
             )
             for _ in range(2)
         ]
@@ -413,7 +418,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         thr_mma = add_mma.get_slice(share * WARPGROUP)
         operands = WarpgroupOperands(
             ring=shared.ab_pipeline,
-            a=add_mma.make_fragment_A(thr_mma.partition_A(shared.s_a)),
+            a=self._of_a(shared, thr_mma, share),
             b=[
                 add_mma.make_fragment_B(thr_mma.partition_B(self._piece(shared.s_b, i)))
                 for i in range(self.column_pieces)
@@ -441,6 +446,15 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
                 num_stages=max(self.stages.store, 1), producer_group=agents(Arrivals(self.consume, 1, WARP))
             ),
         )
+
+    def _of_a(self, shared: Sm90Shared, mma: cute.ThrMma, share: Int32) -> Any:
+        """The fragments of all stages of A, or A itself, as a thread converts it."""
+        if not self.mainloop.converts:
+            return mma.make_fragment_A(mma.partition_A(shared.s_a))
+        shape = mma.partition_shape_A((self.config.tile_m, self.tile_k))
+        fragments = cute.make_rmem_tensor(shape, self.b_dtype)
+        row = share * BLOCK_M + shared.warp % WARPS * WARP_ROWS
+        return StoredTile.of(shared.s_a, fragments, row, self.config.sharing * BLOCK_M)
 
     @cute.jit
     def _compute(self, shared: Sm90Shared, seat: Seat, place: Place, at: Progress):

@@ -150,7 +150,8 @@ class SplitGemm:
         m, n = a.shape[0], bs[0].shape[1]
         pitch = self.config.products * sums_pitch(Int64(n))
         layout = cute.make_layout((m * self.config.split_k, n), stride=(cute.assume(pitch, divby=PAIR), 1))
-        sums = cute.make_tensor(cute.recast_ptr(workspace.iterator, dtype=sums_of(a.element_type)), layout)
+        sum_type = sums_of(a.element_type, bs[0].element_type)
+        sums = cute.make_tensor(cute.recast_ptr(workspace.iterator, dtype=sum_type), layout)
         self.parts(a, bs, [], [sums], max_active_clusters, stream)
         self.sum(sums, loads, stores, max_active_clusters, stream)
 

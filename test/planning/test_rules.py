@@ -31,6 +31,8 @@ from support.small_specs import (
 )
 
 PAIR = spec_of(products=2)
+BARE = spec_of(dtype=DType.BF16)
+CONVERTED = replace(BARE, accumulators=(replace(BARE.product, b_dtype=DType.I8),))
 SCALED = {"a_scaling": Scaling.LINE, "b_scaling": Scaling.SQUARE}
 BY_BLOCKS = spec_of(fast_accum=False, **SCALED)
 PING_PONG = Shape(128, 128, 2, pingpong=True)
@@ -47,6 +49,7 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(dtype=DType.BF16, b_major=Major.MN),
         None,
     ),
+    rules.rows_of_converted_values: (Shape(64, 64), CONVERTED, None),
     rules.whole_blocks_of_b: (Shape(64, 128), spec_of(dtype=DType.BF16, b_block=80), None),
     rules.whole_subtiles: (Shape(128, 128, subtile_n=128), PAIR, None),
     rules.whole_rows_of_the_swizzle: (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cute_backend.planning.targets.h200 import H200
 from cute_backend.planning.targets.target import Accumulators, Cut, Kind, Shape, Target, Tiles
-from cute_backend.spec import DType, Scaling
+from cute_backend.spec import STORED_DTYPES, DType, Scaling
 
 _TILES = Tiles(
     shipped={
@@ -47,6 +47,14 @@ _TILES = Tiles(
             Shape(64, 160),
             Shape(64, 96),
             Shape(64, 80, subtile_n=16),
+        ),
+        # The rows of D lie along the columns of transposed tiles, whose rows are converted.
+        Kind.CONVERTED: (
+            Shape(128, 128, transposed=True),
+            Shape(128, 64, transposed=True),
+            Shape(128, 32, transposed=True),
+            Shape(128, 16, subtile_n=16, transposed=True),
+            Shape(64, 16, subtile_n=16, transposed=True),
         ),
     },
     # A tile of 160 or 224 columns in subtiles of 16 has 80 or 112 columns of each product of a pair; for one
@@ -139,6 +147,7 @@ TARGET = Target(
     # between was timed.
     shallow_k_bytes=6 * 128,
     scalings=frozenset((Scaling.LINE, Scaling.SQUARE)),
+    converts=frozenset(STORED_DTYPES),
     planes_by_tma=True,
     promotes=True,
     # The data sheet's 1979 TFLOP/s in fp8, without sparsity, of 132 multiprocessors at 1.83 GHz.

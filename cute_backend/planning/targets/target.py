@@ -76,6 +76,8 @@ class Kind(Enum):
     """The MMA scales its blocks. Tensor memory has to have room for the scales."""
     BLOCKS = "blocks"
     """It is of another kind, but has blocks of columns of which none of the tiles of that kind consists."""
+    CONVERTED = "converted"
+    """Values of 8 bits are converted to the dtype of the other operand on their way to the MMA."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,10 @@ class Tiles:
 
     @property
     def all(self) -> tuple[Shape, ...]:
-        """Every tile of the tables, each once."""
-        return tuple(dict.fromkeys((*chain(*self.shipped.values()), *self.further)))
+        """Every tile of the tables, each once, but those for converted values alone, some of which are
+        narrower than others can be."""
+        shipped = (shapes for kind, shapes in self.shipped.items() if kind is not Kind.CONVERTED)
+        return tuple(dict.fromkeys((*chain(*shipped), *self.further)))
 
 
 class Cut(NamedTuple):
@@ -221,6 +225,8 @@ class Target:
     """Bytes of K up to which A and B keep fewer stages, and planes get more (`TileConfig.shallow`)."""
     scalings: frozenset[Scaling] = frozenset()
     """The blocks whose scales its mainloops support."""
+    converts: frozenset[DType] = frozenset()
+    """The dtypes of values that it converts to 16 bits between shared memory and the MMA."""
 
     def __post_init__(self) -> None:
         for fault in (self._identity(), self._layout(), self._tables()):
@@ -308,7 +314,8 @@ class Target:
             if (len(table) > MAX_TILES and kind is not Kind.BLOCKS) or areas != sorted(areas, reverse=True):
                 name = kind.value
                 return f"{name} has tiles of {areas} elements; it takes up to {MAX_TILES}, the largest first"
-        return next(filter(None, map(self._shape, self.tiles.all)), None)
+        every = (*chain(*shipped.values()), *self.tiles.further)
+        return next(filter(None, map(self._shape, every)), None)
 
     def _shape(self, shape: Shape) -> str | None:
         tile = f"{shape.tile_m} x {shape.tile_n}"

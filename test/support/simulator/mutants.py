@@ -44,6 +44,7 @@ from cute_backend.spec import (
 from support.compile_once import afresh
 from support.simulator.exact import (
     GROUP_SCALE,
+    SCALE_B,
     TABLE,
     grouped,
     grouped_columns,
@@ -114,6 +115,13 @@ INT8 = EpilogueSpec(
     (),
     (Op("t0", "sub", ("acc", Const(7)), DType.I32),),
     (Store("out0", "t0", DType.I32),),
+)
+# A bf16 input times a weight of int8 with a scale for each column.
+CONVERTED = EpilogueSpec(
+    (Accumulator("acc", DType.BF16, DType.I8),),
+    (SCALE_B,),
+    (op("t0", "mul", "acc", "scale_b"),),
+    (Store("out0", "t0", DType.F32),),
 )
 # SPEC without fast accumulation: the sums of k tiles are promoted.
 SLOW = promoted(SPEC)
@@ -306,6 +314,9 @@ SUMS_IN_MEMORY = replace(
 TWO_CTAS_IN_PARTS = replace(TWO_CTAS, config=sm80(64, 64, occupancy=2, split_k=4), problem=(72, 72, 272))
 SUMS_BY_TMA = replace(FED_BY_TMA, config=replace(FED_BY_TMA.config, split_k=2), problem=(72, 72, 304))
 INT8_BY_WGMMA = Subject(sm90(64, 64, pingpong=True), (136, 72, 272), spec=INT8)
+CONVERTING = Subject(
+    sm90(64, 16, subtile_n=16, transposed=True, converts=True), (24, 136, 2320), spec=CONVERTED
+)
 INT8_IN_PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 2064), spec=INT8)
 INT8_BY_WARPS = Subject(sm80(128, 128), (136, 72, 272), spec=INT8)
 INT8_ON_BLACKWELL = Subject(sm100(128, 64), (136, 72, 272), spec=INT8)
@@ -367,6 +378,7 @@ SUBJECTS = {
     "parts": PARTS,
     "int8": INT8_BY_WGMMA,
     "parts of int8": INT8_IN_PARTS,
+    "converting": CONVERTING,
     "int8 by warps": INT8_BY_WARPS,
     "int8 on Blackwell": INT8_ON_BLACKWELL,
     "parts on Blackwell": BLACKWELL_PARTS,

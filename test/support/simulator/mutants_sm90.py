@@ -30,6 +30,7 @@ from support.simulator.effects import RELEASED_UNREAD, first_b, has_not, one_par
 from support.simulator.mutants import (
     BLOCK_SCALED,
     COLUMN_SCALED,
+    CONVERTING,
     COOPERATIVE,
     FEW_ROWS,
     GROUPS,
@@ -286,6 +287,39 @@ MUTANTS = [
         "sums of int8 rounded to fp32 on their way",
         INT8_IN_PARTS,
         instead("split_k.Sums.reduce", _round_sums),
+        WrongNumbers,
+    ),
+    # Values that are converted on their way to the MMA.
+    Mutant(
+        "converted values overwritten while they are multiplied",
+        CONVERTING,
+        without("warpgroup.wait_group", inside="converted.Sm90Converted.step"),
+        RaceError,
+        r"touches registers of a wgmma\.mma_async that it has not waited for",
+    ),
+    Mutant(
+        "stage released while other lanes read stored values",
+        CONVERTING,
+        without("arch.sync_warp", inside="converted._release"),
+        RaceError,
+        r"overwrites shared (.|\n)* may still be reading",
+    ),
+    Mutant(
+        "stored values of the next 16 of K",
+        CONVERTING,
+        instead("converted.StoredTile.load", lambda call: call(k_block=call.k_block ^ 1)),
+        WrongNumbers,
+    ),
+    Mutant(
+        "stored values taken without their signs",
+        CONVERTING,
+        instead("converted._integers", lambda call: call(pair=call.pair & 0x7F7F)),
+        WrongNumbers,
+    ),
+    Mutant(
+        "scales of the next column",
+        CONVERTING,
+        instead("tile.FragmentSubtile.row_of", lambda call: call() ^ 1),
         WrongNumbers,
     ),
     # Split-K over a cluster.

@@ -1,0 +1,97 @@
+"""Weights of 8 bits that Hopper's kernels convert on their way to the MMA, on the simulated machine: every
+stored value, tails of all sizes, and every way in which a tile is computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_backend.planning import TileConfig
+from cute_backend.replay import replay
+from cute_backend.runtime.arguments.operands import TORCH_DTYPES
+from cute_backend.simulator.simulate import run_region
+from cute_backend.spec import STORED_DTYPES, Accumulator, DType, EpilogueSpec, Store
+from support.simulator.exact import RESIDUAL, SCALE_B, machine, op, sm90, wrong
+
+
+def converting(tile_m: int, tile_n: int, **options: int) -> TileConfig:
+    return sm90(tile_m, tile_n, transposed=True, converts=True, **options)
+
+
+TILES = {
+    "8 rows": converting(64, 8, subtile_n=8),
+    "two warpgroups": converting(128, 64),
+    "two blocks": converting(256, 32),
+    "odd width": converting(128, 88, subtile_n=8, unrolled=True),
+    "wide": converting(128, 128),
+    "cluster": converting(64, 16, subtile_n=16, split_k=2),
+    "memory": converting(128, 32, split_k=6),
+}
+
+
+def spec(stored: DType, other: DType) -> EpilogueSpec:
+    """acc * scale_b + exact0."""
+    ops = op("t0", "mul", "acc", "scale_b"), op("t1", "add", "t0", "exact0")
+    stores = Store("out0", "t1", DType.F32), Store("out1", "t1", DType.BF16)
+    return EpilogueSpec((Accumulator("acc", other, stored),), (SCALE_B, RESIDUAL), ops, stores)
+
+
+def weight(stored: DType, n: int, k: int) -> Tensor:
+    """Values of the whole range of int8, or small integers, which every sum has exactly."""
+    generator = torch.Generator().manual_seed(n + k)
+    if stored is not DType.I8:
+        return torch.randint(-4, 5, (n, k), generator=generator).to(TORCH_DTYPES[stored])
+    values = torch.randint(-128, 128, (n, k), dtype=torch.int8, generator=generator)
+    values[0], values[-1] = -128, 127
+    return values
+
+
+def check(stored: DType, other: DType, config: TileConfig, problem: tuple[int, int, int]) -> None:
+    m, n, k = problem
+    generator = torch.Generator().manual_seed(m)
+    a = torch.randint(-2, 3, (m, k), generator=generator).to(TORCH_DTYPES[other])
+    residual = torch.randint(-99, 100, (m, n), generator=generator).bfloat16()
+    given = [a], [weight(stored, n, k).t()], [torch.arange(n) % 67 + 1.0, residual]
+    results, _ = run_region(spec(stored, other), *given, machine(config))
+    for actual, expected in zip(results, replay(spec(stored, other), *given), strict=True):
+        assert torch.equal(actual, expected), wrong(actual, expected)
+
+
+@pytest.mark.sweep(8)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("m", [1, 5, 64, 130])
+@pytest.mark.parametrize("k", [16, 336, 1040])
+def test_products_are_exact(tile: str, m: int, k: int) -> None:
+    """Tails of N, and K of less than a k tile, of a part of one, and of several."""
+    config = TILES[tile]
+    check(DType.I8, DType.BF16, config, (m, config.tile_m + 40, k))
+
+
+@pytest.mark.parametrize("stored", STORED_DTYPES, ids=lambda dtype: dtype.value)
+@pytest.mark.parametrize("other", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
+def test_dtypes(stored: DType, other: DType) -> None:
+    check(stored, other, TILES["8 rows"], (5, 104, 272))
+
+
+@pytest.mark.parametrize("stored", STORED_DTYPES, ids=lambda dtype: dtype.value)
+@pytest.mark.parametrize("other", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
+def test_every_stored_value(stored: DType, other: DType) -> None:
+    """A unit matrix picks each of the 256 values, in fp8 also infinities and NaN, in two columns."""
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    values = torch.stack([codes, codes.flip(0)]).view(TORCH_DTYPES[stored])
+    finite = values.float().isfinite()
+    product = EpilogueSpec((Accumulator("acc", other, stored),), (), (), (Store("out0", "acc", DType.F32),))
+    for k in range(0, 256, 16):
+        given = torch.where(finite[:, k : k + 16], values[:, k : k + 16].float(), 0)
+        stored_values = given.to(TORCH_DTYPES[stored])
+        a = torch.eye(16, dtype=TORCH_DTYPES[other])
+        (result,), _ = run_region(product, [a], [stored_values.t()], [], machine(TILES["8 rows"]))
+        assert torch.equal(result, given.t())
+    special = values[:, ~finite[0] | ~finite[1]]
+    for column in special.t():
+        a = torch.eye(1, 16, dtype=TORCH_DTYPES[other])
+        b = torch.zeros(2, 16).to(TORCH_DTYPES[stored])
+        b.view(torch.uint8)[:, 0] = column.view(torch.uint8)
+        (result,), _ = run_region(product, [a], [b.t()], [], machine(TILES["8 rows"]))
+        assert torch.equal(result[0].nan_to_num(7.5), column.float().nan_to_num(7.5))
