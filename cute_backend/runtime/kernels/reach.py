@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from cute_backend.planning import (
     BUCKETS,
+    MOST_CONVERTED_ROWS,
     UNCONSTRAINED,
     Alignment,
     Arch,
@@ -22,6 +23,7 @@ from cute_backend.planning import (
     plan,
     table,
     untuned,
+    widened,
     with_rowvecs,
 )
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -102,6 +104,14 @@ def _near(m: int) -> tuple[int, ...]:
     return bucket, *BUCKETS[max(place - 1, 0) : place + 2]
 
 
+def with_widened(problem: Problem) -> tuple[Problem, ...]:
+    """The problem and, if its kernels convert B but launches may have more rows than they are for, that of
+    those launches, whose B was converted before."""
+    if not problem.spec.product.is_converted or problem.m is not None:
+        return (problem,)
+    return problem, replace(problem, spec=widened(problem.spec))
+
+
 def reachable_kernels(
     problem: Problem,
     arch: Arch,
@@ -174,6 +184,8 @@ def _reachable_configs(
         return [with_rowvecs(config, spec, constraints.rowvecs) for config in table(arch, spec)][:most]
     if problem.m is not None:
         return [config_for(problem, alignment, arch, sm_count, winners)]
+    if spec.product.is_converted:
+        buckets = [m for m in buckets if m <= MOST_CONVERTED_ROWS]
     problems = {m: replace(problem, m=m, varies=True) for m in buckets}
     chosen = {m: config_for(each, alignment, arch, sm_count, winners) for m, each in problems.items()}
     timed = winners(spec, alignment, buckets, n, k) if constraints == UNCONSTRAINED else {}
