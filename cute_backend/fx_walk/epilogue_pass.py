@@ -32,6 +32,7 @@ from cute_backend.fx_walk.preparation.log_softmax import separate_logsumexps
 from cute_backend.fx_walk.preparation.packed import divide_packed
 from cute_backend.fx_walk.preparation.padding import take_padding_back
 from cute_backend.fx_walk.preparation.row_slices import slice_before_products
+from cute_backend.fx_walk.preparation.weight_views import bring_weights_to_products
 from cute_backend.fx_walk.products.anchors import is_anchor
 from cute_backend.fx_walk.products.capability import Capability, device_capability
 from cute_backend.fx_walk.refusals.containment import contain
@@ -181,6 +182,7 @@ def prepare(graph: fx.Graph, capability: Capability) -> None:
         slice_before_products(graph)
         lay_in_rows(graph)
         join_batches(graph)
+        bring_weights_to_products(graph)
         separate_logsumexps(graph)
         take_from_products(graph)
         divide_packed(graph, lambda graph: find_regions(graph, current_precision(), capability)[0])

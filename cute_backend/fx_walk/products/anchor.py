@@ -39,6 +39,9 @@ class Anchor:
     product, whose rows are in groups. `a` is then the op's second operand and `b` its first, and the
     transpose of each is multiplied.
 
+    If B is converted from a weight of 8 bits, `stored` is the product with that weight, whose values a kernel
+    converts itself.
+
     With `columns` it is the product with that slice of B's columns, and N is the number of columns in the
     slice.
     """
@@ -58,6 +61,7 @@ class Anchor:
     b_blocks: BlockScale | None = None
     offsets: fx.Node | None = None
     transposed: bool = False
+    stored: Anchor | None = None
 
     def of_slice(self, columns: ColumnSlice, accumulator: Accumulator) -> Anchor:
         """The product with a slice of the columns of B."""
@@ -67,6 +71,7 @@ class Anchor:
             scale_b=self.scale_b and self.scale_b.of_slice(columns),
             addend=self.addend and Addend(self.addend.view.of_slice(columns), self.addend.beta),
             columns=columns,
+            stored=None,
             b_blocks=self.b_blocks and replace(self.b_blocks, columns=self._blocks_of(columns)),
         )
 
@@ -95,7 +100,8 @@ class Anchor:
         scale = self.scale_a and replace(self.scale_a, node=other[self.scale_a.node])
         blocks = self.a_blocks and replace(self.a_blocks, node=other[self.a_blocks.node])
         offsets = self.offsets and other[self.offsets]
-        return replace(self, a=other[self.a], scale_a=scale, a_blocks=blocks, offsets=offsets)
+        stored = self.stored and self.stored.with_a(other)
+        return replace(self, a=other[self.a], scale_a=scale, a_blocks=blocks, offsets=offsets, stored=stored)
 
     @property
     def a_side(self) -> list[fx.Node]:
@@ -156,6 +162,6 @@ class Anchor:
     @property
     def stands_alone(self) -> bool:
         """Whether a region is useful even if nothing follows the product, because the op itself has an
-        epilogue."""
+        epilogue, or because Inductor would write the converted weight to memory first."""
         scaled = self.scale_a is not None or self.a_blocks is not None
-        return scaled or self.activation is not None
+        return scaled or self.activation is not None or self.accumulator.is_converted

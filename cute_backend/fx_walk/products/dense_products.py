@@ -18,6 +18,7 @@ from cute_backend.fx_walk.products.product_operands import (
     out_dtype,
     unmultiplied,
 )
+from cute_backend.fx_walk.products.stored_weights import with_stored_weight
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.values.activation import Activation
 from cute_backend.fx_walk.values.classify import classify
@@ -71,7 +72,8 @@ def dense(node: fx.Node, a: fx.Node, b: fx.Node, alpha: Number = 1, addend: Adde
     if a_dtype is not b_dtype:
         raise unmultiplied(a, b)
     accumulator = accumulator_of(node, a, b, a_dtype, b_dtype, fast_accum=True)
-    return Anchor(node, a, b, accumulator, out_dtype(fake(node).dtype), alpha=alpha, addend=addend)
+    anchor = Anchor(node, a, b, accumulator, out_dtype(fake(node).dtype), alpha=alpha, addend=addend)
+    return replace(anchor, stored=with_stored_weight(anchor))
 
 
 def _check_addend(node: fx.Node, addend: fx.Node, taken: Sequence[torch.dtype | None]) -> None:

@@ -23,6 +23,7 @@ from cute_backend.planning import CUT_HEAD_COLUMNS
 from cute_backend.spec import (
     HEAD_COLUMNS,
     PAIRED_DTYPES,
+    Accumulator,
     BColumns,
     DType,
     EpilogueSpec,
@@ -117,8 +118,8 @@ class Region:
 
     @property
     def product_labels(self) -> list[str]:
-        """The user's name of B, for each accumulator."""
-        return [_label(anchor.b, anchor.columns) for anchor in self.anchors]
+        """The user's name of B, for each accumulator, with the dtype that a kernel converts it from."""
+        return [_label(anchor.b, anchor.columns) + _conversion(anchor.accumulator) for anchor in self.anchors]
 
     @property
     def problem(self) -> tuple[Size, Size, Size]:
@@ -130,6 +131,10 @@ class Region:
     def groups(self) -> Size | None:
         """The number of groups of the rows of a grouped product, or of K."""
         return None if self.first.offsets is None else fake(self.first.offsets).shape[0]
+
+
+def _conversion(acc: Accumulator) -> str:
+    return f", {acc.b_dtype.value} converted to {acc.a_dtype.value}" if acc.is_converted else ""
 
 
 def _label(node: fx.Node, columns: ColumnSlice | None) -> str:

@@ -73,8 +73,8 @@ def _product(draft: Draft, index: int) -> Operand:
         return name if shared else f"{name}{index}"
 
     value: Operand = chain.accumulators[index].name
-    if anchor.scale_a is not None and anchor.scale_b is not None:
-        for name, view in (("scale_a", anchor.scale_a), ("scale_b", anchor.scale_b)):
+    for name, view in (("scale_a", anchor.scale_a), ("scale_b", anchor.scale_b)):
+        if view is not None:
             value = chain.emit("mul", value, chain.load(view, role(name, attrgetter(name))))
     if anchor.alpha != 1:
         value = chain.emit("mul", value, number(anchor.alpha))

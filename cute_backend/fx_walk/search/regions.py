@@ -24,6 +24,7 @@ from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.capability import Capability, check_operands, target_of
 from cute_backend.fx_walk.products.opaque_products import decomposed_product
 from cute_backend.fx_walk.products.pairs import meet, reach, slices_of, split, unlike
+from cute_backend.fx_walk.products.stored_weights import is_worth_converting
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.region import Region, stores_of
@@ -33,6 +34,8 @@ from cute_backend.fx_walk.search.shared_launch import sharing
 from cute_backend.fx_walk.search.visits import visits
 from cute_backend.fx_walk.search.walk import State, Walk
 from cute_backend.fx_walk.values.lower import is_pointwise
+from cute_backend.planning import Target
+from cute_backend.planning.transposing import can_transpose
 from cute_backend.spec import Precision
 
 
@@ -130,6 +133,8 @@ def _region(walk: Walk, node: fx.Node) -> Region:
     if isinstance(anchor, Refused):
         raise anchor
     check_operands(anchor, target)
+    if (found := _of_stored(walk, anchor, target)) is not None:
+        return found
     for anchors in _pairs(walk, anchor):
         region = _of_pair(walk, anchors)
         if region is not None:
@@ -141,6 +146,23 @@ def _region(walk: Walk, node: fx.Node) -> Region:
     if not fuses or not settled.stored:
         raise _left_out(walk, anchor)
     return _owned(walk, draft, settled)
+
+
+def _of_stored(walk: Walk, anchor: Anchor, target: Target | None) -> Region | None:
+    """The region of a product whose kernel converts its weight. None if there is no such weight, no such
+    kernel, or if the kernel that writes the weight in 16 bits first is expected to be worth its time."""
+    stored = anchor.stored
+    if stored is None or not is_worth_converting(stored, target, walk.precision):
+        return None
+    with walk.trial():
+        draft, settled = _grown(walk, (stored,))
+        if not settled.stored:
+            raise Refused(Reason.NOTHING_TO_FUSE, refused="")
+        region = _owned(walk, draft, settled)
+        if not can_transpose(region.spec):
+            raise Refused(Reason.NOTHING_TO_FUSE, refused="")
+        return region
+    return None
 
 
 def _bare(walk: Walk, node: fx.Node) -> Region | None:

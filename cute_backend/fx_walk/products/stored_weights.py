@@ -1,0 +1,145 @@
+"""Weights that are stored in 8 bits, and converted to those of the input in front of their product.
+
+A quantised weight reaches the pass as a chain from the stored values: a conversion, often to fp32, a
+multiplication by a scale of each column of B or of the whole weight, a conversion to the input's dtype, and
+views between them. Libraries differ in where they convert, multiply and view. All that matters is that every
+step is one of these, and that nothing else reads what is between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from cute_backend.fx_walk.graph.static import (
+    DTYPES,
+    Size,
+    arguments,
+    fake,
+    known,
+    same_sizes,
+    target_name,
+    tensor_of,
+)
+from cute_backend.fx_walk.products.anchor import Anchor
+from cute_backend.fx_walk.products.product_operands import accumulator_of
+from cute_backend.fx_walk.refusals.reasons import Refused
+from cute_backend.fx_walk.values.classify import classify_vector
+from cute_backend.planning import MOST_CONVERTED_ROWS, Target
+from cute_backend.spec import STORED_DTYPES, LoadKind, Precision, ProductKind
+
+CONVERSION = "prims.convert_element_type.default"
+SCALING = "aten.mul.Tensor"
+_SWAPS = ("aten.permute.default", "aten.t.default", "aten.transpose.int")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A conversion or a multiplication of a weight of two axes, and the `operand` of the multiplication.
+    `is_swapped` says that the product reads the result with its axes exchanged."""
+
+    node: fx.Node
+    is_swapped: bool
+    operand: fx.Node | None = None
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """The stored values of a weight, and the steps that make it what a product reads, the first one first.
+    `is_swapped` says that the product reads them with their axes exchanged."""
+
+    node: fx.Node
+    is_swapped: bool
+    steps: tuple[Step, ...]
+
+
+def stored_weight(b: fx.Node) -> StoredWeight | None:
+    """The stored weight that B, of two axes, is made from. None if it is made in another way, or if something
+    else reads a step of it."""
+    node, is_swapped, steps = b, False, list[Step]()
+    while True:
+        tensor = tensor_of(node)
+        if tensor is None or tensor.dim() != 2:
+            return None
+        if DTYPES.get(tensor.dtype) in STORED_DTYPES:
+            return StoredWeight(node, is_swapped, tuple(reversed(steps))) if steps else None
+        if node.op != "call_function" or len(node.users) != 1:
+            return None
+        target = target_name(node)
+        if target in _SWAPS:
+            node, is_swapped = arguments(node)["self"], is_swapped is not _exchanges(node)
+        elif target == CONVERSION and tensor.dtype.is_floating_point:
+            steps.append(Step(node, is_swapped))
+            node = arguments(node)["a"]
+        elif target == SCALING and (operands := _scaled(node)) is not None:
+            steps.append(Step(node, is_swapped, operands[1]))
+            node = operands[0]
+        else:
+            return None
+
+
+def _exchanges(view: fx.Node) -> bool:
+    """Whether a view of two axes exchanges them, as all do but a permutation that leaves them."""
+    given = arguments(view)
+    return [axis % 2 for axis in given["dims"]] == [1, 0] if "dims" in given else True
+
+
+def _scaled(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """The weight and the scale of a multiplication: of two axes each, or the scale is one number."""
+    left, right = arguments(product)["self"], arguments(product)["other"]
+    for weight, scale in ((left, right), (right, left)):
+        tensor, of = tensor_of(scale), tensor_of(weight)
+        if tensor is None or of is None or not tensor.dtype.is_floating_point:
+            continue
+        is_number = known(tensor.numel() == 1)
+        is_vector = tensor.dim() == 2 and not same_sizes(tensor.shape, of.shape)
+        if (is_number or is_vector) and same_sizes(of.shape, fake(product).shape):
+            return weight, scale
+    return None
+
+
+def with_stored_weight(anchor: Anchor) -> Anchor | None:
+    """The product with the stored weight that B is converted from, whose scale is applied to the sums. None
+    if there is no such weight, if views are still between its steps, or if no kernel could read it."""
+    if anchor.accumulator.kind is not ProductKind.DENSE:
+        return None
+    found = stored_weight(anchor.b)
+    if found is None or found.is_swapped or any(step.is_swapped for step in found.steps):
+        return None
+    if not _is_along_k(found):
+        return None
+    scales = [step.operand for step in found.steps if step.operand is not None]
+    if len(scales) > 1 or not all(_is_of_columns(scale, anchor.n) for scale in scales):
+        return None
+    try:
+        dtype = DTYPES[fake(found.node).dtype]
+        acc = accumulator_of(anchor.node, anchor.a, found.node, dtype, dtype, fast_accum=True)
+        views = [classify_vector(scale, LoadKind.ROWVEC, anchor.device) for scale in scales]
+    except Refused:
+        return None
+    acc = replace(acc, a_dtype=anchor.accumulator.a_dtype)
+    return replace(anchor, b=found.node, accumulator=acc, scale_b=views[0] if views else None)
+
+
+def _is_of_columns(scale: fx.Node, n: Size) -> bool:
+    """Whether a scale is one number, or has one for each of the `n` columns of B."""
+    shape = fake(scale).shape
+    return known(fake(scale).numel() == 1) or (known(shape[0] == 1) and known(shape[1] == n))
+
+
+def _is_along_k(weight: StoredWeight) -> bool:
+    """Whether the stored values of a column of B lie side by side."""
+    return known(fake(weight.node).stride(0) == 1)
+
+
+def is_worth_converting(stored: Anchor, target: Target | None, precision: Precision) -> bool:
+    """Whether a kernel that converts the weight itself is expected to be faster than one that reads it in 16
+    bits, after another kernel wrote it so: up to `MOST_CONVERTED_ROWS` rows, and for any M that is not known,
+    as launches with more rows take that way. A scale that is applied to the sums leaves a rounding of the
+    weight out, which eager's precision has."""
+    if precision is Precision.EAGER and stored.scale_b is not None:
+        return False
+    if target is not None and stored.accumulator.b_dtype not in target.converts:
+        return False
+    return not known(stored.m > MOST_CONVERTED_ROWS)

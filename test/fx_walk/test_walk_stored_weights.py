@@ -1,0 +1,205 @@
+"""Weights of 8 bits that a kernel converts itself, as libraries spell them, and those that a kernel of
+Inductor writes in 16 bits first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._inductor import config as inductor_config
+
+from cute_backend import explain
+from cute_backend.api import Region
+from cute_backend.planning import MOST_CONVERTED_ROWS
+from cute_backend.spec import DType
+
+BF16, F16, I8, E4M3, E5M2 = (
+    torch.bfloat16,
+    torch.float16,
+    torch.int8,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)
+M, N, K = 24, 40, 64
+
+
+def weight(dtype: torch.dtype = I8, n: int = N, k: int = K) -> Tensor:
+    generator = torch.Generator().manual_seed(n)
+    return torch.randint(-100, 100, (n, k), generator=generator).to(dtype)
+
+
+def rows(m: int = M, dtype: torch.dtype = BF16, k: int = K) -> Tensor:
+    return torch.randn(m, k, generator=torch.Generator().manual_seed(m)).to(dtype)
+
+
+SCALES = torch.arange(1, N + 1).div(64)[:, None]
+BIAS = torch.arange(N).to(BF16)
+
+
+def torchao_int8(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
+    """Int8WeightOnlyConfig by rows, as torch traces it."""
+    return F.silu(x @ w.t().to(x.dtype) * scales.to(x.dtype).reshape(-1) + bias)
+
+
+def torchao_float8(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
+    """Float8WeightOnlyConfig."""
+    return F.silu(x @ (w.t().float() * scales.t()).to(x.dtype) + bias)
+
+
+def gemma(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
+    """transformers' gemma_quant.QuantizedLinear with a bias."""
+    return F.linear(x, w.to(x.dtype) * scales.to(x.dtype), bias)
+
+
+def scaled_before_it_is_turned(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
+    return torch.addmm(bias, x, (scales * w.float()).t().to(x.dtype))
+
+
+def of_the_whole_weight(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, (w.float() * scales[3]).to(x.dtype)) + bias
+
+
+def bare(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, w.to(x.dtype))
+
+
+FORMS = {
+    torchao_int8: "acc * rowvec0 + rowvec1",
+    torchao_float8: "acc * scale_b + rowvec0",
+    gemma: "acc * scale_b + bias",
+    scaled_before_it_is_turned: "acc * scale_b + bias",
+    of_the_whole_weight: "acc * scale_b + rowvec0",
+    bare: "out0 = bf16(acc)",
+}
+
+
+def only(fn: Callable[..., Any], *given: Any, **how: Any) -> Region:
+    (region,) = explain(fn, *given, arch="sm_90a", **how).regions
+    return region
+
+
+def is_converted(fn: Callable[..., Any], *given: Any, arch: str = "sm_90a", **how: Any) -> bool:
+    """Whether a kernel of a program converts its weight."""
+    return any(region.spec.product.is_converted for region in explain(fn, *given, arch=arch, **how).regions)
+
+
+def close(fn: Callable[..., Any], *given: Tensor) -> bool:
+    torch._dynamo.reset()
+    result, expected = torch.compile(fn, backend="cute")(*given), fn(*given).float()
+    return bool((result.float() - expected).norm() < 0.01 * expected.norm())
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("stored", [I8, E4M3, E5M2], ids=str)
+def test_forms(form: Callable[..., Tensor], stored: torch.dtype) -> None:
+    given = rows(), weight(stored), SCALES, BIAS
+    region = only(form, *given)
+    dtypes = {I8: DType.I8, E4M3: DType.E4M3, E5M2: DType.E5M2}
+    assert (region.spec.product.a_dtype, region.spec.product.b_dtype) == (DType.BF16, dtypes[stored])
+    assert FORMS[form] in region.formula
+    assert region.products[0].label.endswith("converted to bf16")
+    assert close(form, *given)
+
+
+def test_fp16_and_leading_axes() -> None:
+    def fn(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, w.to(F16) * scales.to(F16)))
+
+    given = rows(dtype=F16).reshape(2, 12, K), weight(), SCALES
+    assert only(fn, *given).spec.product.b_dtype is DType.I8
+    assert close(fn, *given)
+
+
+def test_a_gated_pair_is_two_kernels() -> None:
+    def fn(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(F.linear(x, gate.to(BF16))) * F.linear(x, up.to(BF16))
+
+    regions = explain(fn, rows(), weight(), weight(), arch="sm_90a").regions
+    assert [region.spec.product.is_converted for region in regions] == [True, True]
+    assert close(fn, rows(), weight(), weight() // 2)
+
+
+def twice(x: Tensor, w: Tensor) -> Tensor:
+    wide = w.to(BF16)
+    return F.relu(x @ wide.t()) @ wide
+
+
+def of_k(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    return F.relu(F.linear(x, w.to(BF16) * scales))
+
+
+def in_groups(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    return F.relu(F.linear(x, (w.reshape(N, -1, 16).to(BF16) * scales).reshape(N, K)))
+
+
+def scaled_twice(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    return F.relu(F.linear(x, w.to(BF16) * scales.to(BF16) * scales.to(BF16)))
+
+
+def with_a_zero(x: Tensor, w: Tensor, zeros: Tensor) -> Tensor:
+    return F.relu(F.linear(x, w.to(BF16) - zeros.to(BF16)))
+
+
+def relu(x: Tensor, w: Tensor) -> Tensor:
+    return F.relu(F.linear(x, w.to(BF16)))
+
+
+@pytest.mark.parametrize(
+    ("fn", "given"),
+    [
+        (twice, (rows(), weight())),
+        (of_k, (rows(), weight(), torch.rand(1, K).to(BF16))),
+        (in_groups, (rows(), weight(), torch.rand(N, K // 16, 1).to(BF16))),
+        (scaled_twice, (rows(), weight(), SCALES)),
+        (with_a_zero, (rows(), weight(), SCALES)),
+        (relu, (rows(), weight().t().contiguous().t())),
+        (relu, (rows(k=56), weight(k=56))),
+        (relu, (rows(MOST_CONVERTED_ROWS + 1), weight())),
+        (relu, (rows(), weight(torch.uint8))),
+    ],
+    ids=[
+        "two readers of the converted weight",
+        "a scale along K",
+        "groups of K",
+        "two scales",
+        "a zero",
+        "contiguous along N",
+        "rows that are no multiple of 16 bytes",
+        "many rows",
+        "unsigned",
+    ],
+)
+def test_the_weight_is_written_in_16_bits_first(fn: Callable[..., Tensor], given: tuple[Any, ...]) -> None:
+    assert explain(fn, *given, arch="sm_90a").regions and not is_converted(fn, *given)
+    assert close(fn, *given)
+
+
+def test_other_architectures_have_no_such_kernel() -> None:
+    assert not is_converted(torchao_int8, rows(), weight(), SCALES, BIAS, arch="sm_100a")
+    assert not is_converted(torchao_int8, rows(), weight(), SCALES, BIAS, arch="sm_80")
+
+
+def test_an_epilogue_that_cannot_be_transposed_keeps_its_kernel() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return F.linear(x, w.to(BF16)).argmax(-1)
+
+    assert explain(fn, rows(), weight(), arch="sm_90a").regions
+    assert not is_converted(fn, rows(), weight())
+
+
+def test_eager_s_roundings_keep_a_scale_in_front_of_the_product() -> None:
+    given = rows(), weight(), SCALES, BIAS
+    with inductor_config.patch(emulate_precision_casts=True):
+        assert not is_converted(gemma, *given)
+        assert is_converted(torchao_int8, *given)
+
+
+def test_rows_of_unknown_number() -> None:
+    x = rows()
+    torch._dynamo.mark_dynamic(x, 0)
+    region = only(torchao_float8, x, weight(E4M3), SCALES, BIAS)
+    assert region.spec.product.is_converted and not isinstance(region.sizes[0], int)
