@@ -26,6 +26,11 @@ COPYING = 40
 """Registers for addresses of operands if the warps that multiply also copy them, without TMA."""
 
 
+CONVERTED = 48
+"""Registers of a thread for the values of a k tile of each 64 rows, once converted, and for those of half of
+it as they were read, two in each."""
+
+
 @dataclass(frozen=True)
 class Registers:
     """The 32-bit registers in which one thread keeps its values of a tile."""
@@ -33,7 +38,8 @@ class Registers:
     accumulators: int
     """Accumulators: those of the tile or, if these are in tensor memory, of a visit."""
     sums: int
-    """Further sums while k tiles are multiplied: sets that are promoted, or those that are scaled."""
+    """Further registers while k tiles are multiplied: sets of sums that are promoted, those that are scaled,
+    or values that are converted."""
     fragments: int
     """Registers of the elements of a visit. An element has two for each plane that is written but the first,
     and for each plane that is read by element, from an address of its own; one for each other result, unless
@@ -53,6 +59,8 @@ class Registers:
         if in_registers:
             accumulators = config.thread_accumulators
             sums = sets_of_sums(config, spec) * accumulators // pieces_of_sums(config, spec)
+            blocks = config.cta_rows // (config.block_m * config.sharing)
+            sums += CONVERTED * blocks if config.converts else 0
         else:
             accumulators = config.products * config.subtile_n
             sums = 0 if SumScales.of(spec) is None else config.products * config.group_n

@@ -42,6 +42,7 @@ from cute_backend.spec import (
     EpilogueSpec,
     Load,
     LoadKind,
+    Major,
     Op,
     ProductKind,
     Reduction,
@@ -136,6 +137,20 @@ def test_every_configuration_has_a_sound_rung(table: str, quarter: int) -> None:
     plans = one_of_each_configuration(arch, [spec_in(table, name) for name in names_in(table)])
     assert plans.keys() >= set(offered(arch, next(iter(plans.values())).spec))
     assert_sound(list(plans.values())[quarter::4])
+
+
+@pytest.mark.parametrize(
+    "name", ["addmm_relu", *(pytest.param(n, marks=EXHAUSTIVE) for n in ("square", "sums"))]
+)
+@pytest.mark.parametrize("stored", [DType.I8, pytest.param(DType.E4M3, marks=EXHAUSTIVE)])
+def test_weights_are_converted_without_spills_or_waits(name: str, stored: DType) -> None:
+    """Tiles for rows of unknown and of known numbers. No product waits for the one before it."""
+    spec = epilogue_spec(name, True)
+    acc = replace(spec.product, a_dtype=DType.BF16, b_dtype=stored, a_major=Major.K, b_major=Major.K)
+    spec = replace(spec, accumulators=(acc,))
+    known = {choose(Arch.SM90A, spec, m, n, 4096, 132) for m in (8, 40, 64, 128, 200) for n in (4096, 28672)}
+    tiles = dict.fromkeys((*offered(Arch.SM90A, spec), *known))
+    assert_first_rungs_are_clean(plan(spec, tile, alignment) for tile in tiles for alignment in Alignment)
 
 
 def ways_to_sample() -> Iterator[ParameterSet]:
