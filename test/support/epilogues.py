@@ -273,6 +273,9 @@ GROUPED: dict[str, Epilogue] = {}
 SEGMENTS: dict[str, Epilogue] = {}
 """Programs of several products of one A, which share a launch on Hopper and Blackwell."""
 
+STORED: dict[str, Epilogue] = {}
+"""Products of weights of 8 bits, which Hopper's kernels convert for few rows."""
+
 BLOCKS: dict[str, Epilogue] = {}
 """Epilogues that reduce blocks of 64 columns, or rotate within them. N is a multiple of 64."""
 
@@ -312,6 +315,19 @@ def int8_dynamic(a_int8, b_int8, column, row, bias):
     """torchao's Int8DynamicActivationInt8Weight: scales of rows, of columns, and a bias."""
     y = (torch._int_mm(a_int8, b_int8) * column[:, None]).bfloat16()
     return (y * row + bias).bfloat16()
+
+
+@epilogue({"rowvec0": "rowvec", "rowvec1": "rowvec"}, "bf16", table=STORED)
+def int8_weight(a_bf16, b_int8, row, bias):
+    """torchao's Int8WeightOnly: a scale of each column behind the product, a bias, and silu."""
+    y = a_bf16 @ b_int8.to(a_bf16.dtype) * row + bias
+    return F.silu(y).to(a_bf16.dtype)
+
+
+@epilogue({"scale_b": "rowvec", "exact0": "exact"}, "bf16", table=STORED)
+def float8_weight(a_bf16, b, scale_b, residual):
+    """torchao's Float8WeightOnly: a scale of each column in front of the product, and a residual."""
+    return a_bf16 @ (b.float() * scale_b).to(a_bf16.dtype) + residual
 
 
 @epilogue({**ROWWISE, "bias": "rowvec"}, "bf16")

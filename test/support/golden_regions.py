@@ -11,12 +11,22 @@ import cute_backend
 from cute_backend.api import Region
 from cute_backend.fx_walk.search import shared_launch
 from cute_backend.planning import Arch
-from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, MMA_SCALED, SEGMENTS, TILED, Problem
+from support.epilogues import (
+    BLOCKS,
+    BLOCKWISE,
+    EPILOGUES,
+    GROUPED,
+    MMA_SCALED,
+    SEGMENTS,
+    STORED,
+    TILED,
+    Problem,
+)
 
 ARCHS = ("sm_90a", "sm_100a", "sm_80", "sm_86", "sm_89", "sm_103a", "sm_120a", "sm_121a")
 
 
-PROGRAMS = EPILOGUES | BLOCKWISE | MMA_SCALED | TILED | GROUPED | BLOCKS | SEGMENTS
+PROGRAMS = EPILOGUES | BLOCKWISE | MMA_SCALED | TILED | GROUPED | BLOCKS | SEGMENTS | STORED
 
 
 NAMES = {arch: [name for name in EPILOGUES if EPILOGUES[name].runs_on(Arch.of_name(arch))] for arch in ARCHS}
@@ -44,6 +54,8 @@ OTHER_SIZES = {
         Problem(257, 2304, 9216),
         "transposed=True",
     ),
+    "int8_weight_sm90a.py": ("int8_weight", "sm_90a", Problem(64, 28672, 4096), "Sm90Converted"),
+    "float8_weight_sm90a.py": ("float8_weight", "sm_90a", Problem(8, 4096, 4096), "split_k=2"),
     "rowwise_large_sm100a.py": (
         "rowwise",
         "sm_100a",
