@@ -36,10 +36,11 @@ from cute_backend.bench.results import Ceilings, Results, TableResult, raise_rat
 from cute_backend.bench.row_maxima import ROW_MAXIMA
 from cute_backend.bench.scaled_mm import SCALED_MM
 from cute_backend.bench.table import Table, function_table, select
+from cute_backend.bench.weights import WEIGHTS
 from cute_backend.errors import UsageError
 from cute_backend.presentation import terminal
 
-TABLES = (SCALED_MM, SAMPLING, LOSSES, ROW_MAXIMA, GATED, BLOCK_SCALED, GROUPED, GROUPED_FP8, INT8)
+TABLES = (SCALED_MM, SAMPLING, LOSSES, ROW_MAXIMA, GATED, BLOCK_SCALED, GROUPED, GROUPED_FP8, INT8, WEIGHTS)
 """The built-in tables, in the order in which they run; the names are those that `--rows` takes."""
 
 ROUNDS = 50

@@ -191,7 +191,7 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         help="which of the built-in tables (scaled_mm, sampling, losses, row_maxima, gated, block_scaled, "
-        "grouped, grouped_fp8, int8) or of their rows, such as '16x*' or 'H16-*' (default: all)",
+        "grouped, grouped_fp8, int8, weights) or of their rows, such as '16x*' or 'H16-*' (default: all)",
     )
     parser.add_argument(
         "--models",

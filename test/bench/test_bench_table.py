@@ -7,7 +7,7 @@ import torch
 
 from cute_backend import UsageError, explain
 from cute_backend.__main__ import main
-from cute_backend.bench import block_scaled_mm, decoding, gated, int8, row_maxima, scaled_mm
+from cute_backend.bench import block_scaled_mm, decoding, gated, int8, row_maxima, scaled_mm, weights
 from cute_backend.bench.command import TABLES
 from cute_backend.bench.measure import compiled, work_of
 from cute_backend.bench.table import PEERS, Cell, Rate, Runner, function_table, select
@@ -74,6 +74,19 @@ def test_int8_is_one_kernel_of_the_same_operations(monkeypatch):
     exact = x @ weight.t() * of_rows * of_columns + bias
     for runner in (Runner.EAGER, Runner.CUTE):
         assert relative_error(compiled(runner, narrow.fn)(*args), exact) < narrow.tolerance
+
+
+def test_weights_are_converted_by_the_kernel_of_the_same_operations(monkeypatch):
+    monkeypatch.setitem(weights.LINEARS, "small", (48, 64))
+    wide, *narrow = weights.problem("small", 24).workloads
+    for workload in narrow:
+        assert workload.operations == wide.operations == 2 * 24 * 48 * 64
+        x, weight, scales = args = workload.inputs()
+        (region,) = explain(workload.fn, *args, arch="sm_90a").regions
+        assert region.spec.product.is_converted
+        exact = x.double() @ (weight.double() * scales).t()
+        for runner in (Runner.EAGER, Runner.CUTE):
+            assert relative_error(compiled(runner, workload.fn)(*args), exact) < workload.tolerance
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)

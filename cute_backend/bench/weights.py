@@ -1,0 +1,71 @@
+"""The built-in table of weights of 8 bits: the linears of a Llama 8B at few rows, as in decoding.
+
+The baseline is the same linear in bf16. The scales are those of torchao's Int8WeightOnly, which stand behind
+the product, and of its Float8WeightOnly, which stand in front of it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cute_backend.bench.int8 import LINEARS
+from cute_backend.bench.table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
+
+BF16 = torch.bfloat16
+
+ROWS = (2, 8, 16, 64, 128)
+
+
+def bf16(x: Tensor, weight: Tensor) -> Tensor:
+    """The linear in bf16."""
+    return F.linear(x, weight)
+
+
+def int8(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """The linear with a weight of int8, and a scale of each column behind it."""
+    return F.linear(x, weight.to(BF16)) * scales.to(BF16).reshape(-1)
+
+
+def e4m3(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """The linear with a weight of e4m3, scaled in fp32 in front of it."""
+    return F.linear(x, (weight.float() * scales).to(BF16))
+
+
+def problem(linear: str, m: int) -> Problem:
+    """A linear for a number of rows."""
+    n, k = LINEARS[linear]
+
+    def wide() -> tuple[Tensor, ...]:
+        return torch.randn(m, k, dtype=BF16), torch.randn(n, k, dtype=BF16).div_(k**0.5)
+
+    def narrow(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        weight = torch.randint(-128, 128, (n, k), dtype=torch.int8).to(dtype)
+        return torch.randn(m, k, dtype=BF16), weight, (torch.rand(n, 1) + 0.5) / (128 * k**0.5)
+
+    runners = (Runner.INDUCTOR, Runner.MAX_AUTOTUNE, Runner.CUTE)
+    operations = 2 * m * n * k
+    return Problem(
+        f"{linear}-{m}-weights",
+        (
+            Workload("bf16", bf16, wide, Rate.BF16, operations, (Runner.EAGER,), 0.01),
+            Workload("int8", int8, lambda: narrow(torch.int8), Rate.BF16, operations, runners, 0.01),
+            Workload("e4m3", e4m3, lambda: narrow(torch.float8_e4m3fn), Rate.BF16, operations, runners, 0.01),
+        ),
+    )
+
+
+_BF16 = Cell("bf16", Runner.EAGER)
+
+WEIGHTS = Table(
+    "weights",
+    title="Linears of Llama 8B with weights of 8 bits and a scale of each column, by rows. bf16: F.linear",
+    baseline=_BF16,
+    ratios=tuple(
+        Ratio(Cell(name, Runner.CUTE), other)
+        for name in ("int8", "e4m3")
+        for other in (_BF16, Cell(name, Runner.INDUCTOR), Cell(name, Runner.MAX_AUTOTUNE))
+    ),
+    problems=tuple(problem(linear, rows) for linear in LINEARS for rows in ROWS),
+)
