@@ -14,6 +14,8 @@ from torch._inductor import config as inductor_config
 
 from cute_backend import explain
 from cute_backend.api import Region
+from cute_backend.fx_walk.collect import collect
+from cute_backend.fx_walk.replacement.unfused import extract
 from cute_backend.planning import MOST_CONVERTED_ROWS
 from cute_backend.spec import DType
 
@@ -203,3 +205,13 @@ def test_rows_of_unknown_number() -> None:
     torch._dynamo.mark_dynamic(x, 0)
     region = only(torchao_float8, x, weight(E4M3), SCALES, BIAS)
     assert region.spec.product.is_converted and not isinstance(region.sizes[0], int)
+
+
+def test_inductor_s_time_for_it_includes_the_conversion() -> None:
+    (report,) = collect(torchao_float8, (rows(), weight(E4M3), SCALES, BIAS), arch="sm_90a")
+    (region,) = report.regions
+    alone = extract(region)
+    assert [layout.dtype for layout in alone.layouts].count(E4M3) == 1
+    names = [node.target for node in alone.module.graph.nodes if node.op == "call_function"]
+    assert names.count(torch.ops.aten.mm.default) == 1
+    assert names[: names.index(torch.ops.aten.mm.default)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
-from cute_backend.fx_walk.graph.static import Size, describe, fake, hint
+from cute_backend.fx_walk.graph.static import Size, arguments, describe, fake, hint
+from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.runtime.arguments.random_operands import random_tensor
 
@@ -121,8 +123,7 @@ def extract(region: Region) -> Alone:
 
 def _computed(region: Region) -> dict[fx.Node, None]:
     """The nodes between the region's loads and its outputs, in the graph's order."""
-    products = (source for product in region.products for source in product.all_input_nodes)
-    ends = {*products, *region.load_nodes}
+    ends = {*chain.from_iterable(map(_read_by, region.anchors)), *region.load_nodes}
     found: set[fx.Node] = set()
     stack = list(region.outputs)
     while stack:
@@ -132,6 +133,16 @@ def _computed(region: Region) -> dict[fx.Node, None]:
         found.add(node)
         stack.extend(node.all_input_nodes)
     return {node: None for node in region.first.node.graph.nodes if node in found}
+
+
+def _read_by(anchor: Anchor) -> list[fx.Node]:
+    """The nodes that a product reads. One that converts its weight reads the stored values, so the steps from
+    these to B are work of the region."""
+    read = anchor.node.all_input_nodes
+    if not anchor.accumulator.is_converted:
+        return read
+    steps = arguments(anchor.node)["mat2"]
+    return [*(node for node in read if node is not steps), anchor.b]
 
 
 def _is_number(node: fx.Node) -> bool:
