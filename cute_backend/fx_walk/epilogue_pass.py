@@ -182,7 +182,7 @@ def prepare(graph: fx.Graph, capability: Capability) -> None:
         slice_before_products(graph)
         lay_in_rows(graph)
         join_batches(graph)
-        bring_weights_to_products(graph)
+        bring_weights_to_products(graph, capability)
         separate_logsumexps(graph)
         take_from_products(graph)
         divide_packed(graph, lambda graph: find_regions(graph, current_precision(), capability)[0])

@@ -182,7 +182,7 @@ def test_the_weight_is_written_in_16_bits_first(fn: Callable[..., Tensor], given
 
 def test_other_architectures_have_no_such_kernel() -> None:
     assert not is_converted(torchao_int8, rows(), weight(), SCALES, BIAS, arch="sm_100a")
-    assert not is_converted(torchao_int8, rows(), weight(), SCALES, BIAS, arch="sm_80")
+    assert not is_converted(gemma, rows(), weight(), SCALES, BIAS, arch="sm_80")
 
 
 def test_an_epilogue_that_cannot_be_transposed_keeps_its_kernel() -> None:
@@ -215,3 +215,10 @@ def test_inductor_s_time_for_it_includes_the_conversion() -> None:
     names = [node.target for node in alone.module.graph.nodes if node.op == "call_function"]
     assert names.count(torch.ops.aten.mm.default) == 1
     assert names[: names.index(torch.ops.aten.mm.default)]
+
+
+@pytest.mark.parametrize("form", [torchao_int8, gemma], ids=lambda form: form.__name__)
+def test_a_kernel_casts_scales_itself(form: Callable[..., Tensor]) -> None:
+    """Inductor would launch a kernel for each vector."""
+    region = only(form, rows(), weight(), SCALES, BIAS)
+    assert {load.dtype for load in region.loads} == {DType.F32, DType.BF16}

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import cute_backend
 from cute_backend.planning import TileConfig
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import TORCH_DTYPES
@@ -95,3 +96,20 @@ def test_every_stored_value(stored: DType, other: DType) -> None:
         b.view(torch.uint8)[:, 0] = column.view(torch.uint8)
         (result,), _ = run_region(product, [a], [b.t()], [], machine(TILES["8 rows"]))
         assert torch.equal(result[0].nan_to_num(7.5), column.float().nan_to_num(7.5))
+
+
+@pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
+@pytest.mark.parametrize("m", [5, 130])
+def test_torchao_s_weights(config: str, m: int) -> None:
+    """A quantised linear, from torch.compile to the simulated kernel."""
+    quantization = pytest.importorskip("torchao.quantization")
+    torch.manual_seed(m)
+    linear = torch.nn.Linear(272, 104, dtype=torch.bfloat16).requires_grad_(False)
+    quantization.quantize_(linear, getattr(quantization, config)())
+    x = torch.randn(m, 272, dtype=torch.bfloat16)
+
+    def program(x: Tensor) -> Tensor:
+        return torch.nn.functional.silu(linear(x))
+
+    result, expected = cute_backend.simulate(program, x, arch="sm_90a", async_seed=1), program(x).float()
+    assert (result.float() - expected).norm() < 0.01 * expected.norm()

@@ -1,7 +1,8 @@
-"""Views of stored weights, brought in front of their conversion.
+"""Views of stored weights and their scales, brought in front of their conversion.
 
 torch transposes a linear's weight after it has been converted and scaled, or before, or between. A kernel
-that converts the weight itself reads a view of the stored values, so the views come first.
+that converts the weight itself reads a view of the stored values, so the views come first. It also casts
+scales itself, if it reads views of scales that are in memory.
 """
 
 from __future__ import annotations
@@ -10,27 +11,71 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.graph.new_calls import call
-from cute_backend.fx_walk.graph.static import arguments, fake, target_name
-from cute_backend.fx_walk.products.stored_weights import CONVERSION, StoredWeight, stored_weight
+from cute_backend.fx_walk.graph.static import (
+    DTYPES,
+    arguments,
+    fake,
+    first_argument,
+    known,
+    target_name,
+)
+from cute_backend.fx_walk.products.capability import Capability, target_of
+from cute_backend.fx_walk.products.questions import is_cast_of_stored
+from cute_backend.fx_walk.products.stored_weights import CONVERSION, SCALING, StoredWeight, stored_weight
+from cute_backend.fx_walk.refusals.reasons import Refused
+from cute_backend.fx_walk.values.lower import is_reshape
+from cute_backend.planning import MOST_CONVERTED_ROWS
 
 aten = torch.ops.aten
 
 _PRODUCTS = ("aten.mm.default", "aten.addmm.default")
 
 
-def bring_weights_to_products(graph: fx.Graph) -> None:
+def bring_weights_to_products(graph: fx.Graph, capability: Capability) -> None:
     """Exchanges the axes of stored weights and their scales before their steps, where a product reads the
-    result with its axes exchanged after some of them."""
-    for node in graph.nodes:
+    result with its axes exchanged after some of them. Products that no kernel converts a weight for stay as
+    they are."""
+    for node in list(graph.nodes):
         if node.op != "call_function" or target_name(node) not in _PRODUCTS:
             continue
         b = arguments(node)["mat2"]
         found = stored_weight(b)
-        if found is None or not any(step.is_swapped for step in found.steps):
+        if found is None or not _may_be_converted(node, found, capability):
             continue
-        with graph.inserting_before(node):
-            node.replace_input_with(b, _rebuilt(graph, found))
+        if any(step.is_swapped for step in found.steps):
+            with graph.inserting_before(node):
+                node.replace_input_with(b, _rebuilt(graph, found))
+        _cast_scales_last(graph, node)
     graph.eliminate_dead_code()
+
+
+def _may_be_converted(product: fx.Node, weight: StoredWeight, capability: Capability) -> bool:
+    """Whether a GPU has kernels that convert such a weight for as many rows. A CPU stands for all."""
+    result = fake(product)
+    try:
+        target = target_of(result.device, capability)
+    except Refused:
+        return False
+    able = target is None or DTYPES[fake(weight.node).dtype] in target.converts
+    return able and not known(result.shape[0] > MOST_CONVERTED_ROWS)
+
+
+def _cast_scales_last(graph: fx.Graph, product: fx.Node) -> None:
+    """Reshapes the scales behind a product before they are cast. Reshapes may be between."""
+    readers = list(product.users)
+    for reader in readers:
+        if is_reshape(reader):
+            readers.extend(reader.users)
+            continue
+        for view in reader.all_input_nodes if target_name(reader) == SCALING else ():
+            cast = first_argument(view)
+            if not (is_reshape(view) and isinstance(cast, fx.Node) and is_cast_of_stored(cast)):
+                continue
+            with graph.inserting_before(reader):
+                given = (first_argument(cast), *view.args[1:])
+                reshaped = call(graph, view, view.target, *given, **view.kwargs)
+                last = call(graph, cast, cast.target, reshaped, *cast.args[1:], **cast.kwargs)
+            reader.replace_input_with(view, last)
 
 
 def _rebuilt(graph: fx.Graph, weight: StoredWeight) -> fx.Node:
@@ -49,4 +94,8 @@ def _rebuilt(graph: fx.Graph, weight: StoredWeight) -> fx.Node:
 
 
 def _exchanged(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A value with its axes exchanged, before it is cast if it is a cast of what is in memory."""
+    if is_cast_of_stored(node):
+        source = _exchanged(graph, first_argument(node))
+        return call(graph, node, node.target, source, *node.args[1:], **node.kwargs)
     return call(graph, node, aten.permute.default, node, [1, 0])

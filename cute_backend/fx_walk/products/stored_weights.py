@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from cute_backend.fx_walk.graph.mutation import root
 from cute_backend.fx_walk.graph.static import (
     DTYPES,
     Size,
     arguments,
     fake,
+    first_argument,
     known,
     same_sizes,
     target_name,
@@ -109,7 +111,7 @@ def with_stored_weight(anchor: Anchor) -> Anchor | None:
         return None
     if not _is_along_k(found):
         return None
-    scales = [step.operand for step in found.steps if step.operand is not None]
+    scales = [_uncast(step.operand) for step in found.steps if step.operand is not None]
     if len(scales) > 1 or not all(_is_of_columns(scale, anchor.n) for scale in scales):
         return None
     try:
@@ -120,6 +122,15 @@ def with_stored_weight(anchor: Anchor) -> Anchor | None:
         return None
     acc = replace(acc, a_dtype=anchor.accumulator.a_dtype)
     return replace(anchor, b=found.node, accumulator=acc, scale_b=views[0] if views else None)
+
+
+def _uncast(scale: fx.Node) -> fx.Node:
+    """A scale as it is in memory, if it is a cast of that. No cast of it rounds, as it is applied in fp32."""
+    if scale.op != "call_function" or target_name(scale) != CONVERSION:
+        return scale
+    source = first_argument(scale)
+    in_memory = root(source).op in ("placeholder", "get_attr")
+    return source if in_memory and fake(source).dtype.is_floating_point else scale
 
 
 def _is_of_columns(scale: fx.Node, n: Size) -> bool:
