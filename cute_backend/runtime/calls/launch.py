@@ -408,9 +408,9 @@ class Launcher:
         given: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         """Runs a kernel. Returns the results, which may be `given`."""
-        if a[0].shape[0] > self._most_rows:
-            return self._widened(a, b, loads, given)
         try:
+            if a[0].shape[0] > self._most_rows:
+                return self._widened(a, b, loads, given)
             m, n = plane_of(self._spec, a, b)
             k = a[0].shape[-1]
             choice = self._choices.get((m, n, k, groups_of(self._spec, a)))
