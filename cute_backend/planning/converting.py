@@ -10,8 +10,8 @@ from cute_backend.spec import EpilogueSpec
 
 MOST_CONVERTED_ROWS = 256
 """The most rows of a product whose kernel converts its weight. Each tile of rows converts all of it again,
-while a weight that another kernel has written in 16 bits takes its five bytes for each value once. By the
-roofline of an H100, both take equally long at 128 to 256 rows more than fit in one tile."""
+while another kernel reads and writes it once, and the product reads 16 bits. An estimate puts the crossing at
+128 to 256 rows or above; no timing has confirmed it."""
 
 
 @lru_cache(maxsize=1024)
