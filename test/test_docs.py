@@ -145,6 +145,15 @@ def test_the_first_hour_reads_what_is_generated(name, samples):
     check_samples(DOCS / "first-hour.md", name, samples[name])
 
 
+sys.path.insert(0, str(DOCS))
+WHAT_FUSES = {each.name: each for each in import_module("what_fuses").PROGRAMS}
+
+
+@pytest.mark.parametrize("name", WHAT_FUSES)
+def test_the_page_on_what_fuses_has_the_formula_of_one_kernel(name):
+    check_samples(DOCS / "what-fuses.md", name, WHAT_FUSES[name].sample())
+
+
 def test_the_page_on_profilers_has_the_name_of_an_examples_kernel() -> None:
     sys.path.insert(0, str(ROOT / "examples"))
     import gelu_residual
