@@ -264,7 +264,7 @@ def test_drawings_show_the_strides_of_tensors():
         "modes": torch.zeros(2, 1, n).expand(2, m // 2, n),
         "blocks": torch.zeros(3).expand(m, n // 3, 3),
     }
-    page = (DOCS / "load-classes.md").read_text()
+    page = (DOCS / "operands.md").read_text()
     assert operands.keys() == {drawing.name for drawing in load_classes.DRAWINGS}
     for drawing in load_classes.DRAWINGS:
         operand = operands[drawing.name]
