@@ -162,7 +162,7 @@ def test_a_group_of_ones_own_is_oneself(
 
 
 def test_the_documents_state_the_rule() -> None:
-    text = " ".join((Path(__file__).parents[2] / "docs" / "security.md").read_text().split())
+    text = " ".join((Path(__file__).parents[2] / "docs" / "operating.md").read_text().split())
     assert (
         "**A file or folder is trusted if it, and every folder above it, belongs to the process's user"
         in text
