@@ -85,7 +85,7 @@ def sample(
     index of the first NaN. A negative or infinite temperature gives any index.
 
     The noise of a draw depends only on the seed, the row, the token's index in the vocabulary and the number
-    of the sample (Philox4x32-10; docs/sampling.md says which word of which counter). `seed` is a number,
+    of the sample (Philox4x32-10; docs/guides.md says which word of which counter). `seed` is a number,
     which gives the same draws at each call, or an int64 tensor of one element on the device, which each call
     reads there and then increases by 1, so that a CUDA graph draws other tokens at every replay. Without one,
     it is drawn from `generator`, or from torch's own.

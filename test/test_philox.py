@@ -91,7 +91,7 @@ def test_noise_is_that_of_the_exact_uniform_number() -> None:
 
 
 def test_four_indices_share_a_block() -> None:
-    """The promise of docs/sampling.md, on the published vector of a counter of zeros."""
+    """The promise of docs/guides.md, on the published vector of a counter of zeros."""
     zero = torch.tensor(0, dtype=torch.int32)
     drawn = gumbel(zero, zero, torch.tensor([0, 1, 8, 9], dtype=torch.int32), zero, zero)
     words = torch.tensor(KNOWN_ANSWERS[0][2])
