@@ -51,7 +51,7 @@ def gemm(
     data center Blackwell, operands may be MXFP8, MXFP4 and NVFP4, with scales in tiles: float8_e8m0fnu for
     blocks of b = 32 values, or float8_e4m3fn for the blocks of b = 16 of NVFP4. `scale_a` then has 128 *
     ceil(M / 128) * 4 * ceil(K / 4 / b) elements, and `scale_b` as many with N in place of M, contiguous, in
-    any shape (docs/block-scales.md); an element of fp4 is two values. `bias` is (N,) or (1, N), of a float
+    any shape (docs/numerics.md); an element of fp4 is two values. `bias` is (N,) or (1, N), of a float
     dtype. `use_fast_accum=False` adds fp8 sums in fp32 registers after each k tile; with scales of
     blocks, sums are always added so. An empty product runs as aten ops, without a kernel.
 
