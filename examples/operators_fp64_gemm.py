@@ -3,7 +3,7 @@
     python examples/operators_fp64_gemm.py
 
 compiles for Ampere, Hopper and Blackwell on any machine, and runs where there is a GPU. Needs the extra
-`operators`; docs/bring-your-own-kernel.md goes through it.
+`operators`; docs/api.md goes through it.
 """
 
 from __future__ import annotations
