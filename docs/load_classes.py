@@ -1,4 +1,4 @@
-"""Draws the load classes for docs/load-classes.md: `python docs/load_classes.py` writes docs/drawings/*.svg.
+"""Draws the load classes for docs/operands.md: `python docs/load_classes.py` writes docs/drawings/*.svg.
 
 Each drawing has the (M, N) plane with the offset of the element that each of its elements reads, and below it
 the operand's memory. Offsets are m * s_m + n * s_n; where M is several modes, each mode has its stride.

@@ -279,6 +279,25 @@ def test_drawings_show_the_strides_of_tensors():
         check_legible(svg, load_classes)
 
 
+def test_the_layers_are_drawn_from_the_imports():
+    layers = import_module("layers")
+    drawn = layers.Drawing(layers.imports()).svg()
+    if os.environ.get("EXPECTTEST_ACCEPT") == "1":
+        layers.DRAWN.write_text(drawn)
+    assert layers.DRAWN.read_text() == drawn, "make golden draws it again"
+    assert "drawings/layers.svg" in (DOCS / "code.md").read_text()
+    check_legible(drawn, layers)
+
+
+def test_a_layer_stands_above_what_it_imports():
+    layers = import_module("layers")
+    drawing = layers.Drawing({"a": {"b", "c"}, "b": {"c"}, "c": set(), "d": {"c"}})
+    assert drawing.rows == [["a"], ["b", "d"], ["c"]]
+    assert drawing.lines == [("a", "b"), ("b", "c"), ("d", "c")]
+    with pytest.raises(RecursionError):
+        layers.Drawing({"a": {"b"}, "b": {"a"}})
+
+
 PHONE = 358
 """Pixels that a page's text takes on a phone of 390."""
 
