@@ -60,46 +60,47 @@ MODELS = {
 HEAD = """\
 # Models
 
-This page shows which parts of models `torch.compile(model, backend="cute")` fuses. No model was changed for
-this package. The first models are those in `examples/`. The others are one layer of many architectures, of
-the classes of transformers and diffusers, in bf16 (`docs/architectures.py`). `python docs/models.py` wrote
-this page{device}.
+This page shows which parts of models `torch.compile(model, backend="cute")` fuses. The first models are
+those in `examples/`. The others are one layer of many architectures, of the classes of transformers and
+diffusers, in bf16 (`docs/architectures.py`). No model was changed. `python docs/models.py` wrote this
+page{device}.
 
 - products: matrix products of the program; in training, forward and backward.
-- fused: the number of products that our kernels compute, and the number of these kernels. A gated pair has
-  one kernel, and so have products that share a launch. A product that packs queries, keys and values counts
-  as three if it is divided.
-- kernels: the launches with Inductor alone, and with our kernels. A region whose reductions a second kernel
-  finishes counts two, and one whose reductions are finished by the
-  [last tiles of rows](what-fuses.md#the-last-tile-of-a-row) counts one.
-- KiB: the bytes that all kernels read and write, with Inductor alone and with our kernels. Each kernel counts
-  each buffer once. Sequences here have 64 tokens, so most of these bytes are weights.
+- fused: the number of products that our kernels compute, and the number of these kernels. A product that
+  packs queries, keys and values counts as three if it is divided.
+- kernels: the launches with Inductor alone, and with our kernels. A second kernel that finishes reductions
+  counts.
+- KiB: the bytes that all kernels read and write, with Inductor alone and with our kernels. Sequences have
+  64 tokens, so most of these bytes are weights.
 
-Inductor's kernels are those that it would make for a GPU, and ours those for {arch}. Either may add up parts
-of K in one more kernel after a product, which is not counted.
+Inductor's kernels are those that it would make for a GPU, and ours those for {arch}. A kernel that adds up
+parts of K is not counted. Dynamo of torch 2.11 breaks the graph at `F.scaled_mm` in `scaled_mm_recipes.py`.
 
-`scaled_mm_recipes.py` needs a torch whose Dynamo traces `torch.nn.functional.scaled_mm`. Dynamo of torch 2.11
-breaks the graph there, and leaves the product to eager; it traces `torch._scaled_mm`.
-
-In fp8, torchao's `FqnToConfig` also quantises the experts of Mixtral, Qwen3-MoE and DeepSeek-V3. The experts
-of GPT-OSS and Llama 4 stay in bf16. Their weights are (expert, in, out), and torchao 0.18 computes scales
-along the last axis, but a product sums along `in`. torchao raises "unsupported" at GPT-OSS's `grouped_mm`,
-and "bmm is not supported for TORCH" at Llama 4's `bmm`.
+In fp8, torchao's `FqnToConfig` also quantises the experts of Mixtral, Qwen3-MoE and DeepSeek-V3. torchao
+0.18 can't do so for GPT-OSS and Llama 4, whose weights are (expert, in, out): they stay in bf16.
 """
 
 WHY = """
 ## Why the rest is not fused
 
-The table has the number of products that are left to Inductor, and the number of places at which regions
-end, by [reason](refusals.md). In these models,
+Of these models together, the number of products that are left to Inductor, and the number of places at
+which regions end, by [reason](refusals.md). `feedback` is a norm or a quantisation, which divides by a
+result over the whole row. `left_to_users` is mostly a cast that readers repeat. `not_pointwise` and
+`rearranged` are mostly attention, and copies of heads for it. `python -m cute_backend explain
+examples/FILE.py:NAME` gives each reason in a sentence, with its line.
+"""
 
-- `feedback` is a norm, or a quantisation, which divides by a result over the whole row;
-- `left_to_users` is mostly a cast that costs less to repeat in its readers than to write;
-- `not_pointwise` and `rearranged` are mostly attention, and copies of heads for it;
-- `unpaired` is a slice of a product's columns that kernels can't take, as in some rotary embeddings;
-- `cycle` is a sum with a value that depends on the region through another product, as in a residual stream.
+FAMILIES = """
+## Queries, keys and values in one kernel
 
-`python -m cute_backend explain examples/FILE.py:NAME` gives each reason in a sentence, with its line.
+One layer or more of each causal model of transformers 5.24 was explained for sm_90a on 2026-11-26, in bf16
+with 256 tokens and 8 heads of the size of its default config. Of 134 families whose attention was found,
+queries, keys and values are one kernel in 119. They are several kernels in these:
+
+- DeepSeek V2, V3, V3.2 and V4, MiniCPM3, Youtu, Sarvam MLA, AXK1, AXK2, GLM 4 MoE Lite, GLM MoE DSA and HY
+  V4: queries, keys and values are products of a norm of another product, so they have several A.
+- GPT-2, GPT-SW3 and GPTBigCode: no op follows any part of the packed product, so a launch of it gains
+  nothing.
 """
 
 
@@ -184,15 +185,17 @@ def is_kernel(node: Any) -> bool:
 
 
 class Row(NamedTuple):
-    """A model's row. It is divided into two narrow tables, which a phone shows without scrolling."""
+    """A model's row, and why the rest of it is not fused."""
 
     model: str
     products: int
     fused: str
     kernels: tuple[int, int]
     bytes: tuple[int, int]
-    left: str
-    ends: str
+    left: Counter[str]
+    """The number of products that are left to Inductor, by the names of reasons."""
+    ends: Counter[str]
+    """The number of places at which regions end."""
 
     @property
     def counts(self) -> str:
@@ -200,10 +203,6 @@ class Row(NamedTuple):
             "{} to {}".format(*pair) for pair in (self.kernels, [-(-b // 1024) for b in self.bytes])
         )
         return f"| {self.model} | {self.products} | {self.fused} | {kernels} | {kib} |"
-
-    @property
-    def reasons(self) -> str:
-        return f"| {self.model} | {self.left} | {self.ends} |"
 
 
 def row(model: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Row:
@@ -226,9 +225,8 @@ def row(model: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Row:
     )
 
 
-def reasons(rejections: list[tuple[Rejection, bool]], of_products: bool) -> str:
-    counted = Counter(each.reason.value for each, is_product in rejections if is_product is of_products)
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(counted.items()))
+def reasons(rejections: list[tuple[Rejection, bool]], of_products: bool) -> Counter[str]:
+    return Counter(each.reason.value for each, is_product in rejections if is_product is of_products)
 
 
 def rows() -> Iterator[Row]:
@@ -247,9 +245,13 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- |"
     yield from (each.counts for each in rows)
     yield WHY
-    yield "| model | products left | regions end |"
+    left, ends = (
+        sum(each, Counter[str]()) for each in zip(*((row.left, row.ends) for row in rows), strict=True)
+    )
+    yield "| reason | products left | regions end |"
     yield "| --- | --- | --- |"
-    yield from (each.reasons for each in rows if each.left or each.ends)
+    yield from (f"| `{each}` | {left[each]} | {ends[each]} |" for each, _ in (left + ends).most_common())
+    yield FAMILIES.rstrip()
 
 
 def main() -> None:
