@@ -335,8 +335,7 @@ def text_of(fit: Fit, docstring: str) -> str:
             "    reached={3: 117 / 132, 4: 120 / 132},",
             f"    beyond_us={fit.beyond.exp().item():.5f},",
             f"    bytes_per_us={fit.bandwidth.exp().item():.4g},",
-            "    # CTAs received up to 12.2 TB/s on an H200, up to 11.1 on an H100 "
-            "(benchmarks/findings/tiles.md).",
+            "    # CTAs received up to 12.2 TB/s on an H200, up to 11.1 on an H100 (benchmarks/findings.md).",
             f"    l2_bytes_per_us={ARCH.target.timing.l2_bytes_per_us:.4g},",
             ")",
             "",

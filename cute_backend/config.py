@@ -144,7 +144,7 @@ share a launch, "always" for all that a tile can rotate, or "never".
 q and k of a Llama 8B layer, in one launch with v, took on an H200 0.95 and 0.83 times as long as with
 Inductor at 2,048 tokens (bf16, fp8), and 0.55 and 0.24 at 64 (benchmarks/qkv.py). With launches of their own,
 on an H100, they took 1.06 and 0.95 times as long at 2,048 tokens, and 1.00 and 0.54 at 64
-(benchmarks/rotary.py)."""
+(benchmarks/findings.md)."""
 
 cache_writes: bool = bool(_switch("CUTE_BACKEND_CACHE_WRITES", True))
 """Whether kernels write keys and values to a static cache themselves, in place of a kernel of Inductor's that

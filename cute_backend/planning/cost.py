@@ -50,7 +50,7 @@ ROTATED_US = 0.019
 MMA hides, for each accumulator of a thread. For q, k and v of a Llama 8B layer at 2,048 tokens, it was 2.3 us
 (H200) and 3.3 (H100) with 128 accumulators. With 0.019, the chosen tile takes 1.003 times as long as the
 faster of 128 x 128 under ping-pong and 256 x 128, as a geometric mean of 30 problems of three models, at most
-1.04 times; without, 1.011 times, at most 1.07 (H100, benchmarks/findings/epilogues.md)."""
+1.04 times; without, 1.011 times, at most 1.07 (H100, benchmarks/findings.md)."""
 
 BLOCKS_US = 0.023
 """`ROTATED_US` for reducing blocks of columns. For 4096 cubed in bf16, a norm by head of 128 columns added
@@ -61,7 +61,7 @@ TRANSPOSED_ROWS = 1.25
 """How many times as long a k tile takes in a transposed tile if rows are reduced, which lie along the columns
 of its MMA. With each row's largest element, transposed tiles took 1.13 to 1.38 times as long as predicted
 without this constant, and others 0.90 to 1.14 times, as medians of 40 drawn problems in bf16 (seed 53, H200,
-benchmarks/findings/tiles.md)."""
+benchmarks/findings.md)."""
 
 RIM = 64
 """Rows and columns by which the area of a tile grows to one that its time is in proportion to. The tensor
@@ -90,7 +90,7 @@ one warpgroup alone also waits for what it reads, which two do for each other.""
 
 DRAWING = 1.05
 """How many times as long a k tile takes in a tile of 128 rows under ping-pong if noise is drawn: the tokens
-of 256 rows took 525 and 579 us under ping-pong, and 498 without (H200, benchmarks/findings/limits.md)."""
+of 256 rows took 525 and 579 us under ping-pong, and 498 without (H200, benchmarks/findings.md)."""
 
 SMALL_GROUPS = range(65, 193)
 """The mean numbers of rows in a group for which `Timing.in_small_groups` was measured."""

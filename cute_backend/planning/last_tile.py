@@ -14,7 +14,7 @@ from cute_backend.spec import Axis, EpilogueSpec, ProductKind
 MOST_PARTS = 16
 """The partials of a row up to which its last tile finishes it. With 3 to 14 of them, five problems with row
 maxima took 0.88 to 1.02 times as long as with a second kernel, 0.94 times in the geometric mean; with 26 to
-64, six took 0.95 to 1.07 times, 1.01 in the mean (H100, benchmarks/findings/limits.md)."""
+64, six took 0.95 to 1.07 times, 1.01 in the mean (H100, benchmarks/findings.md)."""
 
 LAST_TILE_RESULTS = 4
 """The most results of a row that its last tile finishes."""

@@ -183,7 +183,7 @@ def k_tiles_a_step(config: TileConfig, spec: EpilogueSpec) -> int:
     With one set of sums, 4096 rows took 0.96 to 1.00 times as long with eight k tiles as with two, if columns
     share scales and the epilogue reads no plane. If it reads one, 4096 x 24576 x 1536 took 1.05 times as long
     with eight. If each column has a scale, 256 x 128 is the fastest with two, and 128 x 256 with four (H100,
-    benchmarks/findings/block-scales.md).
+    benchmarks/findings.md).
     """
     if sets_of_sums(config, spec) > 1:
         return 4

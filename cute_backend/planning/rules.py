@@ -192,7 +192,7 @@ def narrow_subtiles_for_stages(config: TileConfig, spec: EpilogueSpec) -> TileCo
     With subtiles of 64 columns in 128 x 128, three bf16 planes leave four stages, and four planes leave
     three. An epilogue that reads two planes and writes two took 1.43 times as long as with 32 columns; one
     that reads one plane and writes two took 1.08 times as long (4096 x 14336 x 4096, H200,
-    benchmarks/subtiles.py).
+    benchmarks/findings.md).
     """
     narrow = _narrow(config, spec)
     enough = min(ab_stages(narrow, spec), ENOUGH_AB_STAGES)
@@ -483,7 +483,7 @@ def boxes_of_two_subtiles(config: TileConfig, spec: EpilogueSpec, alignment: Ali
 
     TMA copies such a box in runs, as many columns of each half as a subtile has. With runs of 16 columns, 32
     bytes in bf16, q, k and v of a Llama 8B layer with rotary embeddings took 152 us at 2,048 tokens, and with
-    runs of 32 columns 147. Without cosines and sines they took 145 (H100, benchmarks/findings/epilogues.md).
+    runs of 32 columns 147. Without cosines and sines they took 145 (H100, benchmarks/findings.md).
     """
     whole = config.box_subtiles > 1 or (spec.reordered_columns > config.subtile_n and has_planes(spec))
     able = alignment is Alignment.TMA and holds_boxes_of_two(config, spec)

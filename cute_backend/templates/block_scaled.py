@@ -18,7 +18,7 @@ from cute_backend.templates.mainloop import Partial, Sm90Promoted, State, Warpgr
 KEPT_PAIRS = 8
 """The pairs of columns whose scales a thread keeps from one block of rows to the next, if each column has a
 scale of its own. With 4 or 10 pairs, products of 4096 rows took 1.01 times as long, and 12 pairs spilled 104
-bytes (benchmarks/findings/block-scales.md)."""
+bytes (benchmarks/findings.md)."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class WarpCopies(Feed):
     item, so that the next one lies beside it. The other body copies all other k tiles. With two bodies, 128 x
     128 took 0.92 to 0.94 of the time that it took with one. Tiles with one CTA on a multiprocessor were
     slower with two bodies: 256 x 128 took 1.01 times as long, and 128 x 64 1.15 times (H200,
-    benchmarks/findings/warp-mma.md).
+    benchmarks/findings.md).
     """
 
     leaves_a_stage = True

@@ -28,14 +28,14 @@ which a copy moves 4.0 to 5.7 MiB (benchmarks/launches.py)."""
 LAST_TILE_BYTES = 2 * LAUNCH_BYTES // 3
 """The cost of reductions that rows' last tiles finish. Beside a product with a residual, a mean square took
 1.1 to 2.0 microseconds in this way for planes of up to 2048 x 2048, and 1.7 to 2.6 with a second kernel
-(benchmarks/findings/epilogues.md, one H100)."""
+(benchmarks/findings.md, one H100)."""
 
 ROW_HELD = 8 << 10
 """The bytes of the longest row that a kernel was found to read a second time without cost. Inductor keeps
 rows of up to 1024 elements in registers, and asks L1 to keep longer ones. Between two products, a kernel that
 computes the mean square of rows of 2 to 8 KiB itself was 0.4 to 9.2 microseconds faster than one that gets it
 from the product's kernel, whatever finished it there, for 64, 2048 and 8192 rows alike. For maxima of 28 KiB
-it was 13 and 21 microseconds slower for 2048 and 8192 rows (benchmarks/row_statistics.py, one H100). No
+it was 13 and 21 microseconds slower for 2048 and 8192 rows (benchmarks/findings.md, one H100). No
 length between was measured."""
 
 MAX_CANDIDATES = 40

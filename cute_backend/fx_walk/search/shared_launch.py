@@ -287,7 +287,7 @@ def _rotated_after(group: Sequence[Region], joined: Region, m: int, arch: Arch) 
 
     torch's products are taken to be as fast: in bf16, they took 0.93 to 1.16 times as long as predicted for
     one launch of ours, 1.03 times in the geometric mean (15 problems of 512 to 8,192 tokens, H100,
-    benchmarks/findings/epilogues.md).
+    benchmarks/findings.md).
     """
     spec, timing = joined.spec, arch.target.timing
     dtype, k = spec.stores[0].dtype, int(joined.first.k)

@@ -190,6 +190,6 @@ H200 = Timing(
     reached={3: 117 / 132, 4: 120 / 132},
     beyond_us=0.00627,
     bytes_per_us=3.958e06,
-    # CTAs received up to 12.2 TB/s on an H200, up to 11.1 on an H100 (benchmarks/findings/tiles.md).
+    # CTAs received up to 12.2 TB/s on an H200, up to 11.1 on an H100 (benchmarks/findings.md).
     l2_bytes_per_us=1.2e07,
 )

@@ -163,7 +163,7 @@ TARGET = Target(
     tiles=_TILES,
     # For 214 timings of problems of 1 to 8192 rows on H100s, 26 of them drawn, the chosen tile takes 1.005
     # (each column has a scale) and 1.011 times as long as the fastest that was timed, as geometric means
-    # (benchmarks/findings/block-scales.md).
+    # (benchmarks/findings.md).
     timing=replace(
         H200,
         by_blocks={

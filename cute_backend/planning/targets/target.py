@@ -140,7 +140,7 @@ class TileTime(NamedTuple):
     in_waves: float = 1.0
     """How many times as long a wave takes if there are several, for tiles that were timed in one. In 128 x
     128 in clusters of 2 x 2, 4096 cubed took 225 us, of which the other constants make 189, and 201 in
-    clusters of 1 x 2 (bf16, H100, benchmarks/findings/tiles.md)."""
+    clusters of 1 x 2 (bf16, H100, benchmarks/findings.md)."""
 
     def of_area(self, ratio: float) -> TileTime:
         """The time of a tile with `ratio` times as many elements."""
