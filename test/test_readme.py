@@ -1,6 +1,7 @@
 """The README and the pages show what is generated now: samples stand between comments that name them."""
 
 import re
+import statistics
 import sys
 from dataclasses import replace
 from operator import attrgetter
@@ -52,8 +53,24 @@ def pages(*patterns: str) -> list[Path]:
 RESULTS = list((ROOT / "benchmarks" / "results").glob("*.json"))
 
 
-LEFT_OUT = ("grouped_fp8", "row_maxima")
-"""Tables that the page leaves to `bench --draw`."""
+IN_SHORT = ("sampling", "row_maxima", "grouped", "grouped_fp8")
+"""Tables of which the page has a line for each ratio. `bench --draw` shows their rows."""
+
+
+def in_short(runs: list[Results]) -> str:
+    """The least, the mean and the greatest of each ratio of these tables."""
+    lines = ["| table | GPU, date | rows | ratio | least | geometric mean | most |", f"|{' --- |' * 7}"]
+    for run in runs:
+        for table in (each for each in run.tables if each.name in IN_SHORT):
+            gpu = f"{run.machine.gpu.removeprefix('NVIDIA ').split()[0]}, {run.date[:10]}"
+            for ratio in table.ratios:
+                found = [x for each in table.problems if (x := each.ratio(ratio)) is not None]
+                values = (min(found), statistics.geometric_mean(found), max(found))
+                cells = [f"`{table.name}`", gpu, len(found), ratio, *(f"{each:.2f}" for each in values)]
+                lines.append(f"| {' | '.join(map(str, cells))} |")
+    titles = {each.name: each.title for run in runs for each in run.tables if each.name in IN_SHORT}
+    names = "\n".join(f"- `{name}`: {title}" for name, title in titles.items())
+    return "\n\n".join(["### Further tables in short", names, "\n".join(lines)])
 
 
 @pytest.mark.skipif(not RESULTS, reason="no results are kept in benchmarks/results")
@@ -61,9 +78,10 @@ def test_what_was_measured_is_that_of_the_newest_results():
     order = [table.name for table in TABLES]
     found = [Results.load(path) for path in RESULTS]
     host = max((each for each in found if each.host is not None), key=attrgetter("date"))
+    newest = show.newest(found, order)
     kept = (
-        replace(run, tables=tuple(table for table in run.tables if table.name not in LEFT_OUT))
-        for run in show.newest(found, order)
+        replace(run, tables=tuple(table for table in run.tables if table.name not in IN_SHORT))
+        for run in newest
     )
     runs = [run for run in kept if run.tables]
     picture = "### Speed as a picture\n\n![Speed relative to torch's bare product](speed.png)"
@@ -71,7 +89,7 @@ def test_what_was_measured_is_that_of_the_newest_results():
     of_models, of_host = show.models_markdown(models), show.host_markdown(host)
     first = sorted((each for each in found if each.first_calls is not None), key=attrgetter("date"))[-1:]
     of_first = map(show.first_calls_markdown, first)
-    shown = "\n\n".join([of_models, *of_first, *map(show.markdown, runs), of_host, picture])
+    shown = "\n\n".join([of_models, *of_first, *map(show.markdown, runs), in_short(newest), of_host, picture])
     check_samples(ROOT / "docs" / "benchmarks.md", "measured", shown)
 
 
