@@ -74,7 +74,7 @@ page{device}.
   64 tokens, so most of these bytes are weights.
 
 Inductor's kernels are those that it would make for a GPU, and ours those for {arch}. A kernel that adds up
-parts of K is not counted. Dynamo of torch 2.11 breaks the graph at `F.scaled_mm` in `scaled_mm_recipes.py`.
+parts of K is not counted.
 
 In fp8, torchao's `FqnToConfig` also quantises the experts of Mixtral, Qwen3-MoE and DeepSeek-V3. torchao
 0.18 can't do so for GPT-OSS and Llama 4, whose weights are (expert, in, out): they stay in bf16.
@@ -89,20 +89,6 @@ result over the whole row. `left_to_users` is mostly a cast that readers repeat.
 `rearranged` are mostly attention, and copies of heads for it. `python -m cute_backend explain
 examples/FILE.py:NAME` gives each reason in a sentence, with its line.
 """
-
-FAMILIES = """
-## Queries, keys and values in one kernel
-
-One layer or more of each causal model of transformers 5.24 was explained for sm_90a on 2026-11-26, in bf16
-with 256 tokens and 8 heads of the size of its default config. Of 134 families whose attention was found,
-queries, keys and values are one kernel in 119. They are several kernels in these:
-
-- DeepSeek V2, V3, V3.2 and V4, MiniCPM3, Youtu, Sarvam MLA, AXK1, AXK2, GLM 4 MoE Lite, GLM MoE DSA and HY
-  V4: queries, keys and values are products of a norm of another product, so they have several A.
-- GPT-2, GPT-SW3 and GPTBigCode: no op follows any part of the packed product, so a launch of it gains
-  nothing.
-"""
-
 
 ARCH = Arch(default_arch()) if torch.cuda.is_available() else Arch.SM90A
 """The architecture whose launches are counted."""
@@ -251,7 +237,6 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
     yield "| reason | products left | regions end |"
     yield "| --- | --- | --- |"
     yield from (f"| `{each}` | {left[each]} | {ends[each]} |" for each, _ in (left + ends).most_common())
-    yield FAMILIES.rstrip()
 
 
 def main() -> None:
