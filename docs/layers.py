@@ -33,7 +33,7 @@ GROUND, TEXT, DIGITS = "#20242b", "#e6e8eb", "#000000"
 BOX, LINE = "#7fb8a4", "#9aa0a8"
 
 WIDTH, HEIGHT, GAP, LETTER = 400, 26, 24, 6.8
-"""Of the drawing, of a box, between two rows and of a letter, in pixels."""
+"""Pixels: of the whole width, of the height of a box, between two rows, and of the width of a letter."""
 
 
 def box_of(part: str) -> str:
