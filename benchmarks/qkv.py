@@ -367,7 +367,7 @@ def report(key: Case, times: dict[tuple[str, ...], float], found: dict[tuple[str
     shared = by_setting.pop("shared")
     others = ", ".join(f"{by} {us:7.1f} ({us / shared:.2f})" for by, us in by_setting.items())
     names = ", ".join(region.kernel().plan.tile.name for region in found[(*key, "shared")])
-    rotates = any(region.spec.rotates for region in found[(*key, "default")])
+    rotates = any(region.spec.moves_columns for region in found[(*key, "default")])
     print(
         f"{' '.join(key):<27} {shared:7.1f} us, {others}; {names}; {'rotates' * rotates or 'not'} by default"
     )

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from cute_backend.ops import OF_BLOCKS, OPS, effective_dtype
+from cute_backend.ops import OPS, effective_dtype
 from cute_backend.spec import PAIRED_DTYPES, REDUCED, Const, DType, EpilogueSpec, Op, Operand, Order, Store
 
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
@@ -115,9 +115,7 @@ class _Formula:
         operands = [self._text(operand) for operand in op.operands]
         if op.op == "cast":
             return f"{op.dtype.value}({operands[0][0]})", _ATOM
-        template = OPS[op.op].formula
-        if op.block:
-            template = template.replace("block", f"{'block' * (op.op in OF_BLOCKS)}{op.block}", 1)
+        template = OPS[op.op].formula if op.over_blocks is None else op.over_blocks.words(op.block)
         if not operands:
             return template, _ATOM
         infix = re.fullmatch(r"\{0\} (\S+) \{1\}", template)

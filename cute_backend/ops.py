@@ -26,13 +26,10 @@ from functools import partial
 import torch
 
 from cute_backend import philox
-from cute_backend.kinds.reductions import REDUCTIONS
+from cute_backend.kinds.blocks import BLOCK_OPS, BlockOp
 from cute_backend.numerics import e8m0_value
 from cute_backend.spec import (
-    BLOCK_PART,
     PAIRED_DTYPES,
-    ROTATE_FIRST,
-    ROTATE_HALF,
     Const,
     DType,
     EpilogueSpec,
@@ -417,40 +414,21 @@ ROW_INDEX = PointwiseOp("row_index", (), 0, _P, _SAME, None, "row", _no_referenc
 COLUMN_INDEX = PointwiseOp("column_index", (), 0, _P, _SAME, None, "column", _no_reference)
 """The column of the plane that an element lies in, as int32."""
 
-BLOCK_PART_INDEX = PointwiseOp(BLOCK_PART, (), 1, _P, _SAME, None, "column % block // {0}", _no_reference)
-"""The number of the part of its block that an element lies in, as int32. The operand, a number, is the
-columns of a part; the spec's op has those of the block."""
-
 INDEX_EXPRESSIONS = {ROW_INDEX.name: "sub.row(e)", COLUMN_INDEX.name: "sub.column(e)"}
 """The device expressions of an element's row and column, for element `e` of subtile `sub`. They are clamped
 to the last row and column, as the values of elements beyond are never used."""
 
-BLOCK_REDUCTIONS = {f"block_{kind.name}": kind for kind in REDUCTIONS if kind.of_blocks}
-"""Ops that reduce the columns of a block, in fp32; the spec's op has the size."""
 
-OF_BLOCKS = (*BLOCK_REDUCTIONS, ROTATE_HALF, ROTATE_FIRST)
-"""Ops that read the other columns of an element's block, in fp32; the spec's op has the size."""
+def _over_blocks(kind: BlockOp) -> PointwiseOp:
+    """The row of an op over blocks, whose spelling in formulas depends on the size of the blocks."""
+    result = ResultRule.FLOAT if kind.reads else ResultRule.INT
+    arity = kind.reads + kind.has_part
+    return PointwiseOp(kind.name, (), arity, OperandRule.FLOAT, result, None, "", _no_reference)
 
-_BLOCK_ROWS = (
-    *(
-        PointwiseOp(name, (), 1, OperandRule.FLOAT, ResultRule.FLOAT, None, f"{name}({{0}})", _no_reference)
-        for name in OF_BLOCKS
-        if name != ROTATE_FIRST
-    ),
-    PointwiseOp(
-        ROTATE_FIRST,
-        (),
-        2,
-        OperandRule.FLOAT,
-        ResultRule.FLOAT,
-        None,
-        f"{ROTATE_FIRST}({{0}}, {{1}})",
-        _no_reference,
-    ),
-)
 
-SPECIAL = (CAST, ROW_INDEX, COLUMN_INDEX, BLOCK_PART_INDEX, *_BLOCK_ROWS)
-"""Rows that the replay and the emitter know by name, as their results depend on more than their operands."""
+SPECIAL = (CAST, ROW_INDEX, COLUMN_INDEX, *map(_over_blocks, BLOCK_OPS.values()))
+"""Rows whose results depend on more than their operands. The replay and the emitter know the first three by
+name, and ask the kinds of the others."""
 
 OPS: dict[str, PointwiseOp] = {row.name: row for row in (*_ROWS, *SPECIAL)}
 
@@ -470,7 +448,7 @@ def promote(row: PointwiseOp, dtypes: Sequence[DType]) -> tuple[DType, ...]:
     if len(dtypes) != row.arity:
         raise OperandError(f"{row.name} takes {row.arity} operands, not {len(dtypes)}")
     registers = [dtype.register for dtype in dtypes]
-    if row.name in OF_BLOCKS:
+    if row.name in BLOCK_OPS and BLOCK_OPS[row.name].reads:
         return (DType.F32, *registers[1:])
     if row in SPECIAL:
         return tuple(registers)
@@ -497,7 +475,7 @@ def result_dtype(row: PointwiseOp, dtypes: Sequence[DType]) -> DType:
     Raises OperandError as `promote` does.
     """
     operands = promote(row, dtypes)
-    if row in (ROW_INDEX, COLUMN_INDEX, BLOCK_PART_INDEX):
+    if row in (ROW_INDEX, COLUMN_INDEX):
         return DType.I32
     fixed = {ResultRule.BOOL: DType.BOOL, ResultRule.FLOAT: DType.F32, ResultRule.INT: DType.I32}
     return fixed.get(row.result) or operands[-1]
@@ -508,9 +486,7 @@ def operand_dtypes(spec: EpilogueSpec, op: Op) -> list[DType]:
     return [operand.dtype if isinstance(operand, Const) else spec.dtypes[operand] for operand in op.operands]
 
 
-_WITH_BLOCKS = (*OF_BLOCKS, BLOCK_PART)
-
-_BLOCK_SIZES = f"two or more have {', '.join(_WITH_BLOCKS)}, and 0 all other ops"
+_BLOCK_SIZES = f"two or more have {', '.join(BLOCK_OPS)}, and 0 all other ops"
 
 
 def check(spec: EpilogueSpec) -> None:
@@ -523,22 +499,7 @@ def check(spec: EpilogueSpec) -> None:
             result = result_dtype(row, operand_dtypes(spec, op))
         except OperandError as error:
             raise SpecError(f"{op.name}: {error}") from error
-        if (op.op in _WITH_BLOCKS) != (op.block > 1):
-            raise SpecError(f"{op.name} = {op.op} has blocks of {op.block} columns; {_BLOCK_SIZES}")
-        if op.op == ROTATE_HALF and op.block % 2:
-            raise SpecError(
-                f"{op.name} = {op.op} has blocks of {op.block} columns; halves make an even number"
-            )
-        if op.op == ROTATE_FIRST and not _rotates_first(op):
-            raise SpecError(
-                f"{op.name} = {op.op} of {op.operands[1]} has blocks of {op.block} columns; the operand is a "
-                f"multiple of {PAIRED_COLUMNS} columns, and at most a block"
-            )
-        if row is BLOCK_PART_INDEX and not _is_part(op):
-            raise SpecError(
-                f"{op.name} = {op.op} of {op.operands[0]} has blocks of {op.block} columns; the operand is a "
-                "number of columns that divides them"
-            )
+        _check_blocks(op)
         if row is not CAST and result is not op.dtype:
             raise SpecError(f"{op.name} = {op.op} gives {result.value}, but the spec says {op.dtype.value}")
     for store in spec.stores:
@@ -554,23 +515,14 @@ def _check_after(spec: EpilogueSpec) -> None:
     check(spec)
 
 
-PAIRED_COLUMNS = 4
-"""A number that divides the first columns of blocks that are rotated: each half has pairs of columns, which
-one thread has."""
-
-
-def _rotates_first(op: Op) -> bool:
-    _, columns = op.operands
-    if not isinstance(columns, Const) or type(columns.value) is not int:
-        return False
-    return 0 < columns.value <= op.block and not columns.value % PAIRED_COLUMNS
-
-
-def _is_part(op: Op) -> bool:
-    (part,) = op.operands
-    return (
-        isinstance(part, Const) and type(part.value) is int and part.value > 0 and not op.block % part.value
-    )
+def _check_blocks(op: Op) -> None:
+    """Raises SpecError if the size of an op's blocks contradicts its kind."""
+    kind = op.over_blocks
+    if (kind is not None) != (op.block > 1):
+        raise SpecError(f"{op.name} = {op.op} has blocks of {op.block} columns; {_BLOCK_SIZES}")
+    if kind is not None and (rule := kind.contradiction(op.block, op.part_columns)):
+        part = f" of {op.operands[-1]}" if kind.has_part else ""
+        raise SpecError(f"{op.name} = {op.op}{part} has blocks of {op.block} columns; {rule}")
 
 
 def effective_dtype(op: Op, precision: Precision) -> DType:

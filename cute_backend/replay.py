@@ -13,11 +13,9 @@ from torch import Tensor
 
 from cute_backend import numerics
 from cute_backend.caches import caches_of, without_caches, write_rows
+from cute_backend.kinds.blocks import BlockOp
 from cute_backend.ops import (
-    BLOCK_PART_INDEX,
-    BLOCK_REDUCTIONS,
     COLUMN_INDEX,
-    OF_BLOCKS,
     OPS,
     ROW_INDEX,
     check,
@@ -29,11 +27,8 @@ from cute_backend.reduce import reduce
 from cute_backend.spec import (
     FP8_K_STEP,
     REDUCED,
-    ROTATE_FIRST,
-    ROTATE_HALF,
     SCALE_BLOCK,
     SCALE_TILE,
-    Axis,
     BColumns,
     Const,
     DType,
@@ -104,10 +99,10 @@ def replay(
         values[load.name] = _plane(load, by_row)
     plane = (products[0].shape[0], products[0].shape[1])
     for op in spec.ops:
-        if op.op in OF_BLOCKS:
-            values[op.name] = _of_blocks(op, _fetched(op, values, plane), accumulate)
-        else:
+        if op.over_blocks is None:
             values[op.name] = _step(spec, op, values, plane)
+        else:
+            values[op.name] = _over_blocks(op, op.over_blocks, values, plane, accumulate)
     results = []
     shapes = {load.name: tensor.shape for load, tensor in zip(spec.loads, loads, strict=True)}
     for stores in spec.results:
@@ -304,9 +299,6 @@ def _step(spec: EpilogueSpec, op: Op, values: dict[str, Tensor], plane: tuple[in
         return torch.arange(plane[0], dtype=torch.int32, device=device).unsqueeze(1)
     if row is COLUMN_INDEX:
         return torch.arange(plane[1], dtype=torch.int32, device=device)
-    if row is BLOCK_PART_INDEX:
-        (part,) = (operand.value for operand in op.operands if isinstance(operand, Const))
-        return torch.arange(plane[1], dtype=torch.int32, device=device) % op.block // part
 
     def fetch(operand: Operand, register: DType) -> Tensor:
         if isinstance(operand, Const):
@@ -320,30 +312,21 @@ def _step(spec: EpilogueSpec, op: Op, values: dict[str, Tensor], plane: tuple[in
     return row.reference(*operands)
 
 
-def _fetched(op: Op, values: dict[str, Tensor], plane: tuple[int, int]) -> Tensor:
-    """The operand of an op of blocks, as fp32 over the plane."""
-    operand, *_ = op.operands
-    device = next(iter(values.values())).device
-    value = torch.tensor(operand.value, device=device) if isinstance(operand, Const) else values[operand]
-    return numerics.convert(value, DType.F32).expand(plane)
-
-
-def _of_blocks(op: Op, value: Tensor, accumulate: torch.dtype) -> Tensor:
-    """The reduction of each block of columns, at all elements of the block; or the block with its halves, or
-    those of its first columns, rotated."""
-    m, n = value.shape
+def _over_blocks(
+    op: Op, kind: BlockOp, values: Mapping[str, Tensor], plane: tuple[int, int], accumulate: torch.dtype
+) -> Tensor:
+    """The result of an op over blocks, which kinds compute from fp32, or from the indices of columns."""
+    _, n = plane
     if n % op.block:
         raise ValueError(f"{op.name} has blocks of {op.block} columns, and {n} columns are no multiple")
-    rows = value.reshape(-1, op.block)
-    if op.op == ROTATE_HALF:
-        first, second = rows.chunk(2, -1)
-        return torch.cat((-second, first), -1).reshape(m, n)
-    if op.op == ROTATE_FIRST:
-        columns = op.first_columns
-        first, second = rows[:, :columns].chunk(2, -1)
-        return torch.cat((-second, first, rows[:, columns:]), -1).reshape(m, n)
-    result = reduce(rows, Reduction(Axis.ROW, BLOCK_REDUCTIONS[op.op]), accumulate)
-    return result.unsqueeze(-1).expand(rows.shape).reshape(m, n)
+    device = next(iter(values.values())).device
+    columns = torch.arange(n, dtype=torch.int32, device=device)
+    if not kind.reads:
+        return kind.reference(columns.view(-1, op.block), op.part_columns, accumulate).reshape(n)
+    operand, *_ = op.operands
+    value = torch.tensor(operand.value, device=device) if isinstance(operand, Const) else values[operand]
+    rows = numerics.convert(value, DType.F32).expand(plane).reshape(-1, op.block)
+    return kind.reference(rows, op.part_columns, accumulate).reshape(plane)
 
 
 def _stored(spec: EpilogueSpec, store: Store, value: Tensor, shapes: Mapping[str, Sequence[int]]) -> Tensor:

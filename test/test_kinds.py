@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,14 @@ from torch import Tensor
 
 from cute_backend.dtypes import VALUE_DTYPES, DType
 from cute_backend.errors import SpecError
+from cute_backend.formula import formula
 from cute_backend.kinds import reductions
+from cute_backend.kinds.blocks import BLOCK_OPS, BlockOp
 from cute_backend.kinds.reductions import REDUCTIONS, ReductionKind, Values
-from cute_backend.spec import EpilogueSpec
+from cute_backend.memory_ops.emit import emit
+from cute_backend.planning import Alignment, Arch, plan, table
+from cute_backend.replay import replay
+from cute_backend.spec import Const, EpilogueSpec, Op, Operand, Store
 from support.small_specs import row_maximum, spec_of
 
 INF, NAN = float("inf"), float("nan")
@@ -125,3 +131,51 @@ def test_a_spec_has_the_name_alone() -> None:
     assert '"kind":"max"' in text.replace(" ", "") and EpilogueSpec.from_json(text) == spec
     with pytest.raises(SpecError, match="no reduction is called 'largest'; there are sum, mean"):
         EpilogueSpec.from_json(text.replace('"max"', '"largest"'))
+
+
+SIZES = [(2, 0), (16, 4), (64, 16), (96, 20), (128, 128), (96, 6), (48, 0)]
+"""Columns of blocks and of their parts."""
+
+
+@pytest.mark.parametrize("kind", BLOCK_OPS.values(), ids=str)
+def test_a_visit_of_whole_blocks_has_all_that_an_op_needs(kind: BlockOp) -> None:
+    able = [(block, part) for block, part in SIZES if not kind.contradiction(block, part)]
+    assert able
+    for block, part in able:
+        assert kind.fits_visit(block, block, part) and kind.whole_columns(block, part) in (0, block)
+        assert not kind.contradiction(8, kind.resized_part(part, 8))
+
+
+@pytest.mark.parametrize("kind", BLOCK_OPS.values(), ids=str)
+def test_an_op_over_blocks_reads_no_other_block(kind: BlockOp) -> None:
+    """The result for several blocks is that for each alone."""
+    for block, part in SIZES:
+        if not kind.contradiction(block, part):
+            rows = torch.randn(3, block)
+            if not kind.reads:
+                rows = torch.arange(3 * block, dtype=torch.int32).view(3, block)
+            whole = kind.reference(rows, part, torch.float64)
+            alone = [kind.reference(row.unsqueeze(0), part, torch.float64) for row in rows]
+            assert whole.shape == rows.shape and torch.equal(whole, torch.cat(alone))
+            assert whole.dtype is (torch.float32 if kind.reads else torch.int32)
+
+
+@pytest.mark.parametrize("kind", BLOCK_OPS.values(), ids=str)
+def test_an_op_over_blocks_passes_through_all_layers(kind: BlockOp) -> None:
+    """A spec with nothing but this op has a formula, a module and a replay, and another size of blocks."""
+    block, part = 32, 16
+    operands: list[Operand] = [*(["acc"] * kind.reads), *([Const(part)] * kind.has_part)]
+    step = Op("t0", kind.name, tuple(operands), DType.F32 if kind.reads else DType.I32, block=block)
+    spec = replace(spec_of(dtype=DType.BF16), loads=(), ops=(step,), stores=(Store("out0", "t0", DType.F32),))
+    assert EpilogueSpec.from_json(spec.to_json()) == spec and spec.block_columns == block
+    assert kind.words(block).split("(")[0].split("{")[0] in formula(spec, {"t0": "t0"})
+    a, b = torch.randn(4, 8).bfloat16(), torch.randn(8, 64).bfloat16()
+    (result,) = replay(spec, [a], [b], [])
+    rows = a.float() @ b.float() if kind.reads else torch.arange(64, dtype=torch.int32).expand(4, 64)
+    expected = kind.reference(rows.reshape(-1, block), part if kind.has_part else 0, torch.float32)
+    torch.testing.assert_close(result, expected.reshape(4, 64).float())
+    value = "t0_of" if kind.reads else ""
+    assert kind.text(value, block, step.part_columns) in emit(
+        plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA)
+    )
+    assert step.resized(64).block == 64 and not kind.contradiction(64, step.resized(64).part_columns)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cute_backend.kinds import blocks
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cute_backend"
 
@@ -172,6 +174,18 @@ def test_a_kind_of_members_is_named_in_its_own_files_and_one_tuple() -> None:
             reached.add(module)
         of_kinds += reached
     assert len(kinds) > 1 and sorted(of_kinds) == sorted(files)
+
+
+def test_a_kind_of_blocks_is_named_where_programs_spell_it_alone() -> None:
+    """All else asks the ops of a spec for their kinds. The walker's members find what programs spell."""
+    kinds = {name for name in vars(blocks) if name.isupper()} - {"BLOCK_OPS"}
+    named = {
+        path.relative_to(PACKAGE).parent.as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and kinds & {alias.name for alias in node.names}
+    }
+    assert len(kinds) > 2 and named == {"kinds/blocks", "fx_walk/members"}
 
 
 def modules_imported(path: Path, types: bool = True) -> set[str]:

@@ -10,7 +10,7 @@ from cute_backend.memory_ops.partials import written
 from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.schedule import passes
 from cute_backend.memory_ops.statements import Chain, Loop, register_type
-from cute_backend.ops import BLOCK_REDUCTIONS, GUMBEL
+from cute_backend.ops import GUMBEL
 from cute_backend.planning import Placing, Plan, Ring, is_one_block
 from cute_backend.signature import Argument, Extent, Role, of_role
 from cute_backend.spec import Cache, DType, EpilogueSpec, Load, LoadKind, Op, Order, Overflow, Store
@@ -104,7 +104,7 @@ class EpilogueText:
 
     def reduces_blocks(self) -> bool:
         """Whether ops reduce blocks of columns."""
-        return any(op.op in BLOCK_REDUCTIONS for loop in self._loops() for op, _ in loop.reduced)
+        return any(op.reduction is not None for loop in self._loops() for op, _ in loop.reduced)
 
     def _loops(self) -> list[Loop]:
         """The loops of what is kept, of all passes and of a visit."""

@@ -16,12 +16,10 @@ from cute_backend.memory_ops.partials import partials
 from cute_backend.memory_ops.schedule import kernel_names, renamed
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.memory_ops.statements import Chain
-from cute_backend.ops import BLOCK_REDUCTIONS, conversion_expression
+from cute_backend.ops import conversion_expression
 from cute_backend.signature import COUNTERS
 from cute_backend.spec import (
     REDUCED,
-    ROTATE_FIRST,
-    ROTATE_HALF,
     Axis,
     DType,
     EpilogueSpec,
@@ -36,24 +34,16 @@ _HELD = {Axis.ROW: "tile.rows", Axis.COLUMN: "sub.columns", Axis.ALL: "1"}
 
 
 def of_blocks(op: Op) -> str:
-    """The statement that reduces the blocks of a subtile, or rotates their halves, which follows the loop
-    that computes the values."""
-    if op.op == ROTATE_HALF:
-        if op.block == 2:
-            return f"{op.name} = sub.rotate_pairs({op.name}_of)"
-        return f"{op.name} = sub.rotate_half({op.name}_of, {op.block})"
-    if op.op == ROTATE_FIRST:
-        return f"{op.name} = sub.rotate_first({op.name}_of, {op.block}, {op.first_columns})"
-    return f"{op.name} = reduce.of_blocks({_of_block(op)}, {op.name}_of, sub, {op.block})"
+    """The statement of an op that reads blocks of a subtile, which follows the loop that computes the
+    values."""
+    assert op.over_blocks is not None
+    return f"{op.name} = {op.over_blocks.text(f'{op.name}_of', op.block, op.part_columns)}"
 
 
 def begin_blocks(op: Op) -> str:
     """The statement that makes the partials of blocks wider than a subtile."""
-    return f"{op.name}_parts = reduce.Blocks({_of_block(op)}, {op.block})"
-
-
-def _of_block(op: Op) -> str:
-    return f"reduce.{BLOCK_REDUCTIONS[op.op].name.upper()}"
+    assert op.reduction is not None
+    return f"{op.name}_parts = reduce.Blocks(reduce.{op.reduction.name.upper()}, {op.block})"
 
 
 def _reduction(store: Store) -> Reduction:

@@ -14,7 +14,6 @@ from itertools import count
 from cute_backend.formula import formula
 from cute_backend.memory_ops.shared_noise import values_read
 from cute_backend.memory_ops.simplify import simplify
-from cute_backend.ops import BLOCK_REDUCTIONS, OF_BLOCKS
 from cute_backend.spec import DType, EpilogueSpec, Op, Operand, Overflow, Store
 
 
@@ -41,16 +40,16 @@ def schedule(spec: EpilogueSpec, given: Collection[str] = (), wanted: Collection
     loops = dict.fromkeys(spec.dtypes, 0)
     for op in ops:
         loop = max((loops[name] for name in values_read(spec, op)), default=0)
-        loops[op.name] = loop + _reduces(op)
+        loops[op.name] = loop + op.reads_block
     _place_indices(spec, ops, loops)
-    placed = [(loops[op.name] - _reduces(op), _reduces(op), index) for index, op in enumerate(ops)]
+    placed = [(loops[op.name] - op.reads_block, op.reads_block, index) for index, op in enumerate(ops)]
     return Schedule(tuple(ops[index] for *_, index in sorted(placed)), loops)
 
 
 def passes(spec: EpilogueSpec, columns: int) -> list[list[Op]]:
     """The ops that reduce blocks wider than subtiles of `columns` columns, which are blocks of one size. Each
     list has those whose operands need only the results of earlier lists."""
-    wide = {op.name for op in spec.ops if op.op in BLOCK_REDUCTIONS and columns % op.block}
+    wide = {op.name for op in spec.ops if op.reduction is not None and not op.fits_visit(columns)}
     needed = {op.name for op in schedule(spec).ops} & wide
     depth: dict[str, int] = {}
     found: list[list[Op]] = []
@@ -64,15 +63,11 @@ def passes(spec: EpilogueSpec, columns: int) -> list[list[Op]]:
     return found
 
 
-def _reduces(op: Op) -> bool:
-    return op.op in OF_BLOCKS
-
-
 def _place_indices(spec: EpilogueSpec, ops: Sequence[Op], loops: dict[str, int]) -> None:
     """Moves ops on indices of elements alone to the first loop that reads them, so that none is kept."""
     indices: set[str] = set()
     for op in ops:
-        if not _reduces(op) and indices.issuperset(values_read(spec, op)):
+        if not op.reads_block and indices.issuperset(values_read(spec, op)):
             indices.add(op.name)
     stored = {stored_value(spec, store)[0] for store in spec.stores}
     first: dict[str, int] = {}
@@ -81,7 +76,7 @@ def _place_indices(spec: EpilogueSpec, ops: Sequence[Op], loops: dict[str, int])
         if op.name in indices - stored:
             loops[op.name] = first[op.name]
         for name in values_read(spec, op):
-            loop = loops[op.name] - _reduces(op)
+            loop = loops[op.name] - op.reads_block
             first[name] = min(first.get(name, loop), loop)
 
 

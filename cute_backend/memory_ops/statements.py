@@ -14,14 +14,13 @@ from cute_backend.memory_ops.schedule import schedule, stored_value
 from cute_backend.memory_ops.shared_noise import operands_read, shares_noise, values_read
 from cute_backend.ops import (
     INDEX_EXPRESSIONS,
-    OF_BLOCKS,
     OPS,
     cast_expression,
     conversion_expression,
     effective_dtype,
     promote,
 )
-from cute_backend.spec import BLOCK_PART, Const, DType, EpilogueSpec, Op, Operand, Overflow, Store
+from cute_backend.spec import Const, DType, EpilogueSpec, Op, Operand, Overflow, Store
 
 _PLAIN = 8
 """The most characters of a number that is shown without its expression."""
@@ -113,13 +112,12 @@ class Chain:
 
     def _place(self, op: Op) -> None:
         """Appends an op to its loop."""
-        reduces = op.op in OF_BLOCKS
-        here = self._loop[op.name] - reduces
+        here = self._loop[op.name] - op.reads_block
         for name in values_read(self._spec, op):
             if name in self._ops and name == self._text[name] and self._loop[name] < here:
                 self.loops[self._loop[name]].kept[name] = _REGISTER_TYPES[self._dtype[name]]
                 self._text[name] = f"{name}_kept[e]"
-        if reduces:
+        if op.reads_block:
             text = self._operand(op.operands[0], DType.F32, wrapped=True)
             self.loops[here].reduced.append((op, text))
             self._text[op.name], self._dtype[op.name] = f"{op.name}[e]", DType.F32
@@ -133,9 +131,8 @@ class Chain:
         if op.op in INDEX_EXPRESSIONS:
             self._define(op.name, INDEX_EXPRESSIONS[op.op], DType.I32)
             return
-        if op.op == BLOCK_PART:
-            columns = self._operand(op.operands[0], DType.I32, wrapped=False)
-            self._define(op.name, f"sub.part_of(e, {op.block}, {columns})", DType.I32)
+        if op.over_blocks is not None:
+            self._define(op.name, op.over_blocks.text("", op.block, op.part_columns), DType.I32)
             return
         if shares_noise(self._spec, op):
             operands = operands_read(self._spec, op)

@@ -24,10 +24,7 @@ from cute_backend.planning.tiles import ENOUGH_AB_STAGES, Alignment, Rowvecs, Ti
 from cute_backend.planning.transposing import can_transpose, multiplied
 from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import (
-    BLOCK_PART,
-    FIRST_VISITS,
     LEAST_AHEAD,
-    ROTATE_FIRST,
     SCALE_TILE,
     BColumns,
     DType,
@@ -237,14 +234,14 @@ def _in_passes(config: TileConfig, block: int) -> TileConfig | None:
 
 
 def first_columns_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Gives a visit all columns that are rotated if these are the first of a block, of which a visit has a
+    """Gives a visit all columns that ops need if these are the first of a block, of which a visit has a
     part or the whole. TMA brings no table to a visit of two blocks of 48 columns."""
-    if not any(op.op == ROTATE_FIRST for op in spec.ops):
+    if not spec.narrow_visits:
         return config
     columns = config.tile_n // config.ctas
     widths: tuple[int, ...] = (config.subtile_n,)
     if spec.whole_columns == 1:
-        widths += FIRST_VISITS
+        widths += spec.narrow_visits
     elif _holds_first_in_a_thread(config, spec):
         widths = (HALF_HEAD_COLUMNS,)
     most = MAX_ROW_IN_A_THREAD * config.target.accumulators.row_threads
@@ -257,7 +254,7 @@ def first_columns_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConf
 def _holds_first_in_a_thread(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a thread has a row of a visit that is half of a head of 80 columns, and so has all columns that
     are rotated."""
-    if not any(op.op == ROTATE_FIRST for op in spec.ops):
+    if not spec.narrow_visits:
         return False
     able = config.target.accumulators.row_threads == 1 and config.products == 1
     return able and spec.fits_visit(HALF_HEAD_COLUMNS) and not spec.fits_visit(NARROW_SUBTILE_N)
@@ -293,7 +290,7 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
     """
     block = spec.reordered_columns
     if not block:
-        return None if spec.rotated_columns and spec.b_columns is not BColumns.APART else config
+        return None if spec.halved_columns and spec.b_columns is not BColumns.APART else config
     shares = (config.tile_n, config.tile_n // config.cluster_m)
     if not _can_pair(config, spec) or any(min(each % block, block % each) for each in shares):
         return None
@@ -327,9 +324,10 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
     """
     product, block = spec.product, spec.reordered_columns
     blocks = {load.blocks.columns for load in spec.loads if load.blocks is not None}
-    blocks |= {op.block for op in spec.ops if op.op != BLOCK_PART} | {store.block for store in spec.stores}
+    blocks |= {op.columns_together for op in spec.ops}
+    blocks |= {store.block for store in spec.stores}
     blocks |= {store.heads.columns for store in spec.stores if store.heads is not None}
-    blocks |= spec.part_columns | {product.b_block}
+    blocks.add(product.b_block)
     return (
         config.target.planes_by_tma
         and config.products == 1

@@ -23,12 +23,8 @@ from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
 from cute_backend.planning.widths import evenly, of_name
 from cute_backend.spec import (
-    BLOCK_PART,
     HEAD_COLUMNS,
-    ROTATE_FIRST,
-    ROTATE_HALF,
     BColumns,
-    Const,
     EpilogueSpec,
     Load,
     LoadKind,
@@ -46,9 +42,9 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     if len(spec.segments) > 1:
         return _of_segments(arch, spec, table)
     found = _serving(arch, spec)
-    if not found and spec.rotated_columns and spec.b_columns is not BColumns.APART:
+    if not found and spec.halved_columns and spec.b_columns is not BColumns.APART:
         raise ValueError(
-            f"no tile of {arch.value} rotates blocks of {spec.rotated_columns} columns of products of even "
+            f"no tile of {arch.value} rotates blocks of {spec.halved_columns} columns of products of even "
             "and of odd columns; columns of whole products are rotated"
         )
     if not found and (block := spec.product.b_block):
@@ -117,17 +113,13 @@ def _resized(spec: EpilogueSpec, columns: int) -> EpilogueSpec:
     """The spec with blocks and heads of `columns` columns in place of its own. Pairs of neighbours remain,
     unless it rotates larger blocks, too. If it reduces blocks of several sizes, which only visits can hold,
     the smaller ones become blocks of 8."""
-    widest = max((op.reduced_columns for op in spec.ops), default=0)
+    widest = max((op.whole_columns for op in spec.ops), default=0)
 
     def of_op(op: Op) -> Op:
-        if op.op == BLOCK_PART:
-            return replace(op, operands=(Const(columns),), block=columns)
-        if op.op == ROTATE_FIRST:
-            first = Const(min(op.first_columns, columns))
-            return replace(op, operands=(*op.values, first), block=columns)
-        if op.block == 0 or (op.op == ROTATE_HALF and not spec.reordered_columns):
+        kind = op.over_blocks
+        if kind is None or (kind.pairs_halves and not spec.reordered_columns):
             return op
-        return replace(op, block=8 if 0 < op.reduced_columns < widest else columns)
+        return op.resized(8 if kind.reduction is not None and op.whole_columns < widest else columns)
 
     def of_load(load: Load) -> Load:
         blocks = load.blocks
@@ -151,7 +143,7 @@ def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         return found
     blocks = shipped.get(Kind.BLOCKS, ())
     tables = all(load.is_table for load in spec.loads_of(LoadKind.EXACT))
-    if not (tables or spec.rotates or spec.kept):
+    if not (tables or spec.moves_columns or spec.kept):
         blocks = tuple(shape for shape in blocks if shape.tile_n in WHOLE_VISITS)
     return tuple(each for each in suited(arch, blocks, spec) if holds_values(each, spec))[:MAX_TILES]
 

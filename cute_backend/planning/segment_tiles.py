@@ -18,7 +18,7 @@ from cute_backend.planning.rules import (
 )
 from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.spec import ROTATE_FIRST, EpilogueSpec, LoadKind
+from cute_backend.spec import EpilogueSpec, LoadKind
 
 MAX_SEGMENTS = 4
 """The most regions that share a launch: each has an epilogue, and a mainloop, in the text of the kernel."""
@@ -59,8 +59,8 @@ def _width(spec: EpilogueSpec, widths: Sequence[int]) -> int:
 
 
 def _holds_first(width: int, spec: EpilogueSpec) -> bool:
-    """Whether the spec rotates first columns of blocks, and visits of `width` columns have these."""
-    return any(op.op == ROTATE_FIRST for op in spec.ops) and spec.fits_visit(width)
+    """Whether the spec needs first columns of blocks, and visits of `width` columns have these."""
+    return bool(spec.narrow_visits) and spec.fits_visit(width)
 
 
 def _shape(config: TileConfig) -> TileConfig:

@@ -24,10 +24,6 @@ from cute_backend.errors import SpecError
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION
 from cute_backend.spec.chain_ops import (
-    BLOCK_PART,
-    FIRST_VISITS,
-    ROTATE_FIRST,
-    ROTATE_HALF,
     Const,
     Op,
     Operand,
@@ -64,16 +60,12 @@ from cute_backend.spec.stores import (
 
 __all__ = [
     "BATCH_ROWS",
-    "BLOCK_PART",
-    "FIRST_VISITS",
     "FP8_K_STEP",
     "HEAD_COLUMNS",
     "LEAST_AHEAD",
     "PAIRED_DTYPES",
     "PRODUCT_DTYPES",
     "REDUCED",
-    "ROTATE_FIRST",
-    "ROTATE_HALF",
     "SCALE_BLOCK",
     "SCALE_TILE",
     "SPEC_VERSION",

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from cute_backend.dtypes import DType
-from cute_backend.spec.chain_ops import ROTATE_FIRST, Op
+from cute_backend.spec.chain_ops import Op
 from cute_backend.spec.products import Accumulator
 
 LEAST_AHEAD = 16
@@ -46,9 +46,9 @@ def block_passes(
     products keep no value, which would take the place of one of their two accumulators alone, and sums in
     int32 leave no place for one. A kernel also needs subtiles that divide the blocks (`LEAST_AHEAD`).
     """
-    reducing = [op for op in ops if op.reduced_columns]
-    sizes = {op.reduced_columns for op in reducing} | set(blocks)
-    if len(sizes) != 1 or any(op.op == ROTATE_FIRST for op in reducing):
+    reducing = [op for op in ops if op.whole_columns]
+    sizes = {op.whole_columns for op in reducing} | set(blocks)
+    if len(sizes) != 1 or any(op.reduction is None for op in reducing):
         return None
     results = {op.name for op in reducing}
     early = _behind(ops, results).intersection(planes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Union
 
 from cute_backend.dtypes import DType
+from cute_backend.kinds.blocks import BLOCK_OPS, BlockOp
+from cute_backend.kinds.reductions import ReductionKind
 
 
 class Overflow(str, Enum):
@@ -42,32 +44,12 @@ class Const:
 Operand = Union[str, Const]
 """The name of an earlier value, or a number."""
 
-ROTATE_HALF = "block_rotate_half"
-"""The op that maps each block of columns (x, y), where x and y are its halves, to (-y, x), as rotary
-embeddings do."""
-
-ROTATE_FIRST = "block_rotate_first"
-"""The op that does the same to the first columns of each block, and leaves its other columns as they are. Its
-second operand, a number, counts them."""
-
-FIRST_VISITS = (32, 64)
-"""The columns of visits in which first columns of blocks are rotated, if blocks are multiples of them, and
-they have all columns that are rotated. Otherwise a visit has whole blocks."""
-
-BLOCK_PART = "block_part"
-"""The op that numbers the parts of blocks: for an element in column n, it is n % block // its operand, a
-number that divides the block. So a program may work on the first columns of each head alone."""
-
 
 @dataclass(frozen=True)
 class Op:
     """One step of the chain: `name = op(*operands)`, rounded to `dtype`.
 
-    An op that reduces blocks of columns has their size in `block`, which divides N. In every row of its
-    result, all elements of a block have one value: the reduction of the operand's elements of that block.
-    ROTATE_HALF has a `block` too, which is even, and so has BLOCK_PART. The `block` of ROTATE_FIRST is the
-    period of the columns that are rotated, which are the first of every `block` columns. Tables of cosines
-    and sines for these columns have the same period (`Blocks.period`).
+    An op over blocks of columns (`kinds.blocks`) has their size in `block`, which divides N.
     """
 
     name: str
@@ -83,22 +65,51 @@ class Op:
         return tuple(operand for operand in self.operands if isinstance(operand, str))
 
     @property
-    def first_columns(self) -> int:
-        """The columns that a ROTATE_FIRST rotates, of each block; 0 for other ops."""
-        if self.op != ROTATE_FIRST:
-            return 0
-        _, columns = self.operands
-        return int(columns.value) if isinstance(columns, Const) else 0
-
-    def fits_visit(self, columns: int) -> bool:
-        """Whether visits of this number of columns have all columns that a ROTATE_FIRST rotates."""
-        return self.block % columns == 0 and self.first_columns <= columns
+    def over_blocks(self) -> BlockOp | None:
+        """Its kind, if its result depends on blocks of columns; None for other ops."""
+        return BLOCK_OPS.get(self.op)
 
     @property
-    def reduced_columns(self) -> int:
-        """The columns of the blocks that the op needs whole, as it reduces them, or rotates their first
-        columns and no visit of `FIRST_VISITS` has these; 0 if it needs none."""
-        if self.op in (ROTATE_HALF, BLOCK_PART):
+    def part_columns(self) -> int:
+        """The columns of a part of each block, which are the last operand of some ops over blocks; 0 if that
+        operand is no whole number, and for other ops."""
+        if self.over_blocks is None or not self.over_blocks.has_part:
             return 0
-        has_first = self.op == ROTATE_FIRST and any(map(self.fits_visit, FIRST_VISITS))
-        return 0 if has_first else self.block
+        *_, last = self.operands
+        return last.value if isinstance(last, Const) and type(last.value) is int else 0
+
+    @property
+    def reads_block(self) -> bool:
+        """Whether an element of the result depends on other columns of the operand."""
+        return self.over_blocks is not None and self.over_blocks.reads
+
+    @property
+    def reduction(self) -> ReductionKind | None:
+        """The kind by which the op reduces blocks; None for other ops."""
+        return None if self.over_blocks is None else self.over_blocks.reduction
+
+    @property
+    def whole_columns(self) -> int:
+        """The columns of the blocks that a tile has to hold whole for the op; 0 if it needs none."""
+        kind = self.over_blocks
+        return 0 if kind is None else kind.whole_columns(self.block, self.part_columns)
+
+    @property
+    def columns_together(self) -> int:
+        """The number of columns that stay together where halves of smaller blocks are reordered; 0 for an op
+        without blocks."""
+        kind = self.over_blocks
+        return 0 if kind is None else kind.columns_together(self.block, self.part_columns)
+
+    def fits_visit(self, columns: int) -> bool:
+        """Whether visits of this number of columns have all that the op needs of a block."""
+        return self.over_blocks is None or self.over_blocks.fits_visit(columns, self.block, self.part_columns)
+
+    def resized(self, columns: int) -> Op:
+        """An op over blocks with blocks of `columns` columns instead."""
+        assert self.over_blocks is not None
+        part = self.over_blocks.resized_part(self.part_columns, columns)
+        operands: tuple[Operand, ...] = self.operands
+        if self.over_blocks.has_part:
+            operands = (*self.values, Const(part))
+        return replace(self, operands=operands, block=columns)

@@ -12,16 +12,10 @@ from typing import Any, Union
 
 from cute_backend.dtypes import DType
 from cute_backend.errors import SpecError
+from cute_backend.kinds.blocks import BlockOp
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION, decode, encode
-from cute_backend.spec.chain_ops import (
-    BLOCK_PART,
-    ROTATE_FIRST,
-    ROTATE_HALF,
-    Const,
-    Op,
-    Precision,
-)
+from cute_backend.spec.chain_ops import Op, Precision
 from cute_backend.spec.consistency import validate
 from cute_backend.spec.loads import Load, LoadKind
 from cute_backend.spec.products import Accumulator, BColumns, Columns
@@ -180,23 +174,22 @@ class EpilogueSpec:
             return 1
         layouts = (store.heads or store.cache for store in self.stores)
         heads = (layout.columns for layout in layouts if layout is not None)
-        of_ops = (op.block for op in self.ops if op.op in (BLOCK_PART, ROTATE_FIRST))
-        return lcm(self.whole_columns, self.rotated_columns or 1, *heads, *of_ops)
+        of_ops = (op.block for op in self.ops if op.block)
+        return lcm(self.whole_columns, *heads, *of_ops)
 
     @cached_property
     def whole_columns(self) -> int:
         """The number of columns that a tile needs whole: the least common multiple of the blocks that an op
-        reduces, or that a store has one element for, and of blocks whose first columns an op rotates, if no
-        narrow visit has these (`FIRST_VISITS`); 1 without such blocks."""
-        blocks = {op.reduced_columns for op in self.ops}
+        needs whole, or that a store has one element for; 1 without such blocks."""
+        blocks = {op.whole_columns for op in self.ops}
         return lcm(*((blocks | {store.block for store in self.stores}) - {0}))
 
     def fits_visit(self, columns: int) -> bool:
         """Whether visits of this number of columns have what all ops and stores need of each block."""
-        first = [op for op in self.ops if op.op == ROTATE_FIRST]
-        blocks = {op.reduced_columns for op in self.ops if op.op != ROTATE_FIRST}
-        whole = lcm(*((blocks | {store.block for store in self.stores}) - {0}))
-        return (self.pass_columns > 0 or columns % whole == 0) and all(op.fits_visit(columns) for op in first)
+        if self.pass_columns:  # they reduce all blocks, of ops and of stores
+            return all(op.fits_visit(columns) for op in self.ops if op.reduction is None)
+        stored = (store.block for store in self.stores if store.block)
+        return columns % lcm(*stored) == 0 and all(op.fits_visit(columns) for op in self.ops)
 
     @cached_property
     def pass_columns(self) -> int:
@@ -238,26 +231,35 @@ class EpilogueSpec:
         )
 
     @cached_property
-    def rotated_columns(self) -> int:
-        """Columns of the largest blocks whose halves are rotated; 0 where none are."""
-        return max((op.block for op in self.ops if op.op == ROTATE_HALF), default=0)
+    def block_ops(self) -> dict[BlockOp, tuple[Op, ...]]:
+        """The ops over blocks of columns, by their kinds."""
+        found: dict[BlockOp, list[Op]] = {}
+        for op in self.ops:
+            if op.over_blocks is not None:
+                found.setdefault(op.over_blocks, []).append(op)
+        return {kind: tuple(ops) for kind, ops in found.items()}
 
     @cached_property
-    def rotates(self) -> bool:
-        """Whether blocks of columns, or the first columns of blocks, are rotated."""
-        return any(op.op in (ROTATE_HALF, ROTATE_FIRST) for op in self.ops)
+    def halved_columns(self) -> int:
+        """The columns of the largest blocks whose halves an op pairs; 0 without such blocks."""
+        halved = (op.block for kind, ops in self.block_ops.items() if kind.pairs_halves for op in ops)
+        return max(halved, default=0)
 
     @cached_property
-    def part_columns(self) -> set[int]:
-        """The sizes, in columns, of the parts of blocks whose index an op computes."""
-        numbered = (op.operands[0] for op in self.ops if op.op == BLOCK_PART)
-        return {int(each.value) for each in numbered if isinstance(each, Const)}
+    def narrow_visits(self) -> tuple[int, ...]:
+        """The columns of visits that may have all that ops need of wider blocks; none if no op says so."""
+        return tuple(sorted({columns for kind in self.block_ops for columns in kind.narrow_visits}))
+
+    @cached_property
+    def moves_columns(self) -> bool:
+        """Whether elements of blocks go to other columns, as in rotations."""
+        return any(kind.reads and kind.reduction is None for kind in self.block_ops)
 
     @property
     def reordered_columns(self) -> int:
-        """The columns of the blocks whose halves are rotated, unless they are pairs of neighbours. For such
+        """The columns of the blocks whose halves are paired, unless they are pairs of neighbours. For such
         blocks kernels have the columns in another order; 0 without them."""
-        return self.rotated_columns if self.rotated_columns > 2 else 0
+        return self.halved_columns if self.halved_columns > 2 else 0
 
     @cached_property
     def planes(self) -> tuple[Store, ...]:

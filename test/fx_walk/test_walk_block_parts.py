@@ -14,8 +14,9 @@ from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.refusals.reasons import Reason
+from cute_backend.kinds.blocks import PART, ROTATE_FIRST, ROTATE_HALF
 from cute_backend.planning import Arch, table
-from cute_backend.spec import BLOCK_PART, ROTATE_FIRST, ROTATE_HALF, Blocks, Heads, Stride
+from cute_backend.spec import Blocks, Heads, Stride
 from support.fx_walk.exact import integers, product_inputs
 from support.model_files import load_architecture
 
@@ -129,9 +130,9 @@ def test_every_spelling_through_torch_compile(fresh_compiler: None) -> None:
         torch.testing.assert_close(result.float(), wanted.float(), rtol=1e-2, atol=1e-2, msg=name)
     assert counters["cute_backend"] == {"anchors": len(SPELLINGS), "regions": len(SPELLINGS)}
     (report,) = collect(program, (products,))
-    columns = [region.spec.rotated_columns for region in report.regions]
+    columns = [region.spec.halved_columns for region in report.regions]
     assert sorted(columns) == sorted(each for _, each in SPELLINGS.values())
-    parts = [{op.block for op in region.spec.ops if op.op == BLOCK_PART} for region in report.regions]
+    parts = [{op.block for op in region.spec.ops if op.op == PART.name} for region in report.regions]
     assert sorted(parts, key=max) == [{WIDTH}] * (len(SPELLINGS) - 1) + [{N}]
 
 
@@ -196,7 +197,7 @@ def test_other_parts_are_refused(program: Callable[..., object], reason: Reason,
     (report,) = collect(program, product_inputs(M, N), arch="sm_90a")
     messages = [each.message for each in report.rejections if each.reason is reason]
     assert any(said in each for each in messages), report.rejections
-    assert not any(op.op == BLOCK_PART for region in report.regions for op in region.spec.ops)
+    assert not any(op.op == PART.name for region in report.regions for op in region.spec.ops)
 
 
 def test_a_part_that_is_read_elsewhere_is_taken_from_the_product(fresh_compiler: None) -> None:
@@ -257,8 +258,8 @@ def test_models_rotate_a_part_of_their_heads_in_the_kernel(name: str) -> None:
     module, args = load_architecture(name)
     with config.patch(shared_launches=True):  # type: ignore[attr-defined]
         (report,) = collect(module, args)
-    rotated = [op for region in report.regions for op in region.spec.ops if op.op == ROTATE_HALF]
-    parts = [op for region in report.regions for op in region.spec.ops if op.op == BLOCK_PART]
+    rotated = [op for region in report.regions for op in region.spec.ops if op.op == ROTATE_HALF.name]
+    parts = [op for region in report.regions for op in region.spec.ops if op.op == PART.name]
     assert len(rotated) == len(parts) == 2
     assert not {each.reason for each in report.rejections} & {Reason.UNPAIRED, Reason.ROTATION_SIZE}
 
@@ -299,12 +300,12 @@ def test_hopper_exchanges_halves_of_first_columns(count: int, columns: int) -> N
     of 80 columns by TMA."""
     program, inputs = of_first(count, columns)
     (region,) = collect(program, inputs, arch="sm_90a")[0].regions
-    assert [op.block for op in region.spec.ops if op.op == ROTATE_FIRST] == [columns]
+    assert [op.block for op in region.spec.ops if op.op == ROTATE_FIRST.name] == [columns]
     period = columns if count < columns else 0
     assert {load.blocks for load in region.spec.loads} == {Blocks(count, Stride.ZERO, Stride.ONE, period)}
     assert table(Arch.SM90A, region.spec)
     elsewhere = collect(program, inputs, arch="sm_100a")[0].regions
-    exchanged = [op.op for region in elsewhere for op in region.spec.ops if op.op == ROTATE_FIRST]
+    exchanged = [op.op for region in elsewhere for op in region.spec.ops if op.op == ROTATE_FIRST.name]
     assert len(exchanged) == (count < columns)
     assert not collect(program, inputs, arch="sm_80")[0].regions
 
@@ -365,6 +366,6 @@ def test_packed_heads_are_rotated_where_the_tile_costs_less(
     program, inputs = attention_inputs(packed_by_heads, tokens, columns, count, hidden)
     with config.patch(shared_launches=True, rotary_embeddings="auto"):
         regions = collect(program, inputs, arch="sm_90a")[0].regions
-    assert [len(region.spec.accumulators) for region in regions if region.spec.rotates] == [3] * shares
+    assert [len(region.spec.accumulators) for region in regions if region.spec.moves_columns] == [3] * shares
     for region in regions:
         assert all(region.spec.fits_visit(config.subtile_n) for config in table(Arch.SM90A, region.spec))

@@ -18,7 +18,8 @@ from cute_backend.api import Explanation
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.preparation import packed
 from cute_backend.fx_walk.replacement.rewrite import rewrite
-from cute_backend.spec import BLOCK_PART, Heads
+from cute_backend.kinds.blocks import PART
+from cute_backend.spec import Heads
 from support.model_files import load_architecture
 
 BF16 = torch.bfloat16
@@ -349,7 +350,7 @@ def test_parts_of_heads_that_a_cat_joins_stay_one_product(fresh_compiler: None) 
     shapes = SHAPES[0], (HEADS * COLUMNS, WIDTH)
     (region,) = explained(joined, *shapes).regions
     assert len(region.spec.accumulators) == 1 and not region.spec.product.b_block
-    assert BLOCK_PART in [op.op for op in region.spec.ops]
+    assert PART.name in [op.op for op in region.spec.ops]
     check(joined, operands(*shapes))
 
 

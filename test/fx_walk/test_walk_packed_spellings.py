@@ -98,7 +98,7 @@ def region_of(fn: Program, arch: str = "sm_90a") -> Any:
 def test_queries_keys_and_values_are_one_kernel_that_rotates(fn: Program, arch: str) -> None:
     region = region_of(fn, arch)
     assert len(region.spec.accumulators) == 3
-    assert [segment.rotates for segment in region.spec.segments] == [True, True, False]
+    assert [segment.moves_columns for segment in region.spec.segments] == [True, True, False]
     assert region.spec.stores[0].heads is not None
 
 
@@ -203,7 +203,7 @@ def test_first_columns_of_packed_heads(columns: int, turned: int, tokens: int, f
     fn = first_columns(columns, turned)
     with config.patch(rotary_embeddings="always"):  # type: ignore[attr-defined]
         (region,) = cute_backend.explain(fn, *args, arch="sm_90a").regions
-        assert [segment.rotates for segment in region.spec.segments] == [True, True, False]
+        assert [segment.moves_columns for segment in region.spec.segments] == [True, True, False]
         results = torch.compile(fn, backend="cute", dynamic=False)(*args)
     assert counters["cute_backend"]["regions"] == 1
     for result, right in zip(results, fn(*args), strict=True):

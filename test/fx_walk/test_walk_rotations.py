@@ -14,7 +14,8 @@ from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.refusals.reasons import Reason
-from cute_backend.spec import ROTATE_HALF, Blocks, Order, Stride
+from cute_backend.kinds.blocks import ROTATE_HALF
+from cute_backend.spec import Blocks, Order, Stride
 from support.fx_walk.exact import integers, product_inputs
 
 BATCHES, PLACES, HEADS, WIDTH = 2, 4, 3, 32
@@ -135,7 +136,7 @@ def test_every_spelling_through_torch_compile(
     assert counters["cute_backend"] == {"anchors": len(spellings), "regions": len(spellings)}
     (report,) = collect(program, (products,))
     for name, region in zip(spellings, report.regions, strict=True):
-        assert [op.block for op in region.spec.ops if op.op == ROTATE_HALF] == [block], name
+        assert [op.block for op in region.spec.ops if op.op == ROTATE_HALF.name] == [block], name
         assert [store.order for store in region.spec.stores] == [Order.ROW], name
 
 
@@ -167,7 +168,7 @@ def test_the_result_is_eagers(rounds: bool, fresh_compiler: None) -> None:
     with torch._inductor.config.patch(emulate_precision_casts=rounds):  # type: ignore[attr-defined]
         (report,) = collect(program, (inputs,))
         results = torch.compile(program, backend=cute, dynamic=False)(inputs)
-    assert [region.spec.rotated_columns for region in report.regions] == [size[3] for size in SIZES]
+    assert [region.spec.halved_columns for region in report.regions] == [size[3] for size in SIZES]
     for result, right in zip(results, program(inputs), strict=True):
         assert result.stride() == right.stride()
         if rounds:
@@ -278,7 +279,7 @@ def test_other_rotations_are_refused(
     """By the size of the block and what would fit; and nothing of the product is lost."""
     a, b = product_inputs(M, 192)
     (report,) = collect(program, (a, b.t().contiguous().t()), arch=arch)
-    assert not any(op.op == ROTATE_HALF for region in report.regions for op in region.spec.ops) or (
+    assert not any(op.op == ROTATE_HALF.name for region in report.regions for op in region.spec.ops) or (
         reason is Reason.ROTATED_PLACES
     )
     messages = [each.message for each in report.rejections if each.reason is reason]
@@ -289,6 +290,6 @@ def test_other_rotations_are_refused(
 def test_rotations_of_one_product_are_kept_in_the_kernel_if_asked(setting: str, taken: bool) -> None:
     with config.patch(rotary_embeddings=setting):
         (report,) = collect(lambda a, b: SPELLINGS["llama"](a @ b).relu(), product_inputs(M, N))
-    rotated = [op for region in report.regions for op in region.spec.ops if op.op == ROTATE_HALF]
+    rotated = [op for region in report.regions for op in region.spec.ops if op.op == ROTATE_HALF.name]
     assert bool(rotated) is taken
     assert (Reason.ROTATION_COST in {each.reason for each in report.rejections}) is not taken

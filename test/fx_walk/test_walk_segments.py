@@ -219,7 +219,7 @@ def test_rotary_embeddings_stay_in_shared_launches(
     with config.patch(**{"rotary_embeddings": "auto", **settings}):  # type: ignore[attr-defined]
         explanation = explained(roped, *ROPED)
     assert [
-        (len(each.spec.accumulators), each.spec.rotated_columns > 0) for each in explanation.regions
+        (len(each.spec.accumulators), each.spec.halved_columns > 0) for each in explanation.regions
     ] == found
     refused = [each for each in explanation.rejections if each.reason is Reason.ROTATION_COST]
     assert bool(refused) is not any(rotates for _, rotates in found)
@@ -240,7 +240,9 @@ def test_a_shared_launch_rotates_where_products_and_a_kernel_take_longer(
     weights = [(count * 128, hidden) for count in heads]
     with config.patch(rotary_embeddings="auto"):  # type: ignore[attr-defined]
         explanation = explained(roped, (1, tokens, hidden), *weights, (tokens, 128), (tokens, 128))
-    assert [len(each.spec.accumulators) for each in explanation.regions if each.spec.rotates] == [3] * rotates
+    assert [len(each.spec.accumulators) for each in explanation.regions if each.spec.moves_columns] == [
+        3
+    ] * rotates
     messages = [each.message for each in explanation.rejections]
     assert rotates or any("times as long as with rotations by Inductor" in each for each in messages)
 
@@ -256,7 +258,7 @@ def test_norms_by_head_are_rotated_where_they_stay_in_the_kernel() -> None:
 
     with config.patch(rotary_embeddings="auto"):  # type: ignore[attr-defined]
         found = explained(normed, (1, 64, 4096), Q, K, V, (128,), (64, 128), (64, 128)).regions
-    assert [len(each.spec.accumulators) for each in found if each.spec.rotates] == [3]
+    assert [len(each.spec.accumulators) for each in found if each.spec.moves_columns] == [3]
 
 
 def normed_as_gemma_3_4b(rows: int, **options: Any) -> Any:
@@ -275,7 +277,7 @@ def normed_as_gemma_3_4b(rows: int, **options: Any) -> Any:
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_normed_heads_of_256_columns_share_a_launch(arch: str) -> None:
     (region,) = normed_as_gemma_3_4b(512, arch=arch).regions
-    assert [(each.pass_columns, each.rotated_columns) for each in region.spec.segments] == [
+    assert [(each.pass_columns, each.halved_columns) for each in region.spec.segments] == [
         (256, 256),
         (256, 256),
         (0, 0),
@@ -296,7 +298,7 @@ def test_a_rotation_that_shares_no_launch_is_left_to_inductor() -> None:
 
     with config.patch(rotary_embeddings="auto"):  # type: ignore[attr-defined]
         explanation = explained(alone, ROPED[0], V, *ROPED[1:])
-    assert not any(region.spec.rotated_columns for region in explanation.regions)
+    assert not any(region.spec.halved_columns for region in explanation.regions)
     assert any(each.reason is Reason.ROTATION_COST for each in explanation.rejections)
 
 
@@ -348,7 +350,7 @@ def test_a_search_goes_back_to_the_first_product_of_a_rotation_in_vain(
         "mm_default_1",
         "mm_default",
     ]
-    assert not any(region.spec.rotates for region in found)
+    assert not any(region.spec.moves_columns for region in found)
     assert Reason.ROTATION_COST in {each.reason for each in rejections}
 
 
@@ -366,5 +368,5 @@ def test_a_search_is_repeated_if_a_later_region_comes_between_the_products_of_a_
     z = made.call(aten.mul.Tensor, positive, made.call(aten.sum.default, turned))
     found, rejections = walk(made.output(turned, z, v))
     assert names == 2 * ["mm_default_2", "mm_default_1", "mm_default"]
-    assert not any(region.spec.rotates for region in found)
+    assert not any(region.spec.moves_columns for region in found)
     assert Reason.ROTATION_COST in {each.reason for each in rejections}

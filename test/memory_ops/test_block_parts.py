@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from cute_backend import ops
+from cute_backend.kinds.blocks import PART, ROTATE_HALF
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
-    BLOCK_PART,
-    ROTATE_HALF,
     Accumulator,
     Blocks,
     Const,
@@ -48,10 +47,10 @@ def partial(count: int, columns: int, start: int = 0, rows: int = 0, pairs: bool
     cos = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.OTHER, (), blocks)
     chain = (
         op("t0", "mul", "acc", "exact0"),
-        op("t1", ROTATE_HALF, "acc", block=2 if pairs else count),
+        op("t1", ROTATE_HALF.name, "acc", block=2 if pairs else count),
         op("t2", "mul", "t1", "exact1"),
         op("t3", "add", "t0", "t2"),
-        op("t4", BLOCK_PART, Const(count), block=columns, dtype=DType.I32),
+        op("t4", PART.name, Const(count), block=columns, dtype=DType.I32),
         op("t5", "eq", "t4", Const(start // count), dtype=DType.BOOL),
         op("t6", "where", "t5", "t3", "acc"),
     )
@@ -74,11 +73,11 @@ def operands(spec: EpilogueSpec, m: int, n: int) -> tuple[list[Tensor], list[Ten
 
 def expected(spec: EpilogueSpec, start: int, a: Tensor, b: Tensor, tables: list[Tensor]) -> Tensor:
     """In float64, as a program spells it."""
-    (columns,) = (each.block for each in spec.ops if each.op == BLOCK_PART)
+    (columns,) = (each.block for each in spec.ops if each.op == PART.name)
     cos, sin = (each[:, :1].double() for each in tables)
     x = (a.double() @ b.double()).unflatten(1, (-1, columns))
     part = x[..., start : start + cos.shape[-1]]
-    if spec.rotated_columns == 2:
+    if spec.halved_columns == 2:
         turned = torch.stack((-part[..., 1::2], part[..., ::2]), -1).flatten(-2)
     else:
         first, second = part.chunk(2, -1)
@@ -235,9 +234,9 @@ def test_blocks_of_which_parts_are_selected_divide_the_columns() -> None:
 @pytest.mark.parametrize("part", [0, 24, 128, "acc"])
 def test_a_part_divides_its_block(part: int | str) -> None:
     operand = part if isinstance(part, str) else Const(part)
-    chain = (op("t0", BLOCK_PART, operand, block=64, dtype=DType.I32),)
+    chain = (op("t0", PART.name, operand, block=64, dtype=DType.I32),)
     spec = EpilogueSpec((ACC,), (), chain, (Store("out0", "t0", DType.I32),))
-    with pytest.raises(SpecError, match=f"t0 = {BLOCK_PART} of .* has blocks of 64 columns"):
+    with pytest.raises(SpecError, match=f"t0 = {PART.name} of .* has blocks of 64 columns"):
         ops.check(spec)
 
 

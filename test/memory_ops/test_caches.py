@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.formula import formula
+from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.schedule import kernel_names
 from cute_backend.planning import Alignment, Arch, TileConfig, choose, plan
@@ -26,7 +27,6 @@ from cute_backend.simulator.host import HostProgram
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.simulator.simulation_errors import IllegalAccess
 from cute_backend.spec import (
-    ROTATE_HALF,
     Accumulator,
     Blocks,
     Cache,
@@ -59,7 +59,7 @@ def attention(rows: int, length: int, load: Load, columns: int = 64) -> Epilogue
     blocks = Blocks(columns, Stride.ZERO, Stride.ONE)
     cos = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.OTHER, (), blocks)
     ops = (
-        Op("t0", ROTATE_HALF, ("acc1",), DType.F32, block=columns),
+        Op("t0", ROTATE_HALF.name, ("acc1",), DType.F32, block=columns),
         Op("t1", "mul", ("t0", "exact0"), DType.F32),
     )
     cache = Cache(length, rows, columns, load.name)

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from cute_backend import ops
+from cute_backend.kinds.blocks import PART, ROTATE_FIRST
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, planes_written, table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
-    BLOCK_PART,
-    ROTATE_FIRST,
     Accumulator,
     Blocks,
     Cache,
@@ -55,10 +54,10 @@ def first(
     part = gcd(count, columns)
     chain = (
         op("t0", "mul", "acc", "exact0"),
-        op("t1", ROTATE_FIRST, "acc", Const(count), block=columns),
+        op("t1", ROTATE_FIRST.name, "acc", Const(count), block=columns),
         op("t2", "mul", "t1", "exact1"),
         op("t3", "add", "t0", "t2"),
-        op("t4", BLOCK_PART, Const(part), block=columns, dtype=DType.I32),
+        op("t4", PART.name, Const(part), block=columns, dtype=DType.I32),
         op("t5", "lt", "t4", Const(count // part), dtype=DType.BOOL),
         op("t6", "where", "t5", "t3", "acc"),
     )
@@ -86,7 +85,7 @@ def operands(spec: EpilogueSpec, m: int, n: int) -> tuple[list[Tensor], list[Ten
 
 def expected(spec: EpilogueSpec, a: Tensor, b: Tensor, tables: list[Tensor]) -> Tensor:
     """In float64, as a program spells it."""
-    (columns,) = (each.block for each in spec.ops if each.op == BLOCK_PART)
+    (columns,) = (each.block for each in spec.ops if each.op == PART.name)
     x = (a.double() @ b.double()).unflatten(1, (-1, columns))
     cos, sin = (each.double().reshape(-1, *each.shape[-2:]) for each in tables)
     count = cos.shape[-1]
@@ -370,7 +369,7 @@ def test_a_visit_is_one_block_of_which_first_columns_are_rotated(columns: int) -
 
 def test_even_and_odd_columns_are_in_other_threads() -> None:
     even, odd = (replace(ACC, name=each, columns=Columns(each)) for each in ("even", "odd"))
-    chain = (op("t0", ROTATE_FIRST, "even", Const(12), block=32), op("t1", "add", "t0", "odd"))
+    chain = (op("t0", ROTATE_FIRST.name, "even", Const(12), block=32), op("t1", "add", "t0", "odd"))
     with pytest.raises(ValueError, match="no tile of sm_90a"):
         table(Arch.SM90A, EpilogueSpec((even, odd), (), chain, (Store("out0", "t1", DType.F32),)))
 
@@ -378,9 +377,9 @@ def test_even_and_odd_columns_are_in_other_threads() -> None:
 @pytest.mark.parametrize("count", [0, 22, 84, 24.0, "acc"])
 def test_first_columns_are_pairs_in_halves(count: int | float | str) -> None:
     operand = count if isinstance(count, str) else Const(count)
-    chain = (op("t0", ROTATE_FIRST, "acc", operand, block=80),)
+    chain = (op("t0", ROTATE_FIRST.name, "acc", operand, block=80),)
     spec = EpilogueSpec((ACC,), (), chain, (Store("out0", "t0", DType.F32),))
-    with pytest.raises(SpecError, match=f"t0 = {ROTATE_FIRST} of .* has blocks of 80 columns"):
+    with pytest.raises(SpecError, match=f"t0 = {ROTATE_FIRST.name} of .* has blocks of 80 columns"):
         ops.check(spec)
 
 

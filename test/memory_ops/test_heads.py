@@ -10,13 +10,13 @@ import torch
 
 from cute_backend.formula import formula
 from cute_backend.kinds import reductions
+from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.memory_ops.schedule import kernel_names
 from cute_backend.planning import Alignment, Arch, TileConfig, choose, offered, plan
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
-    ROTATE_HALF,
     Accumulator,
     Axis,
     Blocks,
@@ -54,7 +54,7 @@ def attention(rows: int, columns: int, *heads: int) -> EpilogueSpec:
     blocks = Blocks(columns, Stride.ZERO, Stride.ONE)
     cos = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.OTHER, (), blocks)
     ops = (
-        Op("t0", ROTATE_HALF, ("acc0",), DType.F32, block=columns),
+        Op("t0", ROTATE_HALF.name, ("acc0",), DType.F32, block=columns),
         Op("t1", "mul", ("t0", "exact0"), DType.F32),
     )
     stores = [replace(STORE, value="t1", heads=Heads(rows, columns))]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, subtiled, table
@@ -17,7 +18,6 @@ from cute_backend.replay import replay
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
-    ROTATE_HALF,
     Accumulator,
     Blocks,
     Columns,
@@ -98,7 +98,7 @@ def rotated_norm(columns: int) -> EpilogueSpec:
     chain = (
         op("t0", "add", "acc", "exact0"),
         *normed("t0", columns),
-        op("t1", ROTATE_HALF, "n3", block=columns),
+        op("t1", ROTATE_HALF.name, "n3", block=columns),
         op("t2", "mul", "t1", "exact1"),
     )
     return EpilogueSpec((ACC,), (PLANE, table), chain, (Store("out0", "t2", DType.BF16),))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.planning import (
     Alignment,
     Arch,
@@ -25,7 +26,6 @@ from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
-    ROTATE_HALF,
     Accumulator,
     Blocks,
     DType,
@@ -53,7 +53,7 @@ def packed(
         acc = Accumulator(f"acc{i}", DType.BF16, DType.BF16, width=heads * width, b_block=width)
         accumulators.append(acc)
         if rotates and i < len(groups) - 1:
-            ops.append(Op(f"t{i}", ROTATE_HALF, (acc.name,), DType.F32, block=columns))
+            ops.append(Op(f"t{i}", ROTATE_HALF.name, (acc.name,), DType.F32, block=columns))
         else:
             blocks = Blocks(width, Stride.OTHER, Stride.ONE)
             bias = Load(f"bias{i}", LoadKind.ROWVEC, DType.BF16, Stride.ZERO, Stride.OTHER, (), blocks)
@@ -133,7 +133,7 @@ def rotary(columns: int, *heads: int, apart: bool = False) -> EpilogueSpec:
         for name in (cos, sin):
             loads.append(Load(name, LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.OTHER, (), blocks))
         ops.append(Op(f"cos{i}", "mul", (values[i], cos), DType.F32))
-        ops.append(Op(f"half{i}", ROTATE_HALF, (values[i],), DType.F32, block=columns))
+        ops.append(Op(f"half{i}", ROTATE_HALF.name, (values[i],), DType.F32, block=columns))
         ops.append(Op(f"sin{i}", "mul", (f"half{i}", sin), DType.F32))
         values[i] = f"rotated{i}"
         ops.append(Op(values[i], "add", (f"cos{i}", f"sin{i}"), DType.F32))

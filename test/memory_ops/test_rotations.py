@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cute_backend import ops
 from cute_backend.kinds import reductions
+from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, TileConfig, held, offered, plan, subtiled, table
 from cute_backend.replay import replay
@@ -18,7 +19,6 @@ from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.signature import TABLE_ROWS
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
-    ROTATE_HALF,
     Accumulator,
     Axis,
     Blocks,
@@ -60,7 +60,7 @@ def rotary(columns: int, batches: bool = False, head: int = 0) -> EpilogueSpec:
     chain = (
         op("t0", "add", "acc", "bias"),
         op("t1", "mul", "t0", "exact0"),
-        op("t2", ROTATE_HALF, "t0", block=columns),
+        op("t2", ROTATE_HALF.name, "t0", block=columns),
         op("t3", "mul", "t2", "exact1"),
         op("t4", "add", "t1", "t3"),
         op("t5", "add", "t0", "exact2"),
@@ -113,7 +113,7 @@ def check(spec: EpilogueSpec, m: int, n: int, k: int, config: TileConfig | None,
     a, b, loads = operands(spec, m, n, k)
     arch = Arch.SM90A if config is None else config.arch
     results, launch = run_region(spec, a, b, loads, Machine(arch, seed, config, 1))
-    for result, right in zip(results, expected(spec.rotated_columns, *a, *b, loads), strict=True):
+    for result, right in zip(results, expected(spec.halved_columns, *a, *b, loads), strict=True):
         assert torch.equal(result.double(), right)
     return launch.kernel
 
@@ -192,7 +192,7 @@ def test_neighbours_are_rotated_beside_everything_but_even_and_odd_columns(arch:
     for case in ("B along N", "a batch", "two products", "a reduction"):
         assert table(arch, replace(spec, **UNSERVED[case])), case
     even, odd = (replace(ACC, name=each, columns=Columns(each)) for each in ("even", "odd"))
-    ops = (op("t0", ROTATE_HALF, "even", block=2), op("t1", "add", "t0", "odd"))
+    ops = (op("t0", ROTATE_HALF.name, "even", block=2), op("t1", "add", "t0", "odd"))
     with pytest.raises(ValueError, match=f"no tile of {arch.value} rotates"):
         table(arch, EpilogueSpec((even, odd), (), ops, (Store("out0", "t1", DType.F32),)))
 
@@ -309,7 +309,7 @@ def test_what_is_served_beside_no_rotation(arch: Arch, case: str) -> None:
 
 
 def test_blocks_that_do_not_divide_the_columns_are_refused() -> None:
-    chain, stores = (op("t0", ROTATE_HALF, "acc", block=32),), (Store("out0", "t0", DType.F32),)
+    chain, stores = (op("t0", ROTATE_HALF.name, "acc", block=32),), (Store("out0", "t0", DType.F32),)
     spec = EpilogueSpec((ACC,), (), chain, stores)
     a, b = torch.zeros(4, 16).bfloat16(), torch.zeros(48, 16).bfloat16().t()
     for refuse in (check_operands, replay):
@@ -319,9 +319,9 @@ def test_blocks_that_do_not_divide_the_columns_are_refused() -> None:
 
 @pytest.mark.parametrize("block", [0, 1, 7])
 def test_a_rotated_block_has_halves(block: int) -> None:
-    chain = (op("t0", ROTATE_HALF, "acc", block=block),)
+    chain = (op("t0", ROTATE_HALF.name, "acc", block=block),)
     spec = EpilogueSpec((ACC,), (), chain, (Store("out0", "t0", DType.F32),))
-    with pytest.raises(SpecError, match=f"t0 = {ROTATE_HALF} has blocks of {block} columns"):
+    with pytest.raises(SpecError, match=f"t0 = {ROTATE_HALF.name} has blocks of {block} columns"):
         ops.check(spec)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from cute_backend.kinds.blocks import PART
 from cute_backend.memory_ops.schedule import schedule
-from cute_backend.spec import BLOCK_PART, Accumulator, Const, DType, EpilogueSpec, Op, Store
+from cute_backend.spec import Accumulator, Const, DType, EpilogueSpec, Op, Store
 
 
 def test_an_index_is_computed_in_the_loop_that_reads_it() -> None:
@@ -12,7 +13,7 @@ def test_an_index_is_computed_in_the_loop_that_reads_it() -> None:
         (Accumulator("acc", DType.BF16, DType.BF16),),
         (),
         (
-            Op("index", BLOCK_PART, (Const(32),), DType.I32, block=64),
+            Op("index", PART.name, (Const(32),), DType.I32, block=64),
             Op("first", "eq", ("index", Const(0)), DType.BOOL),
             Op("mean", "block_mean", ("acc",), DType.F32, block=64),
             Op("chosen", "where", ("first", "mean", "acc"), DType.F32),

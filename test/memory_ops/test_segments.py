@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cute_backend.formula import formula
 from cute_backend.kinds import reductions
+from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.schedule import kernel_names
 from cute_backend.planning import Alignment, Arch, TileConfig, choose, offered, plan
@@ -22,7 +23,6 @@ from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.signature import signature
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
-    ROTATE_HALF,
     Accumulator,
     Axis,
     Blocks,
@@ -88,7 +88,7 @@ def rotated(head: int, *widths: int) -> EpilogueSpec:
     loads, ops, stores = [], [], []
     for i in range(2):
         loads.append(replace(table, name=f"exact{i}"))
-        ops.append(op(f"t{2 * i}", ROTATE_HALF, f"acc{i}", block=head))
+        ops.append(op(f"t{2 * i}", ROTATE_HALF.name, f"acc{i}", block=head))
         ops.append(op(f"t{2 * i + 1}", "mul", f"t{2 * i}", f"exact{i}"))
         stores.append(Store(f"out{i}", f"t{2 * i + 1}", DType.BF16))
     stores.append(Store("out2", "acc2", DType.BF16))
@@ -315,7 +315,7 @@ BAD = {
         "ops": MIXED.ops[:2],
         "stores": MIXED.stores[:1],
     },
-    "136 columns, and blocks of 64": {"ops": (op("t0", ROTATE_HALF, "acc0", block=64), *MIXED.ops[1:])},
+    "136 columns, and blocks of 64": {"ops": (op("t0", ROTATE_HALF.name, "acc0", block=64), *MIXED.ops[1:])},
 }
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.planning import Alignment, Arch, offered, plan
 from cute_backend.replay import replay
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
-    ROTATE_HALF,
     Accumulator,
     Blocks,
     Const,
@@ -67,7 +67,7 @@ def gemma(heads: tuple[int, ...], dtype: DType = DType.BF16) -> EpilogueSpec:
             mean = chain.op("block_mean", chain.op("mul", value, value), block=COLUMNS)
             root = chain.op("rsqrt", chain.op("add", mean, Const(0.5)))
             value = chain.op("mul", chain.op("mul", value, root), chain.load(WEIGHT))
-            turned = chain.op(ROTATE_HALF, value, block=COLUMNS)
+            turned = chain.op(ROTATE_HALF.name, value, block=COLUMNS)
             cos = chain.op("mul", value, chain.load(TABLE))
             value = chain.op("add", cos, chain.op("mul", turned, chain.load(TABLE)))
         accumulators.append(acc)

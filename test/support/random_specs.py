@@ -11,7 +11,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from cute_backend.kinds import reductions
-from cute_backend.ops import CAST, OF_BLOCKS, OPS, OperandError, PointwiseOp, promote, result_dtype
+from cute_backend.kinds.blocks import BLOCK_OPS
+from cute_backend.ops import CAST, OPS, OperandError, PointwiseOp, promote, result_dtype
 from cute_backend.spec import (
     REDUCED,
     VALUE_DTYPES,
@@ -66,7 +67,7 @@ _NAMES = {
     LoadKind.EXACT: "exact",
 }
 """The kinds of loads that a dense product may have."""
-_ROWS = tuple(name for name in OPS if name not in OF_BLOCKS)
+_ROWS = tuple(name for name in OPS if name not in BLOCK_OPS)
 """The rows of the op table, except for ops of blocks, whose sizes tiles have to hold."""
 _SIGNED_ZERO_IS_OPEN = ("maximum", "minimum", "fmax", "fmin", "relu")
 """Ops whose result on -0 and +0 is open in torch: its own vectorised and scalar loops differ."""

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from cute_backend.kinds import reductions
+from cute_backend.kinds.blocks import ROTATE_FIRST, ROTATE_HALF
 from cute_backend.runtime.calls.sample_op import _spec
 from cute_backend.spec import (
-    ROTATE_FIRST,
-    ROTATE_HALF,
     Accumulator,
     Axis,
     Const,
@@ -87,14 +86,14 @@ def block_softmax(columns: int) -> EpilogueSpec:
 def rotated(columns: int) -> EpilogueSpec:
     """A product whose blocks of `columns` columns are rotated, each with its two halves."""
     bare = spec_of(dtype=DType.BF16)
-    turned = Op("t0", ROTATE_HALF, ("acc",), DType.F32, block=columns)
+    turned = Op("t0", ROTATE_HALF.name, ("acc",), DType.F32, block=columns)
     return replace(bare, ops=(turned,), stores=(replace(bare.stores[0], value="t0"),))
 
 
 def rotated_first(columns: int, block: int) -> EpilogueSpec:
     """A product of which the first `columns` columns of each block are rotated, by halves."""
     bare = spec_of(dtype=DType.BF16)
-    turned = Op("t0", ROTATE_FIRST, ("acc", Const(columns)), DType.F32, block=block)
+    turned = Op("t0", ROTATE_FIRST.name, ("acc", Const(columns)), DType.F32, block=block)
     return replace(bare, ops=(turned,), stores=(replace(bare.stores[0], value="t0"),))
 
 

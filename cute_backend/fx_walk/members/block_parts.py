@@ -26,6 +26,7 @@ from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import supported_dtype
 from cute_backend.fx_walk.values.held import check_blocks
 from cute_backend.fx_walk.values.lower import lower_cast
+from cute_backend.kinds.blocks import PART
 from cute_backend.spec import Const, Operand
 
 _MAX_WORK = 64
@@ -161,7 +162,7 @@ def _selected(chain: Chain, values: Sequence[Operand], ends: Sequence[int]) -> O
     """The value that selects one of `values` for each column: `values[i]` for the columns of a block before
     `ends[i]`, from `ends[i - 1]` on."""
     columns = gcd(*ends)
-    index, (*_, result) = chain.block_part(ends[-1], columns), values
+    index, (*_, result) = chain.step_over_blocks(PART, ends[-1], Const(columns)), values
     for value, end in reversed(list(zip(values[:-1], ends[:-1], strict=True))):
         result = chain.emit("where", chain.emit("lt", index, Const(end // columns)), value, result)
     return result

@@ -22,6 +22,7 @@ from cute_backend.fx_walk.values.classify import supported_dtype
 from cute_backend.fx_walk.values.held import check_blocks
 from cute_backend.fx_walk.values.lower import is_pointwise, lower_cast
 from cute_backend.kinds import reductions
+from cute_backend.kinds.blocks import reducing
 from cute_backend.planning import NARROW_SUBTILE_N
 from cute_backend.spec import Const, DType, Op, Operand
 
@@ -52,7 +53,7 @@ def frame_of_blocks(found: Found, draft: Draft) -> Frame | None:
     if config.block_reductions != "always" and len(chain.accumulators) == 1:
         return None
     value, *_ = draft.values[found.source].operands
-    row = Op("row", "block_sum", (value,), DType.F32, block=left.block)
+    row = Op("row", reducing(reductions.SUM).name, (value,), DType.F32, block=left.block)
     fits = 1 < left.block <= WIDEST_ROW and chain.is_served(row)
     return left if fits and _is_read_again(found) else None
 

@@ -27,8 +27,8 @@ from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import supported_dtype
 from cute_backend.fx_walk.values.held import check_blocks, check_places, held_sizes
 from cute_backend.fx_walk.values.lower import lower_cast
-from cute_backend.ops import PAIRED_COLUMNS
-from cute_backend.spec import FIRST_VISITS, ROTATE_FIRST, ROTATE_HALF, Const, DType, Op, Operand
+from cute_backend.kinds.blocks import ROTATE_FIRST, ROTATE_HALF
+from cute_backend.spec import Const, DType, Op, Operand
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,10 @@ def _rotated_halves(found: Rotation, draft: Draft, value: Operand, may_share: bo
         )
     draft.frames[found.head] = replace(frame, n_axes=(*frame.n_axes, last + 1)) if found.splits else frame
     if apart:
-        result = chain.rotate_first(value, found.columns, found.columns if part is None else part.columns)
+        block = found.columns if part is None else part.columns
+        result = chain.step_over_blocks(ROTATE_FIRST, block, value, Const(found.columns))
     else:
-        result = chain.rotate_half(value, found.columns)
+        result = chain.step_over_blocks(ROTATE_HALF, found.columns, value)
     check_blocks(chain)
     if any(each.reduction is not None for each in draft.values.values()):
         check_places(chain)
@@ -189,16 +190,13 @@ def _rotates_apart(
     parts, after which it can't write results by heads. A `single` head has no axis of heads, without which
     TMA orders no columns beside other products. The target has to rotate halves of others, too."""
     columns = found.columns
-    if (
-        columns == 2
-        or columns % PAIRED_COLUMNS
-        or (part is not None and (part.start, part.count) != (0, columns))
-    ):
+    whole_head = part is None or (part.start, part.count) == (0, columns)
+    if columns == 2 or not whole_head or ROTATE_FIRST.contradiction(columns, columns):
         return False
-    halves = Op("rotated", ROTATE_HALF, (value,), DType.F32, block=columns)
+    halves = Op("rotated", ROTATE_HALF.name, (value,), DType.F32, block=columns)
     block = columns if part is None else part.columns
-    first = Op("rotated", ROTATE_FIRST, (value, Const(columns)), DType.F32, block=block)
-    regular = part is None or (part.is_regular and columns <= FIRST_VISITS[0])
+    first = Op("rotated", ROTATE_FIRST.name, (value, Const(columns)), DType.F32, block=block)
+    regular = part is None or (part.is_regular and columns <= ROTATE_FIRST.narrow_visits[0])
     if chain.is_served(halves):
         return not (regular and not single) and chain.is_served(first)
     return bool(held_sizes(chain, halves)) and chain.is_served(first)

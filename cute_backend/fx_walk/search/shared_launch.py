@@ -31,7 +31,6 @@ from cute_backend.planning import MAX_SEGMENTS, Arch, Target, choose, named
 from cute_backend.planning.cost import cost
 from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import (
-    ROTATE_FIRST,
     Accumulator,
     Columns,
     EpilogueSpec,
@@ -273,7 +272,7 @@ _OF_PACKED_HEADS = {True: 1.0, False: 1.1}
 def _of_tiles(joined: Region, m: int) -> float:
     """The factor by which the predicted time of a kernel that rotates is corrected."""
     few = m <= _FEW_ROWS
-    if not any(op.op == ROTATE_FIRST for op in joined.spec.ops):
+    if not joined.spec.narrow_visits:
         return 1.0  # both halves of a head are in the same thread, in any tile
     if joined.spec.whole_columns > 1:
         return _OF_WHOLE_VISITS[few]
@@ -292,7 +291,9 @@ def _rotated_after(group: Sequence[Region], joined: Region, m: int, arch: Arch) 
     spec, timing = joined.spec, arch.target.timing
     dtype, k = spec.stores[0].dtype, int(joined.first.k)
     rotated = sum(
-        acc.width for acc, segment in zip(spec.accumulators, spec.segments, strict=True) if segment.rotates
+        acc.width
+        for acc, segment in zip(spec.accumulators, spec.segments, strict=True)
+        if segment.moves_columns
     )
     moved = LAUNCH_BYTES + 2 * m * rotated * dtype.bits // 8
 

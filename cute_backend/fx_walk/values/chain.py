@@ -13,13 +13,11 @@ from cute_backend.fx_walk.graph.static import Size, target_name
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.values.classify import LoadView
 from cute_backend.kinds import reductions
+from cute_backend.kinds.blocks import BlockOp, reducing
 from cute_backend.ops import OPS, result_dtype
 from cute_backend.planning import Arch, Target, serves
 from cute_backend.spec import (
-    BLOCK_PART,
     LEAST_AHEAD,
-    ROTATE_FIRST,
-    ROTATE_HALF,
     Accumulator,
     BlockPasses,
     Const,
@@ -72,7 +70,8 @@ class Chain:
         self._lowered: fx.Node | None = None
         self._made: dict[_Key, str] = {}
         """The name of each op by its other fields, so that a long region is lowered in linear time."""
-        self._of_blocks: list[Op] = []
+        self.block_ops: list[Op] = []
+        """The ops over blocks of columns."""
         self._served: dict[Hashable, bool] = {}
         """The answers of `is_served`, by the facts that they depend on."""
         self._dtypes = {acc.name: acc.dtype for acc in accumulators}
@@ -133,9 +132,8 @@ class Chain:
 
     @property
     def blocks(self) -> set[int]:
-        """The sizes, in columns, of the blocks that are reduced or of which a visit has all, to rotate their
-        first columns."""
-        return {op.reduced_columns for op in self._of_blocks} - {0}
+        """The sizes, in columns, of the blocks that a tile has to hold whole."""
+        return {op.whole_columns for op in self.block_ops} - {0}
 
     @property
     def visit_columns(self) -> int:
@@ -163,7 +161,7 @@ class Chain:
         It is asked after each step, and constructing a spec takes a time that grows with the chain. So the
         planner is asked only if the loads, the blocks or the passes over them have changed.
         """
-        of_blocks = (*self._of_blocks, *further)
+        of_blocks = (*self.block_ops, *further)
         if not of_blocks:
             return True
         ops = (*self._ops, *further)
@@ -185,27 +183,6 @@ class Chain:
             value = ops[-1].name
         stores = (Store("out0", value, DType.F32),)
         return EpilogueSpec(self.accumulators, tuple(self._loads), tuple(ops), stores, self.precision)
-
-    @property
-    def reduced(self) -> set[int]:
-        """The sizes, in columns, of the blocks that are reduced."""
-        return {op.reduced_columns for op in self._of_blocks if op.op != ROTATE_FIRST} - {0}
-
-    @property
-    def first(self) -> set[tuple[int, int]]:
-        """How many columns are rotated at the beginning of blocks, with the sizes of the blocks."""
-        return {(op.first_columns, op.block) for op in self._of_blocks if op.op == ROTATE_FIRST}
-
-    @property
-    def rotated(self) -> set[int]:
-        """The sizes, in columns, of the blocks whose halves are rotated."""
-        return {op.block for op in self._of_blocks if op.op == ROTATE_HALF}
-
-    @property
-    def parts(self) -> set[int]:
-        """The sizes, in columns, of the parts of blocks whose index is computed (`block_part`)."""
-        numbered = (op.operands[0] for op in self._of_blocks if op.op == BLOCK_PART)
-        return {int(each.value) for each in numbered if isinstance(each, Const)}
 
     @property
     def archs(self) -> Iterator[Arch]:
@@ -233,23 +210,13 @@ class Chain:
         views = zip(self._loads, self.views, strict=True)
         return [view.modes[-1].extent for load, view in views if view.modes and load.name in read]
 
-    def rotate_half(self, value: Operand, columns: int) -> Operand:
-        """`value` with the halves (x, y) of each block of `columns` columns replaced by (-y, x)."""
-        return self._step(ROTATE_HALF, (value,), DType.F32, block=columns)
-
-    def rotate_first(self, value: Operand, columns: int, block: int) -> Operand:
-        """`value` with the halves (x, y) of the first `columns` columns of each block of `block` columns
-        replaced by (-y, x)."""
-        return self._step(ROTATE_FIRST, (value, Const(columns)), DType.F32, block=block)
-
-    def block_part(self, columns: int, part: int) -> Operand:
-        """For each element, the index of its part within its block. Blocks have `columns` columns, and parts
-        `part`."""
-        return self._step(BLOCK_PART, (Const(part),), DType.I32, block=columns)
+    def step_over_blocks(self, kind: BlockOp, columns: int, *operands: Operand) -> Operand:
+        """The result of an op over blocks of `columns` columns."""
+        return self._step(kind.name, operands, DType.F32 if kind.reads else DType.I32, block=columns)
 
     def reduce_blocks(self, kind: reductions.ReductionKind, value: Operand, columns: int) -> Operand:
         """The reduction of each block of `columns` columns, as the value of all elements of the block."""
-        return self._step(f"block_{kind.name}", (value,), DType.F32, block=columns)
+        return self.step_over_blocks(reducing(kind), columns, value)
 
     def dtype(self, operand: Operand) -> DType:
         """The dtype that an operand has been rounded to."""
@@ -289,8 +256,8 @@ class Chain:
             del self._dtypes[load.name]
         for op in self._ops[mark.ops :]:
             del self._made[_key_of(op)], self._dtypes[op.name]
-        while self._of_blocks and self._of_blocks[-1].name not in self._dtypes:
-            self._of_blocks.pop()
+        while self.block_ops and self.block_ops[-1].name not in self._dtypes:
+            self.block_ops.pop()
         del self._loads[mark.loads :], self.views[mark.loads :]
         del self._ops[mark.ops :], self._nodes[mark.ops :]
 
@@ -378,7 +345,7 @@ class Chain:
         self._nodes.append(self._lowered)
         self._made[key], self._dtypes[step.name] = step.name, dtype
         if block:
-            self._of_blocks.append(step)
+            self.block_ops.append(step)
         return step.name
 
     def _check(self, dtype: DType) -> None:

@@ -20,23 +20,24 @@ def check_blocks(chain: Chain) -> None:
     beside the planes that it reads."""
     if chain.is_served():
         return
-    sizes, rotated = held_sizes(chain), chain.provisional().rotated_columns
+    sizes, rotated = held_sizes(chain), chain.provisional().halved_columns
     names = ", ".join(map(str, sizes))
     if rotated:
         seen = {view.blocks.columns for view in chain.views if view.blocks is not None}
-        seen |= chain.blocks | chain.rotated | (chain.parts if rotated > 2 else set())
+        seen |= {op.columns_together for op in chain.block_ops}
         blocks = ", ".join(map(str, sorted(seen)))
         raise Refused(
             Reason.ROTATION_SIZE, columns=rotated, sizes=blocks, held=names or f"none {_why_none(chain)}"
         )
-    whole = lcm(*(chain.reduced or {block for _, block in chain.first}))
+    reduced = {op.block for op in chain.block_ops if op.reduction is not None}
+    whole = lcm(*(reduced or {op.block for op in chain.block_ops}))
     raise Refused(Reason.BLOCK_SIZE, columns=whole, held=names)
 
 
 def check_places(chain: Chain) -> None:
     """Raises Refused for a region that reduces rows or columns, if the chain rotates blocks: the kernel then
     has the columns in another order."""
-    for columns in chain.rotated - {2}:
+    if chain.block_ops and (columns := chain.provisional().reordered_columns):
         raise Refused(Reason.ROTATED_PLACES, columns=columns)
 
 

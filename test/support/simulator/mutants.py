@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 
 from cute_backend.kinds import reductions
+from cute_backend.kinds.blocks import ROTATE_FIRST, ROTATE_HALF
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, plan
 from cute_backend.replay import replay
@@ -26,8 +27,6 @@ from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator import simulate
 from cute_backend.simulator.host import HostProgram
 from cute_backend.spec import (
-    ROTATE_FIRST,
-    ROTATE_HALF,
     Accumulator,
     Axis,
     Const,
@@ -133,7 +132,7 @@ ROTATED = replace(
     loads=SPEC.loads[:2],
     ops=(
         replace(SPEC.ops[0], operands=("acc", "scale_b")),
-        replace(SPEC.ops[0], name="t1", op=ROTATE_HALF, operands=("t0",), block=64),
+        replace(SPEC.ops[0], name="t1", op=ROTATE_HALF.name, operands=("t0",), block=64),
         replace(SPEC.ops[0], name="t2", operands=("t1", "scale_a")),
     ),
 )
@@ -151,7 +150,7 @@ FIRST_COLUMNS = replace(
     ROTATED,
     ops=(
         ROTATED.ops[0],
-        replace(ROTATED.ops[1], op=ROTATE_FIRST, operands=("t0", Const(20)), block=96),
+        replace(ROTATED.ops[1], op=ROTATE_FIRST.name, operands=("t0", Const(20)), block=96),
         ROTATED.ops[2],
     ),
 )
