@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cute_backend.spec import Cache, EpilogueSpec, LoadKind
+from cute_backend.spec import Cache, EpilogueSpec
 
 
 def caches_of(spec: EpilogueSpec) -> list[Cache | None]:
@@ -84,4 +84,4 @@ def _positions(spec: EpilogueSpec, cache: Cache, row: Tensor, loads: Sequence[Te
         return cache.at + within
     names = [load.name for load in spec.loads]
     load, given = spec.loads[names.index(cache.at)], loads[names.index(cache.at)].long()
-    return given.reshape(-1) if load.kind is LoadKind.COLVEC else given.reshape(1) + within
+    return given.reshape(-1) if load.kind.by_row else given.reshape(1) + within

@@ -34,7 +34,6 @@ from cute_backend.spec import (
     DType,
     EpilogueSpec,
     Load,
-    LoadKind,
     Op,
     Operand,
     Order,
@@ -46,12 +45,6 @@ from cute_backend.spec import (
     Stride,
     padded,
 )
-
-_VIEWS = {
-    LoadKind.SCALAR: (1, 1),
-    LoadKind.ROWVEC: (1, -1),
-    LoadKind.COLVEC: (-1, 1),
-}
 
 
 def replay(
@@ -95,7 +88,7 @@ def replay(
         products = [both[:, ::2], both[:, 1::2]]
     values.update(zip((acc.name for acc in spec.accumulators), products, strict=True))
     for load, tensor in zip(spec.loads, loads, strict=True):
-        by_row = _by_rows(spec, tensor, a) if load.kind is LoadKind.GROUPVEC else tensor
+        by_row = _by_rows(spec, tensor, a) if load.kind.by_group else tensor
         values[load.name] = _plane(load, by_row)
     plane = (products[0].shape[0], products[0].shape[1])
     for op in spec.ops:
@@ -288,8 +281,7 @@ def _plane(load: Load, tensor: Tensor) -> Tensor:
                 ..., torch.arange(blocks.period, device=tensor.device).clamp(max=blocks.columns - 1)
             ]
         tensor = tensor.flatten(-2)
-    view = tensor.reshape(_VIEWS[load.kind]) if load.kind in _VIEWS else tensor
-    return numerics.widen(view, load.dtype)
+    return numerics.widen(load.kind.over_plane(tensor), load.dtype)
 
 
 def _step(spec: EpilogueSpec, op: Op, values: dict[str, Tensor], plane: tuple[int, int]) -> Tensor:

@@ -21,7 +21,6 @@ from cute_backend.spec import (
     DType,
     EpilogueSpec,
     Load,
-    LoadKind,
     Major,
     Order,
     ProductKind,
@@ -172,18 +171,13 @@ class Argument:
         if (blocks := load.blocks) is not None:
             outer = Dim(Extent.BLOCKS, blocks.outer, blocks.step, width)
             n = (outer, Dim(Extent.BLOCK, blocks.inner, blocks.columns))
-        dims = {
-            LoadKind.EXACT: (*m, *n),
-            LoadKind.COLVEC: m,
-            LoadKind.ROWVEC: n,
-            LoadKind.SCALAR: (),
-            LoadKind.GROUPVEC: (Dim(Extent.GROUPS, load.stride_m), *n),
-        }
+        groups = (Dim(Extent.GROUPS, load.stride_m),)
+        dims = groups * load.kind.by_group + m * load.kind.by_row + n * load.kind.by_column
         if load.order is not None:
             plane = _plane((Extent.M, Extent.N), load.order is Order.ROW, width)
             return Argument(load.name, load.name, Role.LOAD, load.dtype, plane, ArgumentAlignment.PLANE)
         alignment = ArgumentAlignment.TMA if load.is_table else ArgumentAlignment.ELEMENT
-        return Argument(load.name, load.name, Role.LOAD, load.dtype, dims[load.kind], alignment)
+        return Argument(load.name, load.name, Role.LOAD, load.dtype, dims, alignment)
 
     @staticmethod
     def of_store(store: Store, width: int = 0) -> Argument:

@@ -17,11 +17,13 @@ from cute_backend.errors import SpecError
 from cute_backend.formula import formula
 from cute_backend.kinds import reductions
 from cute_backend.kinds.blocks import BLOCK_OPS, BlockOp
+from cute_backend.kinds.loads import LoadKind
 from cute_backend.kinds.reductions import REDUCTIONS, ReductionKind, Values
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, plan, table
 from cute_backend.replay import replay
-from cute_backend.spec import Const, EpilogueSpec, Op, Operand, Store
+from cute_backend.signature import Argument, Extent
+from cute_backend.spec import Const, EpilogueSpec, Load, Op, Operand, Store, Stride
 from support.small_specs import row_maximum, spec_of
 
 INF, NAN = float("inf"), float("nan")
@@ -179,3 +181,32 @@ def test_an_op_over_blocks_passes_through_all_layers(kind: BlockOp) -> None:
         plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA)
     )
     assert step.resized(64).block == 64 and not kind.contradiction(64, step.resized(64).part_columns)
+
+
+@pytest.mark.parametrize("kind", LoadKind)
+def test_strides_say_which_kind_a_load_is(kind: LoadKind) -> None:
+    allowed = [(m, n) for m in (False, True) for n in (False, True) if kind.allows(m, n)]
+    assert (kind.by_row or kind.by_group, kind.by_column) in allowed
+    others = [each for each in LoadKind if not each.by_group and each is not kind]
+    if not kind.by_group:
+        assert LoadKind.of(*allowed[0]) is kind and len(allowed) == 1
+        assert not any(other.allows(*allowed[0]) for other in others)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LoadKind if not kind.by_group])
+def test_a_load_passes_through_all_layers(kind: LoadKind) -> None:
+    """Its argument has the axes along which it varies, and its elements reach those rows and columns."""
+    strides = {"stride_m": Stride.OTHER if kind.by_row else Stride.ZERO}
+    strides["stride_n"] = Stride.ONE if kind.by_column else Stride.ZERO
+    spec = spec_of(Load("load", kind, DType.F32, **strides), dtype=DType.BF16)
+    argument = Argument.of_load(spec.loads[0])
+    assert [dim.extent for dim in argument.dims] == [Extent.M] * kind.by_row + [Extent.N] * kind.by_column
+    m, n = 5, 16
+    loaded = torch.randn(argument.shape({Extent.M: m, Extent.N: n}))
+    (result,) = replay(spec, [torch.zeros(m, 8).bfloat16()], [torch.zeros(8, n).bfloat16()], [loaded])
+    rows, columns = (slice(None) if varies else slice(1) for varies in (kind.by_row, kind.by_column))
+    torch.testing.assert_close(result[rows, columns].reshape(loaded.shape), loaded.bfloat16())
+    assert (result == result[rows, columns]).all()
+    module = emit(plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA))
+    assert f"load  {kind.value}" in module
+    assert all(kind.flat) and all(kind.deep)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cute_backend.kinds import blocks
+from cute_backend.kinds.loads import LoadKind
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cute_backend"
@@ -186,6 +187,18 @@ def test_a_kind_of_blocks_is_named_where_programs_spell_it_alone() -> None:
         if isinstance(node, ast.ImportFrom) and kinds & {alias.name for alias in node.names}
     }
     assert len(kinds) > 2 and named == {"kinds/blocks", "fx_walk/members"}
+
+
+def test_kinds_of_loads_are_named_where_one_is_made_or_placed_alone() -> None:
+    """The walker and sampling make loads, and planning places them. All else asks a load for its kind."""
+    named = {
+        part_of(path)
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in LoadKind.__members__
+        if isinstance(node.value, ast.Name) and node.value.id == "LoadKind"
+    }
+    assert named == {"fx_walk", "runtime", "planning"}
 
 
 def modules_imported(path: Path, types: bool = True) -> set[str]:

@@ -12,68 +12,21 @@ import torch
 
 from cute_backend.fuzz.drawn_program import Rule
 from cute_backend.kinds import reductions
+from cute_backend.kinds.loads import LoadKind
 from cute_backend.ops import OPS
-from cute_backend.spec import LoadKind
-
-SCALAR, ROWVEC, COLVEC, EXACT = LoadKind.SCALAR, LoadKind.ROWVEC, LoadKind.COLVEC, LoadKind.EXACT
 
 
 @dataclass(frozen=True)
 class Spelling:
     """An operand of the plane (M, N), or (B, S, N): the shape of a dense tensor, and a view of it."""
 
-    kind: LoadKind
     shape: tuple[str, ...]
     view: str = ""
 
 
-FLAT = (
-    Spelling(ROWVEC, ("N",)),
-    Spelling(ROWVEC, ("1", "N")),
-    Spelling(ROWVEC, ("N", "1"), ".t()"),
-    Spelling(ROWVEC, ("2 * N",), "[::2]"),
-    Spelling(ROWVEC, ("N + 3",), "[3:]"),
-    Spelling(ROWVEC, ("N",), ".expand(M, N)"),
-    Spelling(COLVEC, ("M", "1")),
-    Spelling(COLVEC, ("M",), "[:, None]"),
-    Spelling(COLVEC, ("M",), ".unsqueeze(1).expand(M, N)"),
-    Spelling(COLVEC, ("M", "7"), "[:, 3:4]"),
-    Spelling(COLVEC, ("1", "M"), ".t()"),
-    Spelling(SCALAR, ()),
-    Spelling(SCALAR, ("1",)),
-    Spelling(SCALAR, ("1", "1")),
-    Spelling(SCALAR, ("1", "1"), ".expand(M, N)"),
-    Spelling(EXACT, ("M", "N")),
-    Spelling(EXACT, ("M", "N")),
-    Spelling(EXACT, ("N", "M"), ".t()"),
-    Spelling(EXACT, ("M", "N + 5"), "[:, 2 : N + 2]"),
-    Spelling(EXACT, ("M", "2 * N"), "[:, ::2]"),
-    Spelling(EXACT, ("2 * M", "N"), "[::2]"),
-    Spelling(EXACT, ("M + N",), ".as_strided((M, N), (1, 1))"),
-)
-
-DEEP = (
-    Spelling(ROWVEC, ("N",)),
-    Spelling(ROWVEC, ("1", "1", "N")),
-    Spelling(ROWVEC, ("N",), ".expand(B, S, N)"),
-    Spelling(COLVEC, ("B", "S", "1")),
-    Spelling(COLVEC, ("B", "S"), "[..., None]"),
-    Spelling(COLVEC, ("B * S", "1"), ".view(B, S, 1)"),
-    Spelling(COLVEC, ("S", "B", "1"), ".transpose(0, 1)"),
-    Spelling(COLVEC, ("S", "1")),
-    Spelling(COLVEC, ("B", "1", "1")),
-    Spelling(SCALAR, ()),
-    Spelling(SCALAR, ("1", "1", "1"), ".expand(B, S, N)"),
-    Spelling(EXACT, ("B", "S", "N")),
-    Spelling(EXACT, ("B", "S", "N")),
-    Spelling(EXACT, ("B * S", "N"), ".view(B, S, N)"),
-    Spelling(EXACT, ("S", "B", "N"), ".transpose(0, 1)"),
-    Spelling(EXACT, ("B", "N", "S"), ".transpose(1, 2)"),
-    Spelling(EXACT, ("B", "S", "2 * N"), "[..., 1::2]"),
-    Spelling(EXACT, ("B", "2 * S", "N"), "[:, ::2]"),
-    Spelling(EXACT, ("B", "1", "N")),
-    Spelling(EXACT, ("S", "N")),
-)
+FLAT = tuple(Spelling(*spelled) for kind in LoadKind for spelled in kind.flat)
+DEEP = tuple(Spelling(*spelled) for kind in LoadKind for spelled in kind.deep)
+"""The spellings of every kind of load."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from cute_backend.memory_ops.simplify import simplify
 from cute_backend.planning import Plan, Rowvecs, Stages, TileConfig, unserved
 from cute_backend.planning.naming import entry_name
 from cute_backend.signature import COUNTERS, WORKSPACE, Argument, Extent, Role, of_role
-from cute_backend.spec import BColumns, DType, EpilogueSpec, Load, LoadKind, ProductKind
+from cute_backend.spec import BColumns, DType, EpilogueSpec, Load, ProductKind
 
 _WHERE_TO_READ_ON = (
     "templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come",
@@ -231,7 +231,7 @@ class _Module:
         kinds = {load.name: load.kind for load in self.spec.loads}
         caches = [store.cache for store in self.spec.stores if store.cache is not None]
         names = {
-            "place_in_cache" if kinds[cache.at] is LoadKind.COLVEC else "follow_in_cache"
+            "place_in_cache" if kinds[cache.at].by_row else "follow_in_cache"
             for cache in caches
             if isinstance(cache.at, str)
         }

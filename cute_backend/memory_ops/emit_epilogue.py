@@ -13,7 +13,7 @@ from cute_backend.memory_ops.statements import Chain, Loop, register_type
 from cute_backend.ops import GUMBEL
 from cute_backend.planning import Placing, Plan, Ring, is_one_block
 from cute_backend.signature import Argument, Extent, Role, of_role
-from cute_backend.spec import Cache, DType, EpilogueSpec, Load, LoadKind, Op, Order, Overflow, Store
+from cute_backend.spec import Cache, DType, EpilogueSpec, Load, Op, Order, Overflow, Store
 
 
 class EpilogueText:
@@ -367,7 +367,7 @@ class EpilogueText:
             condition = "inside"
         else:
             placement = self.places.placements[cache.at]
-            by_row = placement.kind is LoadKind.COLVEC
+            by_row = placement.kind.by_row
             at = placement.element.format(cache.at)
             place = "place_in_cache" if by_row else "follow_in_cache"
             placed = [

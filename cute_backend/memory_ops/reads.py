@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cute_backend.memory_ops.statements import register_type
 from cute_backend.planning import ByElement, Placement, Placing, Ring
 from cute_backend.planning.tiles import STAGED_COLUMNS
-from cute_backend.spec import DType, Load, LoadKind
+from cute_backend.spec import DType, Load
 
 CUTE_TYPES = {
     DType.F32: "Float32",
@@ -45,7 +45,7 @@ def begin(load: Load, placement: Placement) -> list[str]:
 def stage(loads: Sequence[Load], columns: int) -> list[str]:
     """Statements by which a warp copies the `columns` columns of a tile of vectors to shared memory. Its last
     lanes may copy columns beyond the tile, for which shared memory has room."""
-    group = {load.name: "tile.group, " if load.kind is LoadKind.GROUPVEC else "" for load in loads}
+    group = {load.name: "tile.group, " if load.kind.by_group else "" for load in loads}
     reads = [f"smem.{name}[column] = glob.{name}[{group[name]}tile.clamp_column(column)]" for name in group]
     count = f"tile.tile_n // {STAGED_COLUMNS}"
     if columns % STAGED_COLUMNS:

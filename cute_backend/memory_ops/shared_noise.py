@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cute_backend.ops import COLUMN_INDEX, GUMBEL, ROW_INDEX
-from cute_backend.spec import Const, EpilogueSpec, LoadKind, Op, Operand
+from cute_backend.spec import Const, EpilogueSpec, Op, Operand
 
 
 def shares_noise(spec: EpilogueSpec, op: Op) -> bool:
@@ -36,7 +36,7 @@ def values_read(spec: EpilogueSpec, op: Op) -> Iterator[str]:
 
 def _uniform(spec: EpilogueSpec) -> set[str]:
     """The values that are the same for every element, that is, computed from numbers and scalars only."""
-    uniform = {load.name for load in spec.loads if load.kind is LoadKind.SCALAR}
+    uniform = {load.name for load in spec.loads if load.kind.is_uniform}
     for op in spec.ops:
         if op.operands and uniform.issuperset(op.values):
             uniform.add(op.name)

@@ -11,7 +11,7 @@ from cute_backend.planning.shared_memory import has_planes, holds_planes
 from cute_backend.planning.targets import Arch, Kind
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
-from cute_backend.spec import BColumns, EpilogueSpec, LoadKind, ProductKind
+from cute_backend.spec import BColumns, EpilogueSpec, ProductKind
 
 
 def kind_of(arch: Arch, spec: EpilogueSpec) -> Kind:
@@ -69,7 +69,7 @@ def can_split(config: TileConfig, spec: EpilogueSpec) -> bool:
         return False
     if not config.target.clusters:
         return len(spec.accumulators) == 1 and not spec.reductions
-    tables = any(load.is_table and load.blocks is not None for load in spec.loads_of(LoadKind.EXACT))
+    tables = any(load.is_table and load.blocks is not None for load in spec.loaded_planes)
     by_tma, plain = (subtiled(spec, config, alignment).summing for alignment in Alignment)
     same = by_tma == config.summing and (plain.tile_m, plain.tile_n) == (by_tma.tile_m, by_tma.tile_n)
     suited = kind_of(config.arch, spec) in (Kind.PLANES, Kind.CONVERTED) and has_planes(spec)

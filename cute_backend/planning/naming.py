@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cute_backend.kinds import reductions
 from cute_backend.kinds.kind import Kind
-from cute_backend.spec import Const, DType, EpilogueSpec, LoadKind, Op, ProductKind, Store
+from cute_backend.spec import Const, DType, EpilogueSpec, Op, ProductKind, Store
 
 if TYPE_CHECKING:
     from cute_backend.planning.kernel_plan import Plan
@@ -143,7 +143,7 @@ class _Steps:
         for acc in spec.accumulators:
             self._values[acc.name] = _Value(acc.name, accumulators=frozenset([acc.name]))
         for load in spec.loads:
-            self._values[load.name] = _Value(load.name, plane=load.kind is LoadKind.EXACT)
+            self._values[load.name] = _Value(load.name, plane=load.kind.is_plane)
 
     def words(self) -> list[str]:
         """Returns the words in order, each once."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.planning.targets.target import WARPGROUP
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.spec import EpilogueSpec, Load, LoadKind, Scaling
+from cute_backend.spec import EpilogueSpec, Load, Scaling
 
 NARROW_SUBTILE_N = 32
 """Columns of a subtile if wider subtiles would leave planes no room in shared memory, or gain nothing."""
@@ -64,7 +64,7 @@ class Registers:
         else:
             accumulators = config.products * config.subtile_n
             sums = 0 if SumScales.of(spec) is None else config.products * config.group_n
-        loads = spec.loads_of(LoadKind.EXACT)
+        loads = spec.loaded_planes
         planes = max(len(spec.planes) - 1, 0) + sum(_by_element(load, config, alignment) for load in loads)
         others = len(spec.stores) - max(len(spec.planes), 1)
         elements = config.block_m * config.subtile_n // WARPGROUP
@@ -86,7 +86,7 @@ def spare_registers(spec: EpilogueSpec, config: TileConfig, alignment: Alignment
 
 
 def _budget(config: TileConfig, spec: EpilogueSpec) -> int:
-    vectors = len(spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC))
+    vectors = len(spec.staged_loads)
     margin = MARGIN if config.target.accumulators.in_registers else MARGIN_OF_TENSOR_MEMORY
     return config.epilogue_registers(spec.product.kind, vectors) - margin
 
@@ -189,7 +189,7 @@ def k_tiles_a_step(config: TileConfig, spec: EpilogueSpec) -> int:
         return 4
     if spec.product.b_scaling is Scaling.LINE:
         return 2 if config.cta_rows > config.block_m * config.sharing else 4
-    return 2 if spec.loads_of(LoadKind.EXACT) else 8
+    return 2 if spec.loaded_planes else 8
 
 
 def long_ops(spec: EpilogueSpec) -> int:

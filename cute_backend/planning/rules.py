@@ -30,7 +30,6 @@ from cute_backend.spec import (
     DType,
     EpilogueSpec,
     Load,
-    LoadKind,
     Major,
     Order,
     ProductKind,
@@ -173,7 +172,7 @@ def few_draws_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
 def narrow_subtiles_by_element(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """Narrows subtiles if planes are read by element whatever the alignment, because M or N is several modes.
     Wide subtiles make waits for TMA rarer, but these reads do not wait for TMA."""
-    by_element = any(load.is_split for load in spec.loads_of(LoadKind.EXACT))
+    by_element = any(load.is_split for load in spec.loaded_planes)
     return _narrow(config, spec) if by_element else config
 
 
@@ -275,7 +274,7 @@ def most_written(width: int, read: int, tables: int) -> int | None:
 
 def reads(spec: EpilogueSpec) -> tuple[int, int]:
     """Returns the number of planes that a spec reads, and how many of them are tables for `most_written`."""
-    exact = spec.loads_of(LoadKind.EXACT)
+    exact = spec.loaded_planes
     return len(exact), sum(load.in_runs for load in exact)
 
 
@@ -495,7 +494,7 @@ def holds_boxes_of_two(config: TileConfig, spec: EpilogueSpec) -> bool:
     if not (target.planes_by_tma and target.accumulators.in_registers) or config.tile_n % wide:
         return False
     block = spec.reordered_columns
-    planes = [load.dtype.bits for load in spec.loads_of(LoadKind.EXACT)]
+    planes = [load.dtype.bits for load in spec.loaded_planes]
     bits = max(planes + [store.dtype.bits for store in spec.planes], default=0)
     run = config.subtile_n if block > config.subtile_n else wide
     heads = [store.heads.columns for store in spec.planes if store.heads is not None]
@@ -523,7 +522,7 @@ def moved(spec: EpilogueSpec, alignment: Alignment) -> Alignment:
     Every plane moves by element if the boxes of one may begin elsewhere than at multiples of 16 bytes along
     contiguous memory: such a copy ended in CUDA error 715 on an H200.
     """
-    planes: list[Load | Store] = [*spec.loads_of(LoadKind.EXACT), *spec.planes]
+    planes: list[Load | Store] = [*spec.loaded_planes, *spec.planes]
     return Alignment.PLAIN if any(_begins_anywhere(plane, spec) for plane in planes) else alignment
 
 

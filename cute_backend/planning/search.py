@@ -27,7 +27,6 @@ from cute_backend.spec import (
     BColumns,
     EpilogueSpec,
     Load,
-    LoadKind,
     Op,
     ProductKind,
     Store,
@@ -142,7 +141,7 @@ def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     if found:
         return found
     blocks = shipped.get(Kind.BLOCKS, ())
-    tables = all(load.is_table for load in spec.loads_of(LoadKind.EXACT))
+    tables = all(load.is_table for load in spec.loaded_planes)
     if not (tables or spec.moves_columns or spec.kept):
         blocks = tuple(shape for shape in blocks if shape.tile_n in WHOLE_VISITS)
     return tuple(each for each in suited(arch, blocks, spec) if holds_values(each, spec))[:MAX_TILES]

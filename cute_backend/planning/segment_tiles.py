@@ -18,7 +18,7 @@ from cute_backend.planning.rules import (
 )
 from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.spec import EpilogueSpec, LoadKind
+from cute_backend.spec import EpilogueSpec
 
 MAX_SEGMENTS = 4
 """The most regions that share a launch: each has an epilogue, and a mainloop, in the text of the kernel."""
@@ -49,7 +49,7 @@ def serving_all(
 def _rounds(segment: EpilogueSpec, subtile_n: int) -> int:
     """How often exact loads of a subtile come: twice if some are read ahead of passes, others by visits."""
     early = segment.early_planes if subtile_n % segment.whole_columns else frozenset()
-    return len({load.name in early for load in segment.loads_of(LoadKind.EXACT)}) or 1
+    return len({load.name in early for load in segment.loaded_planes}) or 1
 
 
 def _width(spec: EpilogueSpec, widths: Sequence[int]) -> int:

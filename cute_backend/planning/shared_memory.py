@@ -16,12 +16,9 @@ from cute_backend.planning.tiles import (
     SMEM_RESERVE,
     TileConfig,
 )
-from cute_backend.spec import DType, EpilogueSpec, LoadKind, Scaling
+from cute_backend.spec import DType, EpilogueSpec, Scaling
 
 T = TypeVar("T")
-
-STAGED = LoadKind.ROWVEC, LoadKind.GROUPVEC
-"""The loads of which a warp may stage a tile's columns."""
 
 SCALE_ALIGN = 16
 """Alignment of each stage of scales in bytes, so that no gap precedes the next buffer."""
@@ -81,12 +78,12 @@ class SumScales:
 
 def has_planes(spec: EpilogueSpec) -> bool:
     """Whether a spec reads or writes an (M, N) plane."""
-    return bool(spec.planes or spec.loads_of(LoadKind.EXACT))
+    return bool(spec.planes or spec.loaded_planes)
 
 
 def plane_bits(spec: EpilogueSpec) -> int:
     """Returns the bits of one element, summed over all planes that a spec reads and writes."""
-    exact = sum(load.dtype.bits for load in spec.loads_of(LoadKind.EXACT))
+    exact = sum(load.dtype.bits for load in spec.loaded_planes)
     return exact + sum(store.dtype.bits for store in spec.planes)
 
 
@@ -142,8 +139,8 @@ class Rings:
         segments = spec.segments
         return Rings.of(
             config,
-            [[load.dtype for load in each.loads_of(LoadKind.EXACT)] for each in segments],
-            [[load.dtype for load in each.loads_of(*STAGED)] for each in segments],
+            [[load.dtype for load in each.loaded_planes] for each in segments],
+            [[load.dtype for load in each.staged_loads] for each in segments],
             [[store.dtype for store in each.planes] for each in segments],
         )
 

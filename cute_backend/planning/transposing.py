@@ -15,7 +15,6 @@ from cute_backend.planning.registers import long_ops
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import Axis, DType, EpilogueSpec, Load, LoadKind, Order, ProductKind, Store
 
-_KINDS = {LoadKind.ROWVEC: LoadKind.COLVEC, LoadKind.COLVEC: LoadKind.ROWVEC}
 _ORDERS = {Order.ROW: Order.COLUMN, Order.COLUMN: Order.ROW}
 _AXES = {Axis.ROW: Axis.COLUMN, Axis.COLUMN: Axis.ROW, Axis.ALL: Axis.ALL}
 _INDICES = ("row_index", "column_index")
@@ -74,5 +73,5 @@ def _flipped_store(store: Store) -> Store:
 
 
 def _flipped(load: Load) -> Load:
-    kind = _KINDS.get(load.kind, load.kind)
+    kind = LoadKind.of(by_row=load.kind.by_column, by_column=load.kind.by_row)
     return replace(load, kind=kind, stride_m=load.stride_n, stride_n=load.stride_m)

@@ -21,6 +21,7 @@ whole. `block_passes` says which reductions come ahead of what reads them, `cons
 
 from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES, DType
 from cute_backend.errors import SpecError
+from cute_backend.kinds.loads import LoadKind
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION
 from cute_backend.spec.chain_ops import (
@@ -31,7 +32,7 @@ from cute_backend.spec.chain_ops import (
     Precision,
 )
 from cute_backend.spec.epilogue_spec import EpilogueSpec
-from cute_backend.spec.loads import TABLE_COLUMNS, Blocks, Load, LoadKind, Order, Stride
+from cute_backend.spec.loads import TABLE_COLUMNS, Blocks, Load, Order, Stride
 from cute_backend.spec.products import (
     FP8_K_STEP,
     SCALE_BLOCK,

@@ -9,8 +9,9 @@ from cute_backend.dtypes import DType
 from cute_backend.errors import SpecError
 from cute_backend.kinds import reductions
 from cute_backend.kinds.kind import Kind
+from cute_backend.kinds.loads import LoadKind
 from cute_backend.spec.chain_ops import Const, Op, Operand, Overflow, Precision
-from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
+from cute_backend.spec.loads import Blocks, Load, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
 from cute_backend.spec.stores import Axis, Cache, Heads, Part, Reduction, Store
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, DType
 from cute_backend.errors import SpecError
 from cute_backend.spec.chain_ops import Overflow
-from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
+from cute_backend.spec.loads import Blocks, Load, Order, Stride
 from cute_backend.spec.products import STORED_DTYPES, Accumulator, Columns, Major, ProductKind, Scaling
 from cute_backend.spec.stores import BATCH_ROWS, HEAD_COLUMNS, Axis, Cache, Heads, Part, Store
 
@@ -18,14 +18,6 @@ if TYPE_CHECKING:
 
 
 _MMA_DTYPES = (DType.E4M3, DType.E5M2, DType.E2M1X2, DType.I8, DType.BF16, DType.F16)
-
-_ZERO_STRIDES = {
-    LoadKind.SCALAR: ((True, True),),
-    LoadKind.ROWVEC: ((True, False),),
-    LoadKind.COLVEC: ((False, True),),
-    LoadKind.EXACT: ((False, False),),
-    LoadKind.GROUPVEC: ((False, False), (False, True)),
-}
 
 
 def validate(spec: EpilogueSpec) -> None:
@@ -51,16 +43,15 @@ def validate(spec: EpilogueSpec) -> None:
     _validate_together(spec.accumulators)
     for load in spec.loads:
         define(load.name)
-        zeros = (load.stride_m is Stride.ZERO, load.stride_n is Stride.ZERO)
-        if zeros not in _ZERO_STRIDES[load.kind]:
+        if not load.kind.allows(load.stride_m is not Stride.ZERO, load.stride_n is not Stride.ZERO):
             raise SpecError(
                 f"{load.name} is called {load.kind.value} but has stride classes "
                 f"({load.stride_m.value}, {load.stride_n.value})"
             )
         if load.dtype is DType.I64 and load.name not in positions | compared:
             raise SpecError(f"{load.name} is i64, which only places in a row or in a cache are loaded as")
-        if load.kind is LoadKind.GROUPVEC:
-            _validate_groupvec(load, spec.product.kind)
+        if load.kind.by_group:
+            _validate_group_vectors(load, spec.product.kind)
         if load.m_modes:
             _validate_modes(load)
         if load.blocks is not None:
@@ -105,7 +96,7 @@ def validate(spec: EpilogueSpec) -> None:
         raise SpecError(f"the stores {names} clash among themselves or with values")
 
 
-def _validate_groupvec(load: Load, kind: ProductKind) -> None:
+def _validate_group_vectors(load: Load, kind: ProductKind) -> None:
     if not kind.has_offsets:
         raise SpecError(
             f"{load.name} has a vector for each group, and the rows of a {kind.value} product are in none"
@@ -133,7 +124,7 @@ def _validate_blocks(load: Load, blocks: Blocks) -> None:
     if blocks.period and (
         type(blocks.period) is not int
         or blocks.period <= blocks.columns
-        or load.kind is not LoadKind.EXACT
+        or not load.kind.is_plane
         or blocks.outer is not Stride.ZERO
     ):
         raise SpecError(
@@ -208,8 +199,7 @@ def _validate_cache(spec: EpilogueSpec, store: Store, cache: Cache) -> None:
             raise SpecError(f"{what} from {cache.at} on; they are all in the cache")
         return
     load = next((load for load in spec.loads if load.name == cache.at), None)
-    kinds = (LoadKind.SCALAR, LoadKind.COLVEC)
-    if load is None or load.kind not in kinds or load.dtype not in (DType.I32, DType.I64):
+    if load is None or load.kind.by_column or load.dtype not in (DType.I32, DType.I64):
         raise SpecError(f"{what} at {cache.at!r}; expected a scalar or a colvec of i32 or i64")
 
 

@@ -13,11 +13,12 @@ from typing import Any, Union
 from cute_backend.dtypes import DType
 from cute_backend.errors import SpecError
 from cute_backend.kinds.blocks import BlockOp
+from cute_backend.kinds.loads import LoadKind
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION, decode, encode
 from cute_backend.spec.chain_ops import Op, Precision
 from cute_backend.spec.consistency import validate
-from cute_backend.spec.loads import Load, LoadKind
+from cute_backend.spec.loads import Load
 from cute_backend.spec.products import Accumulator, BColumns, Columns
 from cute_backend.spec.stores import REDUCED, Store
 
@@ -225,7 +226,7 @@ class EpilogueSpec:
         return block_passes(
             self.ops,
             self.accumulators,
-            {load.name for load in self.loads_of(LoadKind.EXACT)},
+            {load.name for load in self.loaded_planes},
             {store.value for store in self.stores},
             {store.block for store in self.stores} - {0},
         )
@@ -277,6 +278,16 @@ class EpilogueSpec:
         starts = [i for i, store in enumerate(self.stores) if store.part is None or store.part.index == 0]
         ends = [*starts[1:], len(self.stores)]
         return tuple(self.stores[start:end] for start, end in zip(starts, ends, strict=True))
+
+    @cached_property
+    def loaded_planes(self) -> tuple[Load, ...]:
+        """The loads that are planes."""
+        return tuple(load for load in self.loads if load.kind.is_plane)
+
+    @cached_property
+    def staged_loads(self) -> tuple[Load, ...]:
+        """The loads of which a warp may stage a tile's columns."""
+        return tuple(load for load in self.loads if load.kind.is_staged)
 
     def loads_of(self, *kinds: LoadKind) -> tuple[Load, ...]:
         """The loads of some kinds, in the spec's order."""

@@ -7,18 +7,7 @@ from enum import Enum
 from typing import Union
 
 from cute_backend.dtypes import DType
-
-
-class LoadKind(str, Enum):
-    """How an operand varies over the (M, N) plane: which of its strides are zero, or whether it varies by
-    groups of rows."""
-
-    SCALAR = "scalar"
-    ROWVEC = "rowvec"
-    COLVEC = "colvec"
-    EXACT = "exact"
-    GROUPVEC = "groupvec"
-    """A rowvec for each group of a grouped product, as the biases of experts are."""
+from cute_backend.kinds.loads import LoadKind
 
 
 class Stride(str, Enum):
@@ -112,7 +101,7 @@ class Load:
         """Whether the load is a table (S, b): all blocks of columns share its columns, and all modes of M but
         the innermost share its rows. The cosines of rotary embeddings are such a table for heads and batches.
         TMA can bring boxes of it."""
-        if self.kind is not LoadKind.EXACT or self.blocks is None:
+        if not self.kind.is_plane or self.blocks is None:
             return False
         columns = self.blocks.columns
         if columns * self.dtype.bits % _TABLE_BITS if self.blocks.period else columns % TABLE_COLUMNS:
@@ -125,7 +114,7 @@ class Load:
     def order(self) -> Union[Order, None]:
         """The memory order of an exact load; None if neither of its strides is known to be 1, or M or N
         is several modes, and for every other kind."""
-        if self.kind is not LoadKind.EXACT or self.is_split:
+        if not self.kind.is_plane or self.is_split:
             return None
         if self.stride_n is Stride.ONE:
             return Order.ROW

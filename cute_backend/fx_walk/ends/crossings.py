@@ -21,7 +21,7 @@ from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.value import STEP
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 from cute_backend.planning import PLANES, REDUCTIONS, plane_bits_held, planes_written
-from cute_backend.spec import LoadKind, Reduction
+from cute_backend.spec import Reduction
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class _Loads:
         self.draft = draft
         self.outside = outside
         self.beside = outside.beside(draft)
-        self.views = [view for view in draft.chain.views if view.kind is LoadKind.EXACT]
+        self.views = [view for view in draft.chain.views if view.kind.is_plane]
         self.found: dict[fx.Node, int] = {}
         for place, view in enumerate(self.views):
             self.found[view.node] = self.found.get(view.node, 0) | 1 << place

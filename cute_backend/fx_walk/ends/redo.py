@@ -19,7 +19,6 @@ from cute_backend.fx_walk.products.anchors import is_anchor
 from cute_backend.fx_walk.products.questions import base, is_stored
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.values.lower import is_pointwise
-from cute_backend.spec import LoadKind
 
 _MAX_WORK = 16
 """The most ops between a load and values in memory that a kernel repeats for the load."""
@@ -30,7 +29,7 @@ def cheaper_to_redo(
 ) -> set[fx.Node]:
     """The nodes between loads and sources of fewer bytes, which a kernel can repeat; empty if there are
     none."""
-    planes = [view.node for view in draft.chain.views if view.kind is LoadKind.EXACT]
+    planes = [view.node for view in draft.chain.views if view.kind.is_plane]
     return _after_other_products(planes, owner, after_products) | _on_what_is_stored(planes, owner)
 
 

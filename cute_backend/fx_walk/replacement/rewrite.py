@@ -32,7 +32,7 @@ from cute_backend.fx_walk.values.classify import ColumnSlice, LoadView
 from cute_backend.fx_walk.values.lower import is_reshape
 from cute_backend.planning import Constraints
 from cute_backend.runtime.calls.op import gemm_epilogue, gemm_epilogue_into
-from cute_backend.spec import LoadKind, Scaling
+from cute_backend.spec import Scaling
 
 aten = torch.ops.aten
 
@@ -107,7 +107,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: Sizes, replaced: dict[fx.Nod
             ((axis,),) = view.n_axes
             node = sliced(node, axis, view.columns)
         node = _canonical(call, view, node, sizes)
-        if view.kind is LoadKind.GROUPVEC and not view.n_axes:
+        if view.kind.by_group and not view.n_axes:
             node = call(aten.unsqueeze.default, node, 1)
             node = call(aten.expand.default, node, [-1, sizes.argument(region.first.n)])
         loads.append(node)

@@ -25,7 +25,7 @@ from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.lower import lower_cast
 from cute_backend.fx_walk.values.numbers import number
 from cute_backend.fx_walk.values.rounded import as_in_memory
-from cute_backend.spec import LoadKind, Operand
+from cute_backend.spec import Operand
 
 
 def grown(walk: Walk, draft: Draft) -> Draft:
@@ -80,9 +80,7 @@ def _product(draft: Draft, index: int) -> Operand:
         value = chain.emit("mul", value, number(anchor.alpha))
     if anchor.addend is not None:
         view = anchor.addend.view
-        addend: Operand = chain.load(
-            view, None if view.kind is LoadKind.EXACT else role("bias", attrgetter("addend"))
-        )
+        addend: Operand = chain.load(view, None if view.kind.is_plane else role("bias", attrgetter("addend")))
         if anchor.addend.beta != 1:
             addend = chain.emit("mul", addend, number(anchor.addend.beta))
         value = chain.emit("add", value, addend)

@@ -82,7 +82,7 @@ def resolve(walk: Walk, draft: Draft, argument: Any, reader: Reader) -> Operand:
     shape, device = fake(reader.member).shape, draft.first.device
     view = group_vectors(argument, shape, frame, draft.first)
     view = view or classify(argument, shape, device, frame)
-    if view.kind is not LoadKind.EXACT and reader.depth < _MAX_OPERAND_WORK and is_cast_of_stored(argument):
+    if not view.kind.is_plane and reader.depth < _MAX_OPERAND_WORK and is_cast_of_stored(argument):
         return _cast(walk, draft, argument, reader)
     columns = None if side is None else draft.anchors[side].columns
     view = view if columns is None else view.of_slice(columns)

@@ -24,7 +24,6 @@ from cute_backend.spec import (
     DType,
     EpilogueSpec,
     Load,
-    LoadKind,
     Op,
     Operand,
     Overflow,
@@ -146,7 +145,7 @@ class Chain:
         return bool(self.blocks) and self._passes(self._ops) is None
 
     def _passes(self, ops: Sequence[Op]) -> BlockPasses | None:
-        planes = {load.name for load in self._loads if load.kind is LoadKind.EXACT}
+        planes = {load.name for load in self._loads if load.kind.is_plane}
         return block_passes(ops, self.accumulators, planes, self._storable(ops), ())
 
     def _storable(self, ops: Sequence[Op]) -> frozenset[str]:
@@ -261,16 +260,12 @@ class Chain:
         del self._loads[mark.loads :], self.views[mark.loads :]
         del self._ops[mark.ops :], self._nodes[mark.ops :]
 
-    def count(self, kind: LoadKind) -> int:
-        return sum(load.kind is kind for load in self._loads)
-
     @property
     def planes_read(self) -> tuple[int, int]:
         """The number of planes that are read, and how many of them are by blocks whose columns lie side by
         side."""
-        return self.count(LoadKind.EXACT), sum(
-            load.in_runs for load in self._loads if load.kind is LoadKind.EXACT
-        )
+        planes = [load for load in self._loads if load.kind.is_plane]
+        return len(planes), sum(load.in_runs for load in planes)
 
     def nodes(self) -> list[fx.Node]:
         """The node of every load, in the spec's order."""

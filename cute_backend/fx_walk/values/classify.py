@@ -160,7 +160,7 @@ def classify(
         stride_m = Stride.OTHER  # windows that overlap: a compiled layout has one contiguous axis
     return LoadView(
         node=node,
-        kind=kind_of(stride_m, stride_n),
+        kind=LoadKind.of(stride_m is not Stride.ZERO, stride_n is not Stride.ZERO),
         dtype=dtype,
         stride_m=stride_m,
         stride_n=stride_n,
@@ -186,7 +186,7 @@ def classify_vector(node: fx.Node, kind: LoadKind, device: torch.device) -> Load
     stride = _stride_class(node, tensor.stride(axis))
     if stride is Stride.ZERO:
         return LoadView(node, LoadKind.SCALAR, dtype, Stride.ZERO, Stride.ZERO, (), ())
-    if kind is LoadKind.COLVEC:
+    if kind.by_row:
         return LoadView(node, kind, dtype, stride, Stride.ZERO, (axis,), ())
     return LoadView(node, kind, dtype, Stride.ZERO, stride, (), ((axis,),))
 
@@ -220,13 +220,6 @@ def classify_pieces(node: fx.Node, pieces: Size, device: torch.device) -> LoadVi
     if not known(tensor.stride(0) == 1):
         return None
     return LoadView(node, LoadKind.GROUPVEC, dtype, Stride.OTHER, Stride.ONE, (0,), ((1,),), pieces=pieces)
-
-
-def kind_of(stride_m: Stride, stride_n: Stride) -> LoadKind:
-    """The class for two strides."""
-    if stride_m is Stride.ZERO:
-        return LoadKind.SCALAR if stride_n is Stride.ZERO else LoadKind.ROWVEC
-    return LoadKind.COLVEC if stride_n is Stride.ZERO else LoadKind.EXACT
 
 
 def check_load(
