@@ -83,9 +83,7 @@ class _Formula:
             return f"{of_blocks}[:, ::{store.block}]{' in tiles' * (store.order is Order.TILED)}"
         rounded = rounded or store.dtype in PAIRED_DTYPES.values()
         stored = text if rounded and store.value not in self.named else f"{store.dtype.value}({text})"
-        if store.cache:
-            return f"{stored} to {store.cache}"
-        return stored + (f" as {store.heads}" if store.heads else "")
+        return stored if store.by_heads is None else f"{stored} {store.by_heads.words()}"
 
     def _reduction(self, store: Store) -> str:
         """The result of a store's reduction."""

@@ -328,10 +328,10 @@ def _stored(spec: EpilogueSpec, store: Store, value: Tensor, shapes: Mapping[str
     m, n = values.shape
     if store.order is Order.TILED:
         return _in_tiles(values)
-    if (heads := store.heads) is not None:
-        out = values.new_empty((m, n))
-        rows = spec.rows_of_heads(store, shapes, m)
-        memory = out.view(-1, n // heads.columns, rows, heads.columns).transpose(1, 2)
+    if store.by_heads is not None:
+        out, columns = values.new_empty((m, n)), store.by_heads.columns
+        rows = spec.rows_of_batch(store, shapes, m)
+        memory = out.view(-1, n // columns, rows, columns).transpose(1, 2)
         memory.copy_(values.reshape(memory.shape))
         return out
     out = values.new_empty((m, n)) if store.order is Order.ROW else values.new_empty((n, m)).t()

@@ -189,8 +189,8 @@ class Argument:
             m, blocks = _plane((Extent.M, Extent.BLOCKS), store.order is Order.ROW, width)
             dims = (m, replace(blocks, block=store.block))
             return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
-        if (cache := store.cache) is not None:
-            rows = Dim(Extent.CACHE_ROWS, Stride.OTHER, cache.rows, cache.length)
+        if (memory := store.by_heads) is not None and not memory.in_boxes:
+            rows = Dim(Extent.CACHE_ROWS, Stride.OTHER, memory.rows, memory.memory_rows)
             dims = (rows, Dim(Extent.N, Stride.ONE, width=width))
             return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
         if store.reduce is None:

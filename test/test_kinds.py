@@ -19,11 +19,13 @@ from cute_backend.kinds import reductions
 from cute_backend.kinds.blocks import BLOCK_OPS, BlockOp
 from cute_backend.kinds.loads import LoadKind
 from cute_backend.kinds.reductions import REDUCTIONS, ReductionKind, Values
+from cute_backend.kinds.results import ByHeads, Cache, Heads
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, plan, table
 from cute_backend.replay import replay
+from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.signature import Argument, Extent
-from cute_backend.spec import Const, EpilogueSpec, Load, Op, Operand, Store, Stride
+from cute_backend.spec import Const, EpilogueSpec, Load, Op, Operand, ProductKind, Store, Stride
 from support.small_specs import row_maximum, spec_of
 
 INF, NAN = float("inf"), float("nan")
@@ -210,3 +212,30 @@ def test_a_load_passes_through_all_layers(kind: LoadKind) -> None:
     module = emit(plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA))
     assert f"load  {kind.value}" in module
     assert all(kind.flat) and all(kind.deep)
+
+
+MEMORY = [Heads(4, 32), Heads(0, 32), Cache(8, 4, 32, 2), Cache(8, 1, 32, 0), Cache(8, 4, 32, "at")]
+
+
+@pytest.mark.parametrize("memory", MEMORY, ids=str)
+def test_memory_by_heads_passes_through_all_layers(memory: ByHeads) -> None:
+    """The batches, the heads, the words and the module of a store are those that its memory says."""
+    positions = (Load("at", LoadKind.SCALAR, DType.I64, Stride.ZERO, Stride.ZERO),) * bool(memory.positions)
+    fields = {"heads" if isinstance(memory, Heads) else "cache": memory}
+    plain = spec_of(dtype=DType.BF16)
+    spec = replace(plain, loads=positions, stores=(replace(plain.stores[0], **fields),))
+    assert EpilogueSpec.from_json(spec.to_json()) == spec
+    assert spec.stores[0].by_heads == memory and spec.stores[0].batch_rows == memory.rows
+    assert spec.block_columns == memory.columns
+    assert formula(spec, {}) == f"{formula(plain, {})} {memory.words()}"
+    module = emit(plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA))
+    assert f"by_heads(out0, {memory.memory_rows or 'out0.shape[0]'}, {memory.columns})" in module
+    assert memory.in_boxes or memory.place("held.at[0]", by_row=False)[0] in module
+    with pytest.raises(SpecError, match=f"^out0 {memory.described()}; no plane of a batched product may"):
+        replace(spec, accumulators=(replace(spec.product, kind=ProductKind.BATCHED),))
+    if memory.rows > 1:
+        b = [torch.zeros(8, 64).bfloat16()]
+        with pytest.raises(
+            ValueError, match=f"^out0 {memory.batches(memory.rows)}, and 6 rows are no multiple"
+        ):
+            check_operands(spec, [torch.zeros(6, 8).bfloat16()], b, [torch.tensor(0)] * len(positions))

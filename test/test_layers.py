@@ -201,6 +201,20 @@ def test_kinds_of_loads_are_named_where_one_is_made_or_placed_alone() -> None:
     assert named == {"fx_walk", "runtime", "planning"}
 
 
+def test_kinds_of_memory_are_named_where_one_is_made_or_decoded_alone() -> None:
+    """The walker makes them, and JSON has a field for each. All else asks a store for its memory by heads."""
+    kinds = {"Heads", "Cache"}
+    named = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and kinds & {alias.name for alias in node.names}
+        if path.name != "__init__.py"
+    }
+    walker = {"fx_walk/region/region.py", "fx_walk/replacement/cache_writes.py"}
+    assert named == {"caches.py", "spec/canonical.py", "spec/stores.py", *walker}
+
+
 def modules_imported(path: Path, types: bool = True) -> set[str]:
     """The modules of the package that a file imports, with or without those that it needs for types alone."""
     found = set()

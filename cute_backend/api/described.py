@@ -145,7 +145,7 @@ class Region:
         shared = "tma" if self._plan.arch.target.planes_by_tma else "smem"
         placement = shared if name in self._plan.shared_stores else "vector"
         part = f"{store.part.index + 1} of {store.part.count}" if store.part else ""
-        heads = str(store.heads or store.cache or "")
+        heads = str(store.by_heads or "")
         return Store(name, dtype, order, placement, block=store.block, part=part, heads=heads)
 
     def kernel(self, arch: str | None = None) -> Kernel:

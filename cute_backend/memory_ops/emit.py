@@ -149,7 +149,7 @@ class _Module:
         periods = any(load.blocks is not None and load.blocks.period for load in whole)
         helpers += ["first_columns"] if periods else []
         helpers += ["table"] if tables else []
-        helpers += ["by_heads"] if any(store.heads or store.cache for store in self.spec.stores) else []
+        helpers += ["by_heads"] if any(store.by_heads for store in self.spec.stores) else []
         helpers += ["pair_halves"] if any(each.pairs() for each in epilogues) else []
         helpers += ["transpose"] if self.tile.transposed else []
         has_columns = any(each.has_columns() for each in epilogues)
@@ -229,12 +229,8 @@ class _Module:
     def _of_caches(self) -> list[str]:
         """The import of the functions that give a row its place in a cache."""
         kinds = {load.name: load.kind for load in self.spec.loads}
-        caches = [store.cache for store in self.spec.stores if store.cache is not None]
-        names = {
-            "place_in_cache" if kinds[cache.at].by_row else "follow_in_cache"
-            for cache in caches
-            if isinstance(cache.at, str)
-        }
+        memories = [store.by_heads for store in self.spec.stores if store.by_heads is not None]
+        names = {each.function(kinds[each.positions].by_row) for each in memories if each.positions}
         names |= {"saturated" for load in self.spec.loads if load.dtype is DType.I64}
         return (
             [f"from cute_backend.memory_ops.device_cache import {', '.join(sorted(names))}"] if names else []

@@ -13,7 +13,7 @@ from cute_backend.memory_ops.statements import Chain, Loop, register_type
 from cute_backend.ops import GUMBEL
 from cute_backend.planning import Placing, Plan, Ring, is_one_block
 from cute_backend.signature import Argument, Extent, Role, of_role
-from cute_backend.spec import Cache, DType, EpilogueSpec, Load, Op, Order, Overflow, Store
+from cute_backend.spec import ByHeads, DType, EpilogueSpec, Load, Op, Order, Overflow, Store
 
 
 class EpilogueText:
@@ -55,7 +55,7 @@ class EpilogueText:
         planes = self.places.in_ring(Ring.PLANE, self.spec)
         shared_loads = [_operand(load.name, load.dtype, load.order, load.is_table) for load in planes]
         shared_stores = [
-            _operand(store.name, store.dtype, store.order, by_heads=store.heads is not None)
+            _operand(store.name, store.dtype, store.order, by_heads=store.by_heads is not None)
             for store in self.spec.planes
             if store.name in self.places.shared_stores
         ]
@@ -146,12 +146,12 @@ class EpilogueText:
             if text != load.name:
                 views[load.name] = (f"{load.name}_plane", text)
         for store in self.spec.stores:
-            if (heads := store.heads) is not None:
-                text = f"by_heads({store.name}, {self._rows_of_heads(store)}, {heads.columns})"
-                views[store.name] = (f"{store.name}_heads", text)
-            if (cache := store.cache) is not None:
-                text = f"by_heads({store.name}, {cache.length}, {cache.columns})"
-                views[store.name] = (f"{store.name}_heads", text)
+            if (memory := store.by_heads) is not None:
+                rows = memory.memory_rows or self._rows_at_launch(store)
+                views[store.name] = (
+                    f"{store.name}_heads",
+                    f"by_heads({store.name}, {rows}, {memory.columns})",
+                )
         if self.pairs():
             moved = {load.name for load in self.places.in_ring(Ring.PLANE, self.spec)}
             moved |= set(self.places.shared_stores)
@@ -165,11 +165,8 @@ class EpilogueText:
                 views[name] = (f"{name}_t", f"transpose({views[name][1] if name in views else name})")
         return views
 
-    def _rows_of_heads(self, store: Store) -> str:
-        """The expression of S in `launch`: a number, or a size of an argument."""
-        assert store.heads is not None
-        if store.heads.rows:
-            return str(store.heads.rows)
+    def _rows_at_launch(self, store: Store) -> str:
+        """The expression of the rows of a batch in `launch`, from the sizes of arguments."""
         divisors = [
             f" // {load.name}.shape[{axis}]"
             for load in self.spec.loads_with_batches(store)[:1]
@@ -334,10 +331,10 @@ class EpilogueText:
                 f"                if inside & (column % {block} == 0):",
                 f"                    {store.name}_glob[row, column // {block}] = {store.name}_rmem[e]",
             ]
-        if (cache := store.cache) is not None:
-            return [*lines, *self._cached(store, cache)]
+        if (memory := store.by_heads) is not None and not memory.in_boxes:
+            return [*lines, *self._placed(store, memory)]
         whole = is_one_block(self.spec, self.tile)
-        if whole and store.heads is not None:
+        if whole and store.by_heads is not None:
             return [
                 *lines[:-1],
                 f"        {store.name}_line = sub.line_of({store.name}_glob)",
@@ -355,29 +352,17 @@ class EpilogueText:
             f"                {store.name}_glob[row, column] = {store.name}_rmem[e]",
         ]
 
-    def _cached(self, store: Store, cache: Cache) -> list[str]:
-        """The lines that store an element to a cache, where its row's position is in the cache."""
-        target = "            row, column, inside = sub.target(e)"
-        if isinstance(cache.at, int):
-            placed = [
-                f"            place = row // {cache.rows} * {cache.length} + row % {cache.rows} + {cache.at}"
-            ]
-            if cache.rows == 1:
-                placed = [f"            place = row * {cache.length} + {cache.at}"]
-            condition = "inside"
-        else:
-            placement = self.places.placements[cache.at]
-            by_row = placement.kind.by_row
-            at = placement.element.format(cache.at)
-            place = "place_in_cache" if by_row else "follow_in_cache"
-            placed = [
-                *(["            r = sub.row_of(e)"] if by_row else []),
-                f"            place, kept = {place}({at}, row, {cache.rows}, {cache.length})",
-            ]
-            condition = "inside & kept"
+    def _placed(self, store: Store, memory: ByHeads) -> list[str]:
+        """The lines that store an element to the row in memory that its row has, if there is one."""
+        position, by_row = "", False
+        if memory.positions:
+            placement = self.places.placements[memory.positions]
+            position, by_row = placement.element.format(memory.positions), placement.kind.by_row
+        found, condition = memory.place(position, by_row)
         return [
-            target,
-            *placed,
+            "            row, column, inside = sub.target(e)",
+            *(["            r = sub.row_of(e)"] if by_row else []),
+            f"            {found}",
             f"            if {condition}:",
             f"                {store.name}_glob[place, column] = {store.name}_rmem[e]",
         ]

@@ -308,7 +308,7 @@ def subtiles_within_heads(config: TileConfig, spec: EpilogueSpec) -> TileConfig 
     blocks that need wider subtiles, such planes are written by element."""
     if spec.visit_columns > 1 or spec.reordered_columns:
         return config
-    columns = gcd(*(store.heads.columns for store in spec.stores if store.heads is not None))
+    columns = gcd(*spec.cut_columns)
     if columns % CUT_HEAD_COLUMNS:
         return None
     return replace(config, subtile_n=gcd(columns, config.subtile_n)) if columns else config
@@ -325,8 +325,7 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
     blocks = {load.blocks.columns for load in spec.loads if load.blocks is not None}
     blocks |= {op.columns_together for op in spec.ops}
     blocks |= {store.block for store in spec.stores}
-    blocks |= {store.heads.columns for store in spec.stores if store.heads is not None}
-    blocks.add(product.b_block)
+    blocks |= {product.b_block, *spec.cut_columns}
     return (
         config.target.planes_by_tma
         and config.products == 1
@@ -497,12 +496,11 @@ def holds_boxes_of_two(config: TileConfig, spec: EpilogueSpec) -> bool:
     planes = [load.dtype.bits for load in spec.loaded_planes]
     bits = max(planes + [store.dtype.bits for store in spec.planes], default=0)
     run = config.subtile_n if block > config.subtile_n else wide
-    heads = [store.heads.columns for store in spec.planes if store.heads is not None]
     blocks = [load.blocks.columns for load in spec.loads if load.blocks is not None]
     return (
         run * bits <= ROW_BITS
         and (pairs_halves(wide, spec) if block > config.subtile_n else spec.whole_columns == 1)
-        and not any(columns % wide for columns in heads + blocks)
+        and not any(columns % wide for columns in (*spec.cut_columns, *blocks))
         and not any(load.blocks is not None and load.blocks.period for load in spec.loads)
     )
 

@@ -25,7 +25,7 @@ def can_transpose(spec: EpilogueSpec) -> bool:
 
     It must have one dense product, and no block scales, no blocks of columns of B, no indices as results of
     reductions, no reductions of batches of rows, no ops on indices or on blocks of columns, no draws of
-    noise, no loads whose M or N is several modes, and no stores to a cache.
+    noise, no loads whose M or N is several modes, and no stores by heads.
     """
     product = spec.product
     return (
@@ -36,7 +36,7 @@ def can_transpose(spec: EpilogueSpec) -> bool:
         and not any(each.kind.is_place or each.rows for store in spec.stores if (each := store.reduce))
         and not any(load.is_split for load in spec.loads)
         and spec.block_columns == 1
-        and not any(store.cache for store in spec.stores)
+        and not any(store.by_heads for store in spec.stores)
         and not any(op.op in _INDICES for op in spec.ops)
         and not long_ops(spec)
     )

@@ -22,6 +22,7 @@ whole. `block_passes` says which reductions come ahead of what reads them, `cons
 from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES, DType
 from cute_backend.errors import SpecError
 from cute_backend.kinds.loads import LoadKind
+from cute_backend.kinds.results import HEAD_COLUMNS, ByHeads, Cache, Heads
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION
 from cute_backend.spec.chain_ops import (
@@ -49,11 +50,8 @@ from cute_backend.spec.products import (
 )
 from cute_backend.spec.stores import (
     BATCH_ROWS,
-    HEAD_COLUMNS,
     REDUCED,
     Axis,
-    Cache,
-    Heads,
     Part,
     Reduction,
     Store,
@@ -79,6 +77,7 @@ __all__ = [
     "BlockFormat",
     "BlockPasses",
     "Blocks",
+    "ByHeads",
     "Cache",
     "Columns",
     "Const",

@@ -10,10 +10,11 @@ from cute_backend.errors import SpecError
 from cute_backend.kinds import reductions
 from cute_backend.kinds.kind import Kind
 from cute_backend.kinds.loads import LoadKind
+from cute_backend.kinds.results import Cache, Heads
 from cute_backend.spec.chain_ops import Const, Op, Operand, Overflow, Precision
 from cute_backend.spec.loads import Blocks, Load, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
-from cute_backend.spec.stores import Axis, Cache, Heads, Part, Reduction, Store
+from cute_backend.spec.stores import Axis, Part, Reduction, Store
 
 SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, DType
 from cute_backend.errors import SpecError
+from cute_backend.kinds.results import ByHeads
 from cute_backend.spec.chain_ops import Overflow
 from cute_backend.spec.loads import Blocks, Load, Order, Stride
 from cute_backend.spec.products import STORED_DTYPES, Accumulator, Columns, Major, ProductKind, Scaling
-from cute_backend.spec.stores import BATCH_ROWS, HEAD_COLUMNS, Axis, Cache, Heads, Part, Store
+from cute_backend.spec.stores import BATCH_ROWS, Axis, Part, Store
 
 if TYPE_CHECKING:
     from cute_backend.spec.epilogue_spec import EpilogueSpec
@@ -35,7 +36,7 @@ def validate(spec: EpilogueSpec) -> None:
             raise SpecError(f"two values are called {name!r}")
         seen.add(name)
 
-    positions = {store.cache.at for store in spec.stores if store.cache is not None}
+    positions = {store.by_heads.positions for store in spec.stores if store.by_heads is not None}
     compared = {operand for op in spec.ops if op.op == "eq" for operand in op.values}
     for acc in spec.accumulators:
         define(acc.name)
@@ -75,8 +76,8 @@ def validate(spec: EpilogueSpec) -> None:
         if store.value not in seen:
             raise SpecError(f"{store.name} stores {store.value!r}, which nothing computes")
         _validate_store(store, spec.dtypes[store.value])
-        if store.cache is not None:
-            _validate_cache(spec, store, store.cache)
+        if store.by_heads is not None:
+            _validate_by_heads(spec, store, store.by_heads)
         if spec.product.kind is not ProductKind.DENSE:
             _validate_several(store, spec.product.kind)
     _validate_parts(spec.stores)
@@ -148,8 +149,6 @@ def _validate_store(store: Store, value: DType) -> None:
         )
     if store.order is Order.TILED and not (store.block and store.dtype is DType.E8M0):
         raise SpecError(f"{store.name} is in tiles; only scales of blocks, of dtype e8m0, may be")
-    if store.heads is not None:
-        _validate_heads(store, store.heads)
     if store.dtype in PAIRED_DTYPES.values():
         _validate_pairs(store, value)
     if store.reduce is None:
@@ -175,32 +174,18 @@ def _validate_store(store: Store, value: DType) -> None:
         raise SpecError(f"{what} is stored as {store.dtype.value}; expected {able}")
 
 
-def _validate_heads(store: Store, heads: Heads) -> None:
-    what = f"{store.name} has heads of {heads.rows} rows and {heads.columns} columns"
-    if type(heads.rows) is not int or heads.rows < 0 or heads.rows == 1 or type(heads.columns) is not int:
-        raise SpecError(f"{what}; rows are 2 or more, or 0 if they are known at launch, and both are numbers")
-    if heads.columns < HEAD_COLUMNS or heads.columns % HEAD_COLUMNS:
-        raise SpecError(f"{what}; columns are a multiple of {HEAD_COLUMNS}")
-    if store.reduce or store.block or store.part or store.order is not Order.ROW:
-        raise SpecError(f"{what}; only a whole plane by rows has them")
-
-
-def _validate_cache(spec: EpilogueSpec, store: Store, cache: Cache) -> None:
-    what = f"{store.name} is written to {cache.rows} rows of a cache of {cache.length}"
-    sizes = (cache.length, cache.rows, cache.columns)
-    if not all(type(size) is int and size > 0 for size in sizes) or cache.rows > cache.length:
-        raise SpecError(f"{what}, with heads of {cache.columns} columns; the rows are no more than those")
-    if store.reduce or store.block or store.part or store.heads or store.order is not Order.ROW:
-        raise SpecError(f"{what}; only a whole plane by rows is")
+def _validate_by_heads(spec: EpilogueSpec, store: Store, memory: ByHeads) -> None:
+    what = f"{store.name} {memory.described()}"
+    if rule := memory.contradiction():
+        raise SpecError(f"{what}; {rule}")
+    several = store.reduce or store.block or store.part or (store.heads and store.cache)
+    if several or store.order is not Order.ROW:
+        raise SpecError(f"{what}; only a whole plane by rows may")
     if spec.product.kind is not ProductKind.DENSE:
-        raise SpecError(f"{what}, which the planes of a {spec.product.kind.value} product are not")
-    if isinstance(cache.at, int):
-        if type(cache.at) is not int or not 0 <= cache.at <= cache.length - cache.rows:
-            raise SpecError(f"{what} from {cache.at} on; they are all in the cache")
-        return
-    load = next((load for load in spec.loads if load.name == cache.at), None)
-    if load is None or load.kind.by_column or load.dtype not in (DType.I32, DType.I64):
-        raise SpecError(f"{what} at {cache.at!r}; expected a scalar or a colvec of i32 or i64")
+        raise SpecError(f"{what}; no plane of a {spec.product.kind.value} product may")
+    load = next((load for load in spec.loads if load.name == memory.positions), None)
+    if memory.positions and (load is None or load.kind.by_column or load.dtype not in (DType.I32, DType.I64)):
+        raise SpecError(f"{what} at {memory.positions!r}; expected a scalar or a colvec of i32 or i64")
 
 
 def _validate_pairs(store: Store, value: DType) -> None:
@@ -230,8 +215,6 @@ def _validate_parts(stores: tuple[Store, ...]) -> None:
 
 
 def _validate_several(store: Store, kind: ProductKind) -> None:
-    if store.heads is not None:
-        raise SpecError(f"{store.name} has heads, which the planes of a {kind.value} product do not have")
     if store.order is not Order.ROW and kind is not ProductKind.GROUPED:
         raise SpecError(
             f"{store.name} has order {store.order.value}; the planes of a {kind.value} product have rows"

@@ -135,15 +135,15 @@ class EpilogueSpec:
             for each in op.values:
                 segments[each] |= segments[op.name]
         for store in self.stores:
-            if store.cache is not None and isinstance(store.cache.at, str):
-                segments[store.cache.at] |= segments[store.value]
+            if store.by_heads is not None and store.by_heads.positions:
+                segments[store.by_heads.positions] |= segments[store.value]
         return segments
 
     def loads_with_batches(self, store: Store) -> tuple[Load, ...]:
         """The loads whose outer modes of M are B, for a store with heads whose S is known only at launch:
         those with modes that the value is computed from, such as cosines (1, S, D). If there are none, B is
         1."""
-        if store.heads is None or store.heads.rows:
+        if store.by_heads is None or store.by_heads.rows:
             return ()
         needed = {store.value}
         for op in reversed(self.ops):
@@ -151,12 +151,11 @@ class EpilogueSpec:
                 needed.update(op.values)
         return tuple(load for load in self.loads if load.m_modes and load.name in needed)
 
-    def rows_of_heads(self, store: Store, shapes: Mapping[str, Sequence[Any]], m: Any) -> Any:
-        """S of a store with heads, in a launch of M rows with loads of these `shapes`, by name. Raises
-        ValueError if the loads contradict each other."""
-        assert store.heads is not None
-        if store.heads.rows:
-            return store.heads.rows
+    def rows_of_batch(self, store: Store, shapes: Mapping[str, Sequence[Any]], m: Any) -> Any:
+        """The rows of a batch of a store, in a launch of M rows with loads of these `shapes`, by name; 0 if
+        it has no batches. Raises ValueError if the loads contradict each other."""
+        if store.batch_rows or store.by_heads is None:
+            return store.batch_rows
         outer = {load.name: len(load.m_modes) - 1 for load in self.loads_with_batches(store)}
         batches = {name: prod(shapes[name][:count]) for name, count in outer.items()}
         first, *others = batches.values() or [1]
@@ -173,8 +172,7 @@ class EpilogueSpec:
         of heads; 1 without blocks, and with segments, whose widths a spec has checked."""
         if self.b_columns is BColumns.SEGMENTS:
             return 1
-        layouts = (store.heads or store.cache for store in self.stores)
-        heads = (layout.columns for layout in layouts if layout is not None)
+        heads = (memory.columns for store in self.stores if (memory := store.by_heads) is not None)
         of_ops = (op.block for op in self.ops if op.block)
         return lcm(self.whole_columns, *heads, *of_ops)
 
@@ -266,6 +264,12 @@ class EpilogueSpec:
     def planes(self) -> tuple[Store, ...]:
         """The stores that write the whole (M, N) plane."""
         return tuple(store for store in self.stores if store.reduce is None and not store.block)
+
+    @cached_property
+    def cut_columns(self) -> tuple[int, ...]:
+        """The columns of the heads by which planes are stored in boxes, each box in one head."""
+        memories = (store.by_heads for store in self.planes)
+        return tuple(each.columns for each in memories if each is not None and each.in_boxes)
 
     @cached_property
     def reductions(self) -> tuple[Store, ...]:

@@ -8,6 +8,7 @@ from typing import Union
 
 from cute_backend.dtypes import DType
 from cute_backend.kinds.reductions import ReductionKind
+from cute_backend.kinds.results import ByHeads, Cache, Heads
 from cute_backend.spec.chain_ops import Op
 from cute_backend.spec.loads import Order
 
@@ -57,45 +58,6 @@ class Part:
     count: int
 
 
-HEAD_COLUMNS = 16
-"""The columns of a head must be a multiple of this number. In every dtype, this number of columns has at
-least 16 bytes, of which TMA's strides are multiples."""
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The memory of a plane as (B, H, S, D), contiguous, if M is (B, S) and N is (H, D): `rows` is S and
-    `columns` is D. Attention reads it so. A kernel divides by both, which are its constants; but if S is
-    known only at launch, `rows` is 0 (`EpilogueSpec.rows_of_heads`)."""
-
-    rows: int
-    columns: int
-
-    def __str__(self) -> str:
-        return f"(B, H, {self.rows or 'S'}, {self.columns})"
-
-
-@dataclass(frozen=True)
-class Cache:
-    """The place of a plane in a cache of keys or values (B, H, L, D), contiguous, if M is (B, S) and N is (H,
-    D): `length` is L, `rows` is S and `columns` is D. The other rows of the cache stay as they are.
-
-    Row b * S + s of the plane becomes a row of batch b. `at` names the load that says which: a colvec has the
-    position of each row, and a scalar has the position of s = 0, which the others follow; or `at` is that
-    number. A position p < 0 of a load stands for p + L. A row whose position is not in the cache is not
-    written. If rows of a batch have one position, each element is that of any of them, as with `index_put` of
-    torch.
-    """
-
-    length: int
-    rows: int
-    columns: int
-    at: Union[str, int]
-
-    def __str__(self) -> str:
-        return f"rows of (B, H, {self.length}, {self.columns}) at {self.at}"
-
-
 @dataclass(frozen=True)
 class Store:
     """An output: the value `value`, converted to `dtype`.
@@ -127,3 +89,14 @@ class Store:
     heads: Union[Heads, None] = None
     after: tuple[Op, ...] = ()
     cache: Union[Cache, None] = None
+
+    @property
+    def by_heads(self) -> ByHeads | None:
+        """The memory of a plane that is by heads: its own, or that of a cache."""
+        return self.heads or self.cache
+
+    @property
+    def batch_rows(self) -> int:
+        """The rows of a batch, of which M is a multiple; 0 without batches, and if a launch says how many."""
+        of_reduction = 0 if self.reduce is None else self.reduce.rows
+        return of_reduction if self.by_heads is None else self.by_heads.rows

@@ -54,10 +54,7 @@ class Binding:
         ]
         self._is_block_scaled = spec.product.is_block_scaled
         self._block_columns = spec.block_columns
-        heads = (store.heads.rows or 1 for store in spec.stores if store.heads is not None)
-        batches = (store.reduce.rows or 1 for store in spec.reductions if store.reduce is not None)
-        caches = (store.cache.rows for store in spec.stores if store.cache is not None)
-        self._batch_rows = math.lcm(*heads, *batches, *caches)
+        self._batch_rows = math.lcm(*(store.batch_rows or 1 for store in spec.stores))
         is_checked = self._is_block_scaled or self._block_columns > 1 or self._batch_rows > 1
         self.takes_operands_as_given = not (self._operand_views or self._split or is_checked)
         """Whether `operands` makes no view and has nothing to check."""

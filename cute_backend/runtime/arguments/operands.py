@@ -61,8 +61,7 @@ def blocks_of(spec: EpilogueSpec) -> list[tuple[str, int]]:
     """The loads, ops and stores that have blocks of columns, with their sizes."""
     loads = [(load.name, load.blocks.step) for load in spec.loads if load.blocks is not None]
     others = [(op.name, op.block) for op in spec.ops] + [(store.name, store.block) for store in spec.stores]
-    others += [(store.name, store.heads.columns) for store in spec.stores if store.heads is not None]
-    others += [(store.name, store.cache.columns) for store in spec.stores if store.cache is not None]
+    others += [(store.name, heads.columns) for store in spec.stores if (heads := store.by_heads) is not None]
     return loads + [(name, columns) for name, columns in others if columns]
 
 
@@ -201,17 +200,11 @@ def check_operands(
         if n % columns != 0:
             raise ValueError(f"{name} has blocks of {columns} columns, and {n} columns are no multiple")
     for store in spec.stores:
-        if store.heads is not None and m % (rows := spec.rows_of_heads(store, shapes, m) or 1) != 0:
-            raise ValueError(f"{store.name} has heads of {rows} rows, and {m} rows are no multiple")
-        if store.cache is not None and m % store.cache.rows != 0:
-            raise ValueError(
-                f"{store.name} writes {store.cache.rows} rows of each batch to a cache, and {m} rows are no "
-                "multiple"
-            )
-        if store.reduce is not None and store.reduce.rows and m % store.reduce.rows != 0:
-            raise ValueError(
-                f"{store.name} has batches of {store.reduce.rows} rows, and {m} rows are no multiple"
-            )
+        rows = spec.rows_of_batch(store, shapes, m)
+        if rows and m % rows != 0:
+            memory = store.by_heads
+            what = f"has batches of {rows} rows" if memory is None else memory.batches(rows)
+            raise ValueError(f"{store.name} {what}, and {m} rows are no multiple")
     if scaled:
         check_scales(spec, a, b)
     sizes = {Extent.M: m, Extent.N: n, Extent.GROUPS: groups_of(spec, a)}

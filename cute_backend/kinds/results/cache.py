@@ -1,0 +1,67 @@
+"""Planes that are written to some rows of a cache of keys or values. `caches.py` does it by aten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from cute_backend.kinds.results.by_heads import ByHeads
+
+
+@dataclass(frozen=True)
+class Cache(ByHeads):
+    """The place of a plane in a cache of keys or values (B, H, L, D), contiguous, if M is (B, S) and N is (H,
+    D): `length` is L, `rows` is S and `columns` is D. The other rows of the cache stay as they are.
+
+    Row b * S + s of the plane becomes a row of batch b. `at` names the load that says which: a colvec has the
+    position of each row, and a scalar has the position of s = 0, which the others follow; or `at` is that
+    number. A position p < 0 of a load stands for p + L. A row whose position is not in the cache is not
+    written. If rows of a batch have one position, each element is that of any of them, as with `index_put` of
+    torch.
+    """
+
+    length: int
+    rows: int
+    columns: int
+    at: Union[str, int]
+
+    in_boxes = False
+
+    def __str__(self) -> str:
+        return f"rows of (B, H, {self.length}, {self.columns}) at {self.at}"
+
+    @property
+    def memory_rows(self) -> int:
+        return self.length
+
+    @property
+    def positions(self) -> str:
+        return self.at if isinstance(self.at, str) else ""
+
+    def contradiction(self) -> str:
+        sizes = (self.length, self.rows, self.columns)
+        if not all(type(size) is int and size > 0 for size in sizes) or self.rows > self.length:
+            return f"heads have {self.columns} columns, and the rows are no more than those of the cache"
+        if self.positions or (type(self.at) is int and 0 <= self.at <= self.length - self.rows):
+            return ""
+        return f"it begins at row {self.at}, and all its rows are in the cache"
+
+    def described(self) -> str:
+        return f"is written to {self.rows} rows of a cache of {self.length}"
+
+    def batches(self, rows: int) -> str:
+        return f"writes {rows} rows of each batch to a cache"
+
+    def words(self) -> str:
+        return f"to {self}"
+
+    def function(self, by_row: bool) -> str:
+        return "place_in_cache" if by_row else "follow_in_cache"
+
+    def place(self, position: str, by_row: bool) -> tuple[str, str]:
+        if self.positions:
+            found = f"{self.function(by_row)}({position}, row, {self.rows}, {self.length})"
+            return f"place, kept = {found}", "inside & kept"
+        if self.rows == 1:
+            return f"place = row * {self.length} + {self.at}", "inside"
+        return f"place = row // {self.rows} * {self.length} + row % {self.rows} + {self.at}", "inside"
