@@ -162,6 +162,7 @@ def test_an_op_over_blocks_reads_no_other_block(kind: BlockOp) -> None:
             alone = [kind.reference(row.unsqueeze(0), part, torch.float64) for row in rows]
             assert whole.shape == rows.shape and torch.equal(whole, torch.cat(alone))
             assert whole.dtype is (torch.float32 if kind.reads else torch.int32)
+            assert kind.reads or torch.equal(whole, whole[:1].expand(rows.shape))
 
 
 @pytest.mark.parametrize("kind", BLOCK_OPS.values(), ids=str)
