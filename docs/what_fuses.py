@@ -26,6 +26,10 @@ def int8(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor) -> Tensor:
     return y.bfloat16() * w_scale  # (N,)
 
 
+def weight_only(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+    return F.linear(x, w.to(torch.bfloat16)) * scale  # int8; (N,)
+
+
 def maximum(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     y = F.relu(F.linear(x, w))
     return y, y.abs().amax(-1)
@@ -115,6 +119,7 @@ PROGRAMS = (
             bf16(4096),
         ),
     ),
+    Program(weight_only, (bf16(64, 1024), torch.zeros(4096, 1024, dtype=torch.int8), bf16(4096))),
     Program(maximum, (bf16(2048, 1024), bf16(14336, 1024))),
     Program(pooled, (X, bf16(4096, 1024))),
     Program(last_row, (X, bf16(32000, 1024))),

@@ -13,7 +13,7 @@ from cute_backend.spec import EpilogueSpec
 DOUBTED = 3
 """The most tiles that are in doubt. Of 92 drawn problems in 16 bits, M of 1 to 1,024, of each of which some
 12 tiles were timed, the model's choice takes 1.068 times as long as the fastest tile, the best of these three
-1.019 times, and the best of five 1.014 times (H200, benchmarks/findings/tiles.md)."""
+1.019 times, and the best of five 1.014 times (H200, benchmarks/findings.md)."""
 
 DOUBT = 1.15
 """How many times as long as the choice a tile in doubt may be predicted to take."""
