@@ -33,6 +33,14 @@ def assert_expected(name: str, text: str) -> Path:
     return path
 
 
+def assert_unexpected(name: str, why: str) -> None:
+    """Checks that test/expected has no file `name`."""
+    path = EXPECTED / name
+    if os.environ.get("EXPECTTEST_ACCEPT") == "1":
+        path.unlink(missing_ok=True)
+    assert not path.exists(), f"{name} is not needed, since {why}; EXPECTTEST_ACCEPT=1 removes it"
+
+
 def check_samples(path: Path, name: str, sample: str) -> None:
     """Compares the sample `name` of a page with `sample`, or writes it."""
     text = path.read_text()

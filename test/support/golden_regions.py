@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from unittest import mock
 
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -78,6 +79,7 @@ transposed tiles."""
 LARGE = Problem(4096, 4096, 4096)
 
 
+@cache
 def the_region(name: str, arch: str, problem: Problem = LARGE) -> Region:
     """The one region of an epilogue."""
     epilogue = PROGRAMS[name]
