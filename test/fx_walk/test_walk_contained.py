@@ -148,8 +148,9 @@ COMMITTING = {working_copy.WorkingCopy.commit.__code__, working_copy.WorkingCopy
 is not as it was."""
 
 
-UNOBSERVED = pass_module.EpiloguePass()
-"""The pass alone: what fails where an explanation is made of a graph leaves it fused."""
+UNOBSERVED = pass_module.EpiloguePass({"measure": False})
+"""The pass alone: what fails where an explanation is made of a graph, or where something is measured, leaves
+it fused."""
 
 
 def called_by_the_pass(path: Path) -> Counter[CodeType]:
