@@ -25,7 +25,7 @@ from cute_backend.runtime.disk.cache import caches
 from cute_backend.runtime.disk.pack import Content, packs, write_pack
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.reach import Problem, reachable_kernels, with_widened
-from cute_backend.runtime.tuning.tuning_results import Key, Memory, Result, remembered
+from cute_backend.runtime.tuning.tuning_results import Key, Records, Result, remembered
 from cute_backend.spec import EpilogueSpec
 
 
@@ -143,7 +143,7 @@ def _kernels(request: Request) -> Iterator[Kernel]:
                 yield from reachable_kernels(problem, arch, sm_count, buckets=_buckets(request))
 
 
-def _timed(request: Request, memory: Memory) -> Iterator[tuple[Key, Result]]:
+def _timed(request: Request, memory: Records) -> Iterator[tuple[Key, Result]]:
     """The timings of the problems that are remembered here, on whatever GPU of their architecture."""
     for arch, problems in request.problems.items():
         for problem in problems:

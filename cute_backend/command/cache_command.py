@@ -10,7 +10,7 @@ from typing import Any
 from cute_backend.errors import UsageError
 from cute_backend.planning.naming import DIGEST
 from cute_backend.runtime.disk.cache import CacheFolderError, KernelCache, cache_root
-from cute_backend.runtime.disk.upkeep import ENTRY, Entry, Verdict, clear, entries, judge
+from cute_backend.runtime.disk.upkeep import ENTRY, Entry, Soundness, clear, entries, judge
 from cute_backend.runtime.host.documents import parse
 from cute_backend.runtime.kernels.kernel import Kernel, environment
 
@@ -117,14 +117,14 @@ def _described(entry: Entry) -> str:
 
 
 def _verify(kernels: list[Entry]) -> int:
-    counts = dict.fromkeys(Verdict, 0)
+    counts = dict.fromkeys(Soundness, 0)
     for entry in kernels:
         verdict, why = judge(entry)
         counts[verdict] += 1
-        if verdict is Verdict.CORRUPT:
+        if verdict is Soundness.CORRUPT:
             print(f"{entry.name}: {why}")
     print(", ".join(f"{count} {verdict.value}" for verdict, count in counts.items()))
-    return 1 if counts[Verdict.CORRUPT] else 0
+    return 1 if counts[Soundness.CORRUPT] else 0
 
 
 def _clear(cache: KernelCache) -> None:

@@ -75,9 +75,9 @@ def test_a_unit_is_swept_before_and_timed_between_its_events(gpu):
 
 
 def test_nothing_is_compiled_while_programs_are_timed(gpu, monkeypatch):
-    monkeypatch.setattr(program_timing, "settle", lambda: gpu.log.append("settled"))
+    monkeypatch.setattr(program_timing, "settle", lambda: gpu.log.append("fitted"))
     time_units({"one": Unit(lambda: gpu.work("one", 3.0), calls=6)}, 2)
-    assert gpu.log.index("settled") == 0 and gpu.log.count("settled") == 1
+    assert gpu.log.index("fitted") == 0 and gpu.log.count("fitted") == 1
 
 
 def test_every_round_has_every_unit_once_in_changing_orders(gpu):

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from cute_backend import config
 from cute_backend.fx_walk.ends import settle
-from cute_backend.fx_walk.ends.boundary import Boundary, Choices, Room, choose
+from cute_backend.fx_walk.ends.boundary import Boundary, Choices, Limits, choose
 from cute_backend.fx_walk.ends.consumers import reduces
 from cute_backend.fx_walk.ends.launches import launches
 from cute_backend.fx_walk.refusals.reasons import Reason
@@ -279,7 +279,7 @@ def choices_of(
     """The choices that a graph gives to the search for the ends of its regions."""
     found: list[Choices] = []
 
-    def recorded(choices: Choices, room: Room) -> Boundary | None:
+    def recorded(choices: Choices, room: Limits) -> Boundary | None:
         found.append(choices)
         return choose(choices, room)
 

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from cute_backend.fx_walk.ends import boundary
-from cute_backend.fx_walk.ends.boundary import LAST_TILE_BYTES, LAUNCH_BYTES, Choices, Room, Value, choose
+from cute_backend.fx_walk.ends.boundary import LAST_TILE_BYTES, LAUNCH_BYTES, Choices, Limits, Value, choose
 from cute_backend.planning import LAST_TILE_RESULTS
 
 PLANE = LAUNCH_BYTES // 4
@@ -80,7 +80,7 @@ def cost(choices: Choices, stores: set[int]) -> int | None:
     return total
 
 
-def fits(choices: Choices, room: Room, stores: set[int]) -> bool:
+def fits(choices: Choices, room: Limits, stores: set[int]) -> bool:
     """Whether a kernel may have these stores: few results, and few loads or few bits."""
     values = choices.values
     kernel = set().union(*(with_sources(values, place) for place in stores))
@@ -93,7 +93,7 @@ def fits(choices: Choices, room: Room, stores: set[int]) -> bool:
     return len(read) <= room.loads or wide <= room.bits
 
 
-def every_choice(choices: Choices, room: Room) -> list[set[int]]:
+def every_choice(choices: Choices, room: Limits) -> list[set[int]]:
     storable = [place for place, value in enumerate(choices.values) if value.storable]
     return [
         set(chosen)
@@ -146,7 +146,7 @@ def agrees(seed: int, count: int) -> None:
     rng = random.Random(seed)
     choices = drawn(rng, count)
     results = rng.randint(1, 4)
-    room = Room(rng.randint(0, 3), results, rng.randrange(results), rng.choice((0, 0, 48, 100)))
+    room = Limits(rng.randint(0, 3), results, rng.randrange(results), rng.choice((0, 0, 48, 100)))
     costs = [each for chosen in every_choice(choices, room) if (each := cost(choices, chosen)) is not None]
     found = choose(choices, room)
     if found is None:
@@ -166,7 +166,7 @@ def test_a_few_bytes_are_worth_a_reduction_that_takes_no_launch_and_no_other(apa
     """A kernel reads the plane 0 and its reduction 1; if it reduces the plane itself, it reads it twice."""
     plane = Value(PLANE, product=True)
     reduction = Value(PLANE // 64, sources=1, reduces=True, apart=apart, again=3 * PLANE)
-    found = choose(Choices((plane, reduction), (), (3,), (0,)), Room(3, 4))
+    found = choose(Choices((plane, reduction), (), (3,), (0,)), Limits(3, 4))
     assert found == boundary.Boundary(1 if apart else 3, is_best=True)
 
 
@@ -190,13 +190,13 @@ def test_a_search_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatc
     given_up = 0
     for seed in range(50):
         choices = drawn(random.Random(seed), 12)
-        whole = choose(choices, Room(3, 4))
+        whole = choose(choices, Limits(3, 4))
         if not all(value.storable for value in choices.values if value.product):
             continue
         for most in (0, 100):
             monkeypatch.setattr(boundary, "_MAX_WORK", most)
             choose.cache_clear()
-            found = choose(choices, Room(3, 4))
+            found = choose(choices, Limits(3, 4))
             assert (found is None) == (whole is None)
             if found is not None:
                 given_up += not found.is_best
@@ -210,8 +210,8 @@ def test_thousands_of_values_are_not_searched() -> None:
     count = 3000
     chain = [Value(PLANE, product=True), *(Value(PLANE, sources=1 << place) for place in range(count))]
     read = Choices(tuple(chain), (), ((2 << count) - 1,), (0,))
-    found = choose(read, Room(3, 4))
+    found = choose(read, Limits(3, 4))
     assert found is not None and not found.is_best
     assert bits(found.stores) == [0, count - 2, count - 1, count]
     last = Choices(tuple(chain), (), (1 << count,), (0,))
-    assert choose(last, Room(3, 4)) == boundary.Boundary(1 << count, is_best=True)
+    assert choose(last, Limits(3, 4)) == boundary.Boundary(1 << count, is_best=True)

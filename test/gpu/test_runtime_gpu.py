@@ -98,7 +98,7 @@ def test_any_size_is_right_and_compiles_nothing(m: int, n: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*is copied at each call")
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("fitted", [False, True])
 @pytest.mark.parametrize(
     "change",
     [
@@ -124,10 +124,10 @@ def test_any_size_is_right_and_compiles_nothing(m: int, n: int) -> None:
         "N-major B",
     ],
 )
-def test_operands_that_lie_otherwise(change: Callable[..., tuple[Tensor, ...]], settled: bool) -> None:
-    m, n, k = 130 + settled, 136, 72
+def test_operands_that_lie_otherwise(change: Callable[..., tuple[Tensor, ...]], fitted: bool) -> None:
+    m, n, k = 130 + fitted, 136, 72
     (a,), (b,), loads = operands(m, n, k)
-    if settled:  # as operands of these sizes usually lie
+    if fitted:  # as operands of these sizes usually lie
         check(([a], [b], loads))
         check(([a], [b], loads))
     a, b, *loads = change(a, b, *loads)

@@ -70,8 +70,8 @@ if dynamic:
     for m in (16, 700, 3000, 1000):
         compiled(*epilogue.inputs(Problem(m, 4096, 1024, device="cuda")))
 used = [
-    choice.settled is not None
-    and [key[0].to_dict() for key, ready in launcher._kernels.items() if ready is choice.settled.ready]
+    choice.fitted is not None
+    and [key[0].to_dict() for key, ready in launcher._kernels.items() if ready is choice.fitted.ready]
     for launcher in launch._launchers.values()
     for size, choice in launcher._choices.items() if size[0] == 1000
 ]

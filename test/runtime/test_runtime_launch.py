@@ -1000,7 +1000,7 @@ def test_a_failure_that_refuses_no_operand_is_raised_once(
                 call(*operands(), text)
     assert len(attempts) == 2
     (launcher,) = launching._launchers.values()
-    assert all(choice.settled is not None for choice in launcher._choices.values())
+    assert all(choice.fitted is not None for choice in launcher._choices.values())
 
 
 def test_operands_that_once_lay_otherwise_are_looked_at_for_some_launches_only(compiler: Compiler) -> None:
@@ -1013,10 +1013,10 @@ def test_operands_that_once_lay_otherwise_are_looked_at_for_some_launches_only(c
     check(operands())
     check(uneven)
     for _ in range(launching._LOOKS):
-        assert choice.settled is None
+        assert choice.fitted is None
         check(operands())
     check(operands())
-    assert choice.settled is not None
+    assert choice.fitted is not None
 
 
 def test_while_kernels_are_built_others_are_launched(

@@ -34,7 +34,7 @@ from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.tuning import timing, tune
 from cute_backend.runtime.tuning.timing import GpuTimer, Run, Timings
 from cute_backend.runtime.tuning.tune import Job, Tuner
-from cute_backend.runtime.tuning.tuning_results import NOISE, Key, Memory, Result, TunedFile
+from cute_backend.runtime.tuning.tuning_results import NOISE, Key, Records, Result, TunedFile
 from cute_backend.signature import Role, signature
 from cute_backend.spec import EpilogueSpec, ProductKind
 from support.runtime.handmade import make_spec
@@ -100,8 +100,8 @@ class FakeBuild:
         return outcomes
 
 
-def memory_in(folder: Path) -> Memory:
-    return Memory([TunedFile(KernelCache(folder))])
+def memory_in(folder: Path) -> Records:
+    return Records([TunedFile(KernelCache(folder))])
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from cute_backend.planning import BUCKETS, Alignment, Arch, TileConfig
 from cute_backend.runtime.disk.cache import KernelCache
 from cute_backend.runtime.host import notices
 from cute_backend.runtime.tuning import tuning_results
-from cute_backend.runtime.tuning.tuning_results import Key, Memory, Result, TunedFile, remembered
+from cute_backend.runtime.tuning.tuning_results import Key, Records, Result, TunedFile, remembered
 from support.runtime.handmade import make_spec
 
 SPEC = make_spec()
@@ -107,7 +107,7 @@ def test_a_result_of_other_versions_is_ignored_and_replaced(
 
 
 def test_results_of_another_gpu_are_not_taken(tmp_path: Path) -> None:
-    memory = Memory([file_in(tmp_path)])
+    memory = Records([file_in(tmp_path)])
     memory.put({KEY: RESULT})
     for other in ({"device": "another GPU"}, {"alignment": Alignment.PLAIN}, {"m": 65}):
         assert memory.winners([replace(KEY, **other)]) == {}

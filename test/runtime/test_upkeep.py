@@ -22,7 +22,7 @@ from cute_backend.runtime.compiling.compile import compile_kernel
 from cute_backend.runtime.disk import cache as caching
 from cute_backend.runtime.disk import upkeep
 from cute_backend.runtime.disk.cache import KernelCache
-from cute_backend.runtime.disk.upkeep import KEPT_S, Verdict, clear, entries, evict, judge
+from cute_backend.runtime.disk.upkeep import KEPT_S, Soundness, clear, entries, evict, judge
 from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels import link as linking
 from cute_backend.runtime.kernels.built import Built
@@ -213,7 +213,7 @@ def test_writers_killed_at_random_instants_leave_whole_entries_only(
             os.kill(child, signal.SIGKILL)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         whole = [entry for entry in entries(folder) if entry.is_kernel]
-        assert [judge(entry) for entry in whole] == [(Verdict.SOUND, "")] * len(whole), turn
+        assert [judge(entry) for entry in whole] == [(Soundness.SOUND, "")] * len(whole), turn
         seen.add(tuple(entry.name for entry in whole))
     assert len(seen) > 3  # they wrote and they evicted
     assert any(path.name.startswith("new-") for path in folder.iterdir())  # and were killed at it

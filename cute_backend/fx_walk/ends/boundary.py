@@ -89,7 +89,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Room:
+class Limits:
     """The room of one kernel.
 
     It writes at most `results` results, and at most `results - reductions` of them are planes. It reads at
@@ -179,7 +179,7 @@ class Boundary:
 
 
 @lru_cache(maxsize=256)
-def choose(choices: Choices, room: Room) -> Boundary | None:
+def choose(choices: Choices, room: Limits) -> Boundary | None:
     """The stores with which the fewest bytes cross the boundary, of those that one kernel has room for; None
     if there is no such set.
 
@@ -272,7 +272,7 @@ class _State:
 
 
 class _Search:
-    def __init__(self, choices: Choices, candidates: int, room: Room) -> None:
+    def __init__(self, choices: Choices, candidates: int, room: Limits) -> None:
         self.choices, self.candidates, self.room = choices, candidates, room
         self.best: _State | None = None
         self.work = 0
@@ -362,7 +362,7 @@ class _Search:
         return sum(self.choices.loads[place] for place in members(loads))
 
 
-def _as_late_as_possible(choices: Choices, candidates: int, room: Room) -> int | None:
+def _as_late_as_possible(choices: Choices, candidates: int, room: Limits) -> int | None:
     """Stores from the last value on, with room for the products; None if a product can't be stored."""
     values = choices.values
     wanted, stores = choices.outside, 0

@@ -42,7 +42,7 @@ from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 
 
 @dataclass(frozen=True)
-class Kernel:
+class InductorKernel:
     """A kernel of Inductor's: its wave, and whether it runs over the plane by columns, to reduce them."""
 
     wave: int
@@ -60,9 +60,9 @@ class Waves:
             self._waves[node] = wave
             after[node] = wave + _ends_wave(node)
 
-    def kernel_of(self, node: fx.Node) -> Kernel:
+    def kernel_of(self, node: fx.Node) -> InductorKernel:
         """The kernel that computes a pointwise op or a reduction."""
-        return Kernel(self._waves[node], reduces(node) and not _is_by_rows(node))
+        return InductorKernel(self._waves[node], reduces(node) and not _is_by_rows(node))
 
 
 def reduces(node: fx.Node) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from cute_backend import config
-from cute_backend.fx_walk.ends.boundary import ROW_HELD, Choices, Room, Value
-from cute_backend.fx_walk.ends.consumers import Kernel
+from cute_backend.fx_walk.ends.boundary import ROW_HELD, Choices, Limits, Value
+from cute_backend.fx_walk.ends.consumers import InductorKernel
 from cute_backend.fx_walk.ends.launches import is_finished_apart
 from cute_backend.fx_walk.ends.outside import Need, Outside, needed
 from cute_backend.fx_walk.graph.axes import is_reduction
@@ -35,7 +35,7 @@ class Crossings:
 
     choices: Choices
     places: dict[fx.Node, int]
-    room: Room
+    room: Limits
 
 
 def crossings(draft: Draft, outside: Outside) -> Crossings:
@@ -43,7 +43,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
     groups = _groups(draft)
     places = {node: place for place, nodes in enumerate(groups) for node in nodes}
     needs = [needed(draft, nodes, outside) for nodes in groups]
-    kernels: dict[Kernel, int] = {}
+    kernels: dict[InductorKernel, int] = {}
     values, reads = list[Value](), dict[int, int]()
     sizes, loads = _Sizes(draft), _Loads(draft, outside)
     apart = _Apart(draft, _last_plane(draft, groups, needs))
@@ -139,7 +139,7 @@ def _narrowest(values: list[Value], place: int) -> int:
     return least
 
 
-def _room(draft: Draft, loads: _Loads) -> Room:
+def _room(draft: Draft, loads: _Loads) -> Limits:
     """The room of a region's kernel beside the planes that its products' own ops read."""
     own = {anchor.addend.view.node for anchor in draft.anchors if anchor.addend is not None}
     taken = [bits for view, bits in zip(loads.views, loads.bits, strict=True) if view.node in own]
@@ -151,8 +151,8 @@ def _room(draft: Draft, loads: _Loads) -> Room:
     few = (PLANES if read is None else read) - len(taken)
     written = planes_written(draft.chain.visit_columns, *draft.chain.planes_read)
     if results is None:
-        return Room(few, written + REDUCTIONS, REDUCTIONS, held)
-    return Room(few, min(results, written) if written < PLANES else results, bits=held)
+        return Limits(few, written + REDUCTIONS, REDUCTIONS, held)
+    return Limits(few, min(results, written) if written < PLANES else results, bits=held)
 
 
 def _groups(draft: Draft) -> list[list[fx.Node]]:
@@ -252,7 +252,7 @@ class _Loads:
             stack.pop()
         return self.found[operand]
 
-    def of_kernel(self, kernel: Kernel) -> int:
+    def of_kernel(self, kernel: InductorKernel) -> int:
         """The mask of the loads that a kernel reads for nearby work outside."""
         mask = 0
         for place, view in enumerate(self.views):

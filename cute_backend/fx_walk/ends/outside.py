@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.ends.consumers import Kernel, Waves, picks_elements, reads_in_place
+from cute_backend.fx_walk.ends.consumers import InductorKernel, Waves, picks_elements, reads_in_place
 from cute_backend.fx_walk.graph.axes import is_concatenation, is_reduction
 from cute_backend.fx_walk.graph.mutation import is_view
 from cute_backend.fx_walk.graph.static import fake, known, target_name, tensor_of, usual
@@ -67,7 +67,7 @@ class Need:
 
     in_memory: bool = False
     followed: bool = False
-    kernels: set[Kernel] = field(default_factory=set)
+    kernels: set[InductorKernel] = field(default_factory=set)
     in_part: bool = False
 
 

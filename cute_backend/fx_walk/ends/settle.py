@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from cute_backend.fx_walk.ends.boundary import Boundary, Room, choose, computed_for, members
+from cute_backend.fx_walk.ends.boundary import Boundary, Limits, choose, computed_for, members
 from cute_backend.fx_walk.ends.crossings import Crossings, crossings
 from cute_backend.fx_walk.ends.outside import Outside
 from cute_backend.fx_walk.graph.mutation import is_view
@@ -56,7 +56,7 @@ def _unlimited(found: Crossings, boundary: Boundary) -> int:
     choices = found.choices
     if not found.room.is_tight(choices, boundary.stores):
         return boundary.stores
-    free = choose(choices, Room(len(choices.loads), choices.planes((1 << len(choices.values)) - 1)))
+    free = choose(choices, Limits(len(choices.loads), choices.planes((1 << len(choices.values)) - 1)))
     return boundary.stores if free is None else free.stores
 
 
@@ -131,7 +131,7 @@ def _does_not_fit(found: Crossings, boundary: Boundary, unlimited: int) -> Refus
     return Refused(Reason.TOO_MANY_STORES, count=results, **_results(room), bytes=what["bytes"])
 
 
-def _nothing_to_store(draft: Draft, room: Room) -> Refused:
+def _nothing_to_store(draft: Draft, room: Limits) -> Refused:
     if any(value.is_split for value in draft.values.values()):
         return Refused(Reason.UNPAIRED, target=target_name(draft.first.node))
     for anchor in draft.anchors:
@@ -140,7 +140,7 @@ def _nothing_to_store(draft: Draft, room: Room) -> Refused:
     return Refused(Reason.TOO_MANY_STORES, count=room.results + 1, **_results(room), bytes=0)
 
 
-def _results(room: Room) -> dict[str, int]:
+def _results(room: Limits) -> dict[str, int]:
     return {"limit": room.results, "planes": room.results - room.reductions}
 
 

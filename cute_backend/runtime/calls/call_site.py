@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cute_backend.runtime.calls.launch import REFUSED, Settled, launch, settled_for
+from cute_backend.runtime.calls.launch import REFUSED, Fitted, fitted_for, launch
 
 _MAX_SIZES = 64
 """The number of sizes that a call site remembers."""
@@ -23,7 +23,7 @@ class CallSite:
     device."""
 
     def __init__(self) -> None:
-        self._last: tuple[str, dict[tuple[torch.Size, torch.Size], Settled]] = "", {}
+        self._last: tuple[str, dict[tuple[torch.Size, torch.Size], Fitted]] = "", {}
 
     def __call__(
         self,
@@ -36,18 +36,18 @@ class CallSite:
     ) -> list[Tensor]:
         last_spec, known = self._last
         sizes = a[0].shape, b[0].shape
-        if spec is last_spec and (settled := known.get(sizes)) is not None and settled.is_current:
+        if spec is last_spec and (fitted := known.get(sizes)) is not None and fitted.is_current:
             try:
-                return settled.run(a, b, loads or (), results)
+                return fitted.run(a, b, loads or (), results)
             except REFUSED:  # as in a launch: strides or alignments differ from those before
                 pass
         returned = launch(a, b, loads, spec, constraints, results)
         if spec is not last_spec or len(known) >= _MAX_SIZES:
             known = {}
-        settled = settled_for(a, b, spec, constraints)
-        if settled is None:
+        fitted = fitted_for(a, b, spec, constraints)
+        if fitted is None:
             known.pop(sizes, None)
         else:
-            known[sizes] = settled
+            known[sizes] = fitted
         self._last = spec, known
         return returned

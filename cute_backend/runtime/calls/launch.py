@@ -142,10 +142,10 @@ def _check(
         check_results(spec, a, b, given)
 
 
-def settled_for(a: Sequence[Tensor], b: Sequence[Tensor], spec: str, constraints: str) -> Settled | None:
+def fitted_for(a: Sequence[Tensor], b: Sequence[Tensor], spec: str, constraints: str) -> Fitted | None:
     """The kernel that an earlier launch of operands of these sizes ran without copies or views, or None."""
     launcher = _launchers.get((spec, a[0].get_device(), constraints))
-    return None if launcher is None else launcher.settled(a, b)
+    return None if launcher is None else launcher.fitted(a, b)
 
 
 def prepare(problems: Iterable[Problem], device: int, *, at_once: bool = False) -> None:
@@ -291,7 +291,7 @@ class Ready:
         return results
 
 
-class Settled:
+class Fitted:
     """A kernel that runs on the operands of one (M, N, K) without copies or views. Its host code checks them,
     and raises an error if they don't fit."""
 
@@ -328,7 +328,7 @@ class _Choice:
     """The kernels for one (M, N, K): one for operands that TMA can read, one for others. A Kernel is being
     built, and None stands for the replay.
 
-    `kernels` are the two that these sizes ask for, which may be others. `settled` is the kernel that ran on
+    `kernels` are the two that these sizes ask for, which may be others. `fitted` is the kernel that ran on
     the last operands of these sizes without copies or views. Once it has refused operands, the next `looks`
     launches inspect theirs first.
     """
@@ -337,7 +337,7 @@ class _Choice:
     stores_aligned: bool
     tma: Ready | Kernel | None
     plain: Ready | Kernel | None
-    settled: Settled | None = None
+    fitted: Fitted | None = None
     looks: int = 0
 
 
@@ -414,12 +414,12 @@ class Launcher:
             m, n = plane_of(self._spec, a, b)
             k = a[0].shape[-1]
             choice = self._choices.get((m, n, k, groups_of(self._spec, a)))
-            if choice is None or choice.settled is None:
+            if choice is None or choice.fitted is None:
                 return self._consider(a, b, loads, m, n, k, given)
             try:
-                return choice.settled.run(a, b, loads, given)
+                return choice.fitted.run(a, b, loads, given)
             except REFUSED:  # the host code found layouts that differ from the earlier ones
-                choice.settled, choice.looks = None, _LOOKS
+                choice.fitted, choice.looks = None, _LOOKS
                 return self._consider(a, b, loads, m, n, k, given)
         except Exception:
             _check(self._spec, a, b, loads, given)  # raises a better message if the operands are at fault
@@ -438,11 +438,11 @@ class Launcher:
             columns = [each.t().to(a[0].dtype, memory_format=torch.contiguous_format).t() for each in b]
         return launch(a, columns, loads, widened(self._spec).to_json(), self._constraints.text, given)
 
-    def settled(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Settled | None:
+    def fitted(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Fitted | None:
         """The kernel that ran on the last operands of these sizes without copies or views, or None."""
         m, n = plane_of(self._spec, a, b)
         choice = self._choices.get((m, n, a[0].shape[-1], groups_of(self._spec, a)))
-        return None if choice is None else choice.settled
+        return None if choice is None else choice.fitted
 
     def _consider(
         self,
@@ -473,7 +473,7 @@ class Launcher:
         elif choice.looks:
             choice.looks -= 1
         else:
-            choice.settled = Settled(self, ready, m, n)
+            choice.fitted = Fitted(self, ready, m, n)
         return outputs
 
     def _choose(self, m: int, n: int, k: int, groups: int | None) -> _Choice:

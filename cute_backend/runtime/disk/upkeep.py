@@ -127,7 +127,7 @@ def clear(cache: KernelCache) -> tuple[int, int]:
     return sum(entry.is_kernel for entry in gone), sum(entry.size for entry in gone)
 
 
-class Verdict(Enum):
+class Soundness(Enum):
     """The verdict of `judge` on a kernel's files."""
 
     SOUND = "sound"
@@ -135,7 +135,7 @@ class Verdict(Enum):
     CORRUPT = "corrupt"
 
 
-def judge(entry: Entry) -> tuple[Verdict, str]:
+def judge(entry: Entry) -> tuple[Soundness, str]:
     """Checks whether a kernel agrees with its entry, and says how it differs. The code is read, not loaded.
 
     STALE is a kernel that is intact, but was made by other versions, which these do not load.
@@ -145,12 +145,12 @@ def judge(entry: Entry) -> tuple[Verdict, str]:
         data: dict[str, Any] = parse(read_trusted(path, MAX_ENTRY))
         code = path.with_suffix(LIBRARY if data["linked"] else OBJECT)
         if not entry.name.endswith(digest_of(data["kernel"], data["environment"])):
-            return Verdict.CORRUPT, "it is of another kernel than its name says"
+            return Soundness.CORRUPT, "it is of another kernel than its name says"
         if hashlib.sha256(read_trusted(code, MAX_CODE)).hexdigest() != data["sha256"]:
-            return Verdict.CORRUPT, f"{code.name} does not match its checksum"
+            return Soundness.CORRUPT, f"{code.name} does not match its checksum"
     except UntrustedError as error:
-        return Verdict.CORRUPT, f"it can't be trusted: {error}"
+        return Soundness.CORRUPT, f"it can't be trusted: {error}"
     except (OSError, KeyError, TypeError, ValueError) as error:
-        return Verdict.CORRUPT, f"it can't be read: {error}"
+        return Soundness.CORRUPT, f"it can't be read: {error}"
     stale = tuple(data["environment"]) != environment()
-    return (Verdict.STALE if stale else Verdict.SOUND), ""
+    return (Soundness.STALE if stale else Soundness.SOUND), ""

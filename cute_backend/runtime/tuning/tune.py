@@ -32,7 +32,7 @@ from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.runtime.kernels.reach import Problem, reachable_alignments, reachable_kernels
 from cute_backend.runtime.tuning.timing import GpuTimer, Run, Timer
-from cute_backend.runtime.tuning.tuning_results import Key, Memory, Result, remembered
+from cute_backend.runtime.tuning.tuning_results import Key, Records, Result, remembered
 from cute_backend.spec import EpilogueSpec
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Tuner:
         self,
         gpu: Device,
         timer: Timer,
-        memory: Memory,
+        memory: Records,
         build: Build = obtain,
         console: Console | None = None,
     ) -> None:

@@ -206,7 +206,7 @@ class TunedFile:
         )
 
 
-class Memory:
+class Records:
     """All results that this process can see: those of every cache folder, written to the last, and those of
     packs."""
 
@@ -248,11 +248,11 @@ def _packed(timed: Mapping[str, Any], key: Key) -> Result | None:
 _files: dict[Path, TunedFile] = {}
 
 
-def remembered() -> Memory:
+def remembered() -> Records:
     """The memory beside the kernels of this process."""
     try:
         found = caches() or [writable_cache()]
     except OSError:
         found = []  # nothing can be compiled either, and a warning has said so
     files = [_files.setdefault(cache.root, TunedFile(cache)) for cache in found]
-    return Memory(files, [pack.timed for pack in packs()])
+    return Records(files, [pack.timed for pack in packs()])

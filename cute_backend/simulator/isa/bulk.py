@@ -86,7 +86,7 @@ def destinations(w: Warp, target: int, barrier: int, mask: int | None, pair: boo
 
 
 @dataclass(frozen=True)
-class Region:
+class Touched:
     """The global memory that a bulk copy reads or writes, and the memory order of its accesses."""
 
     place: Range
@@ -100,7 +100,7 @@ def start_load(
     units: np.ndarray,
     fetch: Callable[[], np.ndarray],
     text: str,
-    source: Region | None = None,
+    source: Touched | None = None,
     counted: int | None = None,
 ) -> None:
     """Begins one load into `units` of a CTA. It is in flight until the data lands and the mbarrier counts it:
@@ -127,7 +127,7 @@ def start_load(
     goal.cta.pipes["TMA load"].issue(text, complete)
 
 
-def _touch(w: Warp, region: Region, access: Access, *, writes: bool) -> Event:
+def _touch(w: Warp, region: Touched, access: Access, *, writes: bool) -> Event:
     """Checks and records the accesses of a bulk copy to global memory."""
     cluster = w.cta.cluster
     who = w.name if writes else f"{cluster.agents.names[access.agent]}, of {w.name},"
@@ -181,7 +181,7 @@ def begin_store(
     units: np.ndarray,
     write: Callable[[np.ndarray], None],
     text: str,
-    target: Region | None,
+    target: Touched | None,
 ) -> None:
     """Begins one bulk store from `units` of the CTA's shared memory. It reads them later, and writes its
     destination later still.
@@ -260,9 +260,9 @@ def bind_bulk_copy(binder: Binder, instruction: Instruction) -> Step:
     return copy
 
 
-def _bytes(place: Range, address: int, nbytes: int, order: Order = WEAK) -> Region:
+def _bytes(place: Range, address: int, nbytes: int, order: Order = WEAK) -> Touched:
     """Consecutive bytes."""
-    return Region(place, Lanes(np.array([address - place.address]), nbytes), order)
+    return Touched(place, Lanes(np.array([address - place.address]), nbytes), order)
 
 
 def _check_bulk(target: int, source: int, nbytes: int) -> None:

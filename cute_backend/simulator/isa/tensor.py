@@ -12,7 +12,7 @@ from cute_backend.simulator.isa.barrier import own_address
 from cute_backend.simulator.isa.bulk import (
     REDUCTIONS,
     WEAK,
-    Region,
+    Touched,
     begin_store,
     destinations,
     reducing,
@@ -73,13 +73,13 @@ def bind_tensor_reduce(binder: Binder, instruction: Instruction) -> Step:
 
 def _region(
     tmap: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory, order: Order
-) -> Region | None:
+) -> Touched | None:
     """The part of global memory that a box covers, or None if it covers none."""
     part = box_part(tmap, coordinates)
     if part is None:
         return None
     place = memory.find(part.start, part.nbytes)
-    return Region(place, BoxFootprint(part, place.address), order)
+    return Touched(place, BoxFootprint(part, place.address), order)
 
 
 def _check_begin(tmap: TensorMap, given: tuple[int, ...], box: tuple[int, ...]) -> None:
