@@ -36,6 +36,9 @@ def validate(spec: EpilogueSpec) -> None:
             raise SpecError(f"two values are called {name!r}")
         seen.add(name)
 
+    for store in spec.stores:
+        if store.heads is not None and store.cache is not None:
+            raise SpecError(f"{store.name} is stored by heads and in a cache; a store is one of them")
     positions = {store.by_heads.positions for store in spec.stores if store.by_heads is not None}
     compared = {operand for op in spec.ops if op.op == "eq" for operand in op.values}
     for acc in spec.accumulators:
@@ -178,8 +181,7 @@ def _validate_by_heads(spec: EpilogueSpec, store: Store, memory: ByHeads) -> Non
     what = f"{store.name} {memory.described()}"
     if rule := memory.contradiction():
         raise SpecError(f"{what}; {rule}")
-    several = store.reduce or store.block or store.part or (store.heads and store.cache)
-    if several or store.order is not Order.ROW:
+    if store.reduce or store.block or store.part or store.order is not Order.ROW:
         raise SpecError(f"{what}; only a whole plane by rows may")
     if spec.product.kind is not ProductKind.DENSE:
         raise SpecError(f"{what}; no plane of a {spec.product.kind.value} product may")

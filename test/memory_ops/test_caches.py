@@ -36,6 +36,7 @@ from cute_backend.spec import (
     Load,
     LoadKind,
     Op,
+    Order,
     ProductKind,
     SpecError,
     Store,
@@ -259,9 +260,13 @@ def test_a_cache_that_contradicts_itself_is_refused(store: Cache, loads: list[Lo
 
 def test_a_cache_takes_whole_planes_of_dense_products() -> None:
     spec = single(CACHE, FIRST)
-    store = Store("out0", "acc", DType.BF16, heads=Heads(3, 64), cache=CACHE)
+    for cache in (CACHE, replace(CACHE, at=5)):
+        both = Store("out0", "acc", DType.BF16, heads=Heads(3, 64), cache=cache)
+        with pytest.raises(SpecError, match="out0 is stored by heads and in a cache"):
+            replace(spec, stores=(both,))
+    by_columns = Store("out0", "acc", DType.BF16, order=Order.COLUMN, cache=CACHE)
     with pytest.raises(SpecError, match="only a whole plane by rows may"):
-        replace(spec, stores=(store,))
+        replace(spec, stores=(by_columns,))
     batched = replace(ACC, kind=ProductKind.BATCHED)
     with pytest.raises(SpecError, match="no plane of a batched product may"):
         replace(spec, accumulators=(batched,))
