@@ -174,7 +174,8 @@ def _validate_store(store: Store, value: DType) -> None:
         raise SpecError(f"{what} reduces i32, which fp32 does not hold")
     if store.dtype not in kind.stored_as(value):
         able = ", ".join(dtype.value for dtype in kind.stored_as(value))
-        raise SpecError(f"{what} is stored as {store.dtype.value}; expected {able}")
+        expected = f"expected {able}" if able else f"it reduces no {value.value}"
+        raise SpecError(f"{what} is stored as {store.dtype.value}; {expected}")
 
 
 def _validate_by_heads(spec: EpilogueSpec, store: Store, memory: ByHeads) -> None:
