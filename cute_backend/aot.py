@@ -24,7 +24,7 @@ from cute_backend.runtime.compiling.rungs import ladder_of, obtain_standing, spi
 from cute_backend.runtime.disk.cache import caches
 from cute_backend.runtime.disk.pack import Content, packs, write_pack
 from cute_backend.runtime.kernels.kernel import Kernel
-from cute_backend.runtime.kernels.reach import Problem, reachable_kernels, with_widened
+from cute_backend.runtime.kernels.reach import Problem, reachable_kernels
 from cute_backend.runtime.tuning.tuning_results import Key, Records, Result, remembered
 from cute_backend.spec import EpilogueSpec
 
@@ -138,7 +138,7 @@ class _Watch(TorchDispatchMode):
 
 def _kernels(request: Request) -> Iterator[Kernel]:
     for arch, problems in request.problems.items():
-        for problem in chain.from_iterable(map(with_widened, problems)):
+        for problem in problems:
             for sm_count in request.sm_counts or (arch.target.sm_count,):
                 yield from reachable_kernels(problem, arch, sm_count, buckets=_buckets(request))
 

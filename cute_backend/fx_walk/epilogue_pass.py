@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -236,12 +237,13 @@ def tuning_is_on() -> bool:
 def measuring_is_on() -> bool:
     """Whether to time what the cost model leaves open in the graph that is being compiled, by
     `config.measure`. Ranks that measured alone might compile different graphs."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
+    launched = os.environ.get("WORLD_SIZE", "1") != "1"  # by torchrun, which sets it before there is a group
     return (
         config.measure
         and _may_be_timed()
         and not (V.aot_compilation or torch.are_deterministic_algorithms_enabled())
-        and not (several and torch.distributed.get_world_size() > 1)
+        and not (torch.distributed.get_world_size() > 1 if grouped else launched)
     )
 
 

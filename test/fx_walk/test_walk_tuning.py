@@ -149,6 +149,8 @@ def test_nothing_is_measured_where_results_have_to_repeat(tuner: FakeTuner) -> N
 
 
 def test_ranks_measure_nothing(tuner: FakeTuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not epilogue_pass_module.measuring_is_on()
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     assert not epilogue_pass_module.measuring_is_on()

@@ -21,7 +21,6 @@ from cute_backend.errors import BuildError
 from cute_backend.kinds import reductions
 from cute_backend.planning import (
     BUCKETS,
-    MOST_CONVERTED_ROWS,
     UNCONSTRAINED,
     Alignment,
     Arch,
@@ -36,7 +35,6 @@ from cute_backend.planning import (
     plan,
     rungs,
     table,
-    widened,
 )
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments import bind, outputs
@@ -321,30 +319,6 @@ def test_a_bucket_is_never_smaller_than_m() -> None:
     found = [bucket_of(m) for m in (1, 16, 17, 129, 257, 513, 4096, 4097, 65536, 10**6)]
     assert found == [16, 16, 32, 160, 320, 576, 4096, 5120, 65536, 65536]
     assert all(m <= bucket_of(m) <= max(m + 63, 5 * m // 4, 16) for m in range(1, 65537))
-
-
-CONVERTED = replace(SPEC, accumulators=(replace(SPEC.product, b_dtype=DType.I8),))
-
-
-def stored_operands(m: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    a, _, loads = operands(m, k=32)
-    return a, [torch.randint(-128, 128, (16, 32), dtype=torch.int8).t()], loads
-
-
-def test_more_rows_than_a_kernel_converts_a_weight_for_take_it_in_16_bits(compiler: Compiler) -> None:
-    prepare([Problem(CONVERTED, None, 16, 32)], -1)
-    assert {kernel.plan.spec for kernel in compiler.built} == {CONVERTED, widened(CONVERTED)}
-    for m, spec in ((6, CONVERTED), (MOST_CONVERTED_ROWS, CONVERTED), (300, widened(CONVERTED))):
-        given = stored_operands(m)
-        check(given, CONVERTED)
-        kernel, arguments = compiler.launches[-1]
-        assert kernel.plan.spec == spec and arguments[1].dtype is (torch.int8 if m < 300 else torch.bfloat16)
-    assert compiler.batches == 1
-
-
-def test_a_known_number_of_rows_has_no_kernel_for_others(compiler: Compiler) -> None:
-    prepare([Problem(CONVERTED, 6, 16, 32)], -1)
-    assert {kernel.plan.spec for kernel in compiler.built} == {CONVERTED}
 
 
 # What tuning has found

@@ -45,6 +45,15 @@ def entries(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "tuned.json").read_text())["problems"]
 
 
+def test_a_process_that_stopped_while_it_timed_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning_results, "_PATIENCE_S", 0.05)
+    with file_in(tmp_path).exclusively(), file_in(tmp_path).exclusively():
+        file_in(tmp_path).put({KEY: RESULT})
+    assert file_in(tmp_path).get(KEY) == RESULT
+
+
 WRITER = """
 import sys
 sys.path[:0] = sys.argv[1:3]

@@ -57,7 +57,7 @@ def _may_be_converted(product: fx.Node, weight: StoredWeight, capability: Capabi
     except Refused:
         return False
     able = target is None or DTYPES[fake(weight.node).dtype] in target.converts
-    return able and not known(result.shape[0] > MOST_CONVERTED_ROWS)
+    return able and known(result.shape[0] <= MOST_CONVERTED_ROWS)
 
 
 def _cast_scales_last(graph: fx.Graph, product: fx.Node) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from cute_backend import config
 from cute_backend.fx_walk.graph.mutation import root
 from cute_backend.fx_walk.graph.static import (
     DTYPES,
@@ -146,11 +147,13 @@ def _is_along_k(weight: StoredWeight) -> bool:
 
 def is_worth_converting(stored: Anchor, target: Target | None, precision: Precision) -> bool:
     """Whether a kernel that converts the weight itself is expected to be faster than one that reads it in 16
-    bits, after another kernel wrote it so: up to `MOST_CONVERTED_ROWS` rows, and for any M that is not known,
-    as launches with more rows take that way. A scale that is applied to the sums leaves a rounding of the
-    weight out, which eager's precision has."""
+    bits, after another kernel wrote it so: up to `MOST_CONVERTED_ROWS` rows, which have to be known. A scale
+    that is applied to the sums leaves a rounding of the weight out, which eager's precision has; so bits
+    would depend on M, and batch invariance forbids it. A tile by name is one for weights in 16 bits."""
+    if config.batch_invariant or config.tile is not None:
+        return False
     if precision is Precision.EAGER and stored.scale_b is not None:
         return False
     if target is not None and stored.accumulator.b_dtype not in target.converts:
         return False
-    return not known(stored.m > MOST_CONVERTED_ROWS)
+    return known(stored.m <= MOST_CONVERTED_ROWS)

@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -30,7 +28,6 @@ from torch import Tensor
 from cute_backend.caches import deliver
 from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import (
-    MOST_CONVERTED_ROWS,
     UNCONSTRAINED,
     Alignment,
     Arch,
@@ -40,7 +37,6 @@ from cute_backend.planning import (
     bucket_of,
     fastest,
     plan,
-    widened,
 )
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.counters import set_aside
@@ -82,7 +78,6 @@ from cute_backend.runtime.kernels.reach import (
     config_for,
     reachable_kernels,
     stores_aligned,
-    with_widened,
 )
 from cute_backend.runtime.tuning.tuning_results import Key, Result, remembered
 from cute_backend.spec import EpilogueSpec
@@ -157,7 +152,7 @@ def prepare(problems: Iterable[Problem], device: int, *, at_once: bool = False) 
     waited for, and its launches are replayed. If a pack was made for a problem but lacks a kernel, M is
     beyond the pack's range, and the launch uses the kernel that is predicted to be the fastest.
     """
-    gpu, problems = device_at(device), list(chain.from_iterable(map(with_widened, problems)))
+    gpu, problems = device_at(device), list(problems)
     for problem in problems:
         _launcher(problem.spec, device, problem.constraints).announced.add(problem)
     wanted = [
@@ -349,7 +344,6 @@ class Launcher:
         self._constraints = constraints
         self._gpu = device_at(device)
         self.binding = Binding(spec)
-        self._most_rows = MOST_CONVERTED_ROWS if spec.product.is_converted else sys.maxsize
         self._kernels: dict[Plan, Ready | None] = {}
         self._expected: set[Kernel] = set()
         self._choices: dict[tuple[int, int, int, int | None], _Choice] = {}
@@ -409,8 +403,6 @@ class Launcher:
     ) -> list[Tensor]:
         """Runs a kernel. Returns the results, which may be `given`."""
         try:
-            if a[0].shape[0] > self._most_rows:
-                return self._widened(a, b, loads, given)
             m, n = plane_of(self._spec, a, b)
             k = a[0].shape[-1]
             choice = self._choices.get((m, n, k, groups_of(self._spec, a)))
@@ -424,19 +416,6 @@ class Launcher:
         except Exception:
             _check(self._spec, a, b, loads, given)  # raises a better message if the operands are at fault
             raise
-
-    def _widened(
-        self,
-        a: Sequence[Tensor],
-        b: Sequence[Tensor],
-        loads: Sequence[Tensor],
-        given: Sequence[Tensor] | None,
-    ) -> list[Tensor]:
-        """A launch with more rows than kernels that convert B are for: B is converted first."""
-        _check(self._spec, a, b, loads, given)
-        with torch.no_grad():
-            columns = [each.t().to(a[0].dtype, memory_format=torch.contiguous_format).t() for each in b]
-        return launch(a, columns, loads, widened(self._spec).to_json(), self._constraints.text, given)
 
     def fitted(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Fitted | None:
         """The kernel that ran on the last operands of these sizes without copies or views, or None."""

@@ -23,7 +23,6 @@ from cute_backend.planning import (
     plan,
     table,
     untuned,
-    widened,
     with_rowvecs,
 )
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -102,14 +101,6 @@ def _near(m: int) -> tuple[int, ...]:
     bucket = bucket_of(m)
     place = BUCKETS.index(bucket)
     return bucket, *BUCKETS[max(place - 1, 0) : place + 2]
-
-
-def with_widened(problem: Problem) -> tuple[Problem, ...]:
-    """The problem and, if its kernels convert B but launches may have more rows than they are for, that of
-    those launches, whose B was converted before."""
-    if not problem.spec.product.is_converted or problem.m is not None:
-        return (problem,)
-    return problem, replace(problem, spec=widened(problem.spec))
 
 
 def reachable_kernels(

@@ -192,7 +192,7 @@ class Tuner:
         try:
             timings = self._timer(job.m, job.n, job.k, functions, unfused, job.groups)
         except torch.OutOfMemoryError:
-            Untuned.MEMORY.note()
+            Untuned.MEMORY.note(warns=job.thorough)
             return None
         if not timings.kernels:
             Untuned.FAILED.note()

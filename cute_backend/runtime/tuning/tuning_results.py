@@ -38,6 +38,9 @@ _FORMAT = 2
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
 """The exceptions that `Result.from_dict` raises for malformed data."""
 
+_PATIENCE_S = 120.0
+"""The seconds for which a process waits for another one that times."""
+
 _MAX_FILE = 64 << 20
 """The most bytes of a file of results; usual files have some hundred thousand."""
 
@@ -149,11 +152,14 @@ class TunedFile:
         """A lock that a process holds while it times: two processes that time at once would disturb each
         other.
 
-        If the folder can't be written, or is full, no lock is held.
+        If the folder can't be written, or is full, or another process holds the lock for too long, which may
+        have stopped, none is held.
         """
         with ExitStack() as held:
             try:
-                held.enter_context(self._cache.lock_named("tuning.lock"))
+                lock = self._cache.lock_named("tuning.lock")
+                lock.timeout = _PATIENCE_S
+                held.enter_context(lock)
             except OSError as error:
                 log.info("tuning takes no lock in %s: %s", self._cache.root, error)
             yield
