@@ -32,7 +32,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import fallbacks
 from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode
 
-from cute_backend.fx_walk.ends.consumers import Kernel, Waves, reduces
+from cute_backend.fx_walk.ends.consumers import InductorKernel, Waves, reduces
 from cute_backend.fx_walk.ends.launches import launches
 from cute_backend.fx_walk.graph.axes import is_concatenation, is_reduction
 from cute_backend.fx_walk.graph.mutation import is_view
@@ -123,7 +123,7 @@ def _scheduled_bytes(graph: GraphLowering, kernel: BaseSchedulerNode) -> int:
 def predicted(graph: fx.Graph) -> int:
     """The bytes that Inductor's own kernels read and write for a post-grad graph, by the model."""
     own = _Own(graph)
-    outputs = defaultdict[tuple[Kernel, int], list[fx.Node]](list)
+    outputs = defaultdict[tuple[InductorKernel, int], list[fx.Node]](list)
     for node in own.written:
         outputs[own.kernels[node]].append(node)
     layouts = [each for node in graph.nodes for each in _copied_to_channels_last(node)]
@@ -147,7 +147,7 @@ class _Own:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.nodes: set[fx.Node] = set()
-        self.kernels: dict[fx.Node, tuple[Kernel, int]] = {}
+        self.kernels: dict[fx.Node, tuple[InductorKernel, int]] = {}
         self.written: dict[fx.Node, None] = {}
         self.waves, reduced = Waves(graph.nodes), set[fx.Node]()
         for node in graph.nodes:
@@ -160,7 +160,7 @@ class _Own:
             if tensor_of(node) is not None and self._is_written(node):
                 self.written[node] = None
 
-    def _kernel(self, node: fx.Node, reduced: set[fx.Node]) -> tuple[Kernel, int]:
+    def _kernel(self, node: fx.Node, reduced: set[fx.Node]) -> tuple[InductorKernel, int]:
         if node.target is operator.getitem:
             reduced.add(node)
             return self.kernels[node.all_input_nodes[0]]
