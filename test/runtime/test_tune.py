@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch._dynamo.utils import counters
 
-from cute_backend import config
+from cute_backend import config, planning
 from cute_backend.errors import BuildError
 from cute_backend.planning import (
     MAX_CANDIDATES,
@@ -28,6 +28,7 @@ from cute_backend.planning import (
 )
 from cute_backend.planning.doubt import DOUBTED
 from cute_backend.runtime.arguments.device import Device
+from cute_backend.runtime.compiling import rungs
 from cute_backend.runtime.disk.cache import KernelCache
 from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -255,6 +256,25 @@ def test_what_does_not_build_or_spills_or_fails_to_run_is_passed_over(
         (result,) = tuner(tmp_path, timer, FakeBuild(broken=(broken,))).tune([JOB])
     assert result == Result(TRIED[4], 50.0, None)
     assert counted() == {"tuned": 1, "candidates_failed": 1, "candidates_spilled": 1}
+
+
+def test_what_runs_in_place_of_a_tile_in_doubt_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two or three tiles, those that spill or do not build may be all."""
+    sizes = 257, 5632, 2048
+    spilling, broken = doubted(Arch.SM90A, SPEC, *sizes, 132)[:2]
+    monkeypatch.setattr(rungs, "spill_bytes", lambda kernel: 8 * (kernel.plan == planned(spilling)))
+    lower = [planning.rungs(planned(tile))[1] for tile in (spilling, broken)]
+    timer = FakeTimer({lower[0].tile: 70.0})
+    with pytest.warns(RuntimeWarning, match="is broken"):
+        (result,) = tuner(tmp_path, timer, FakeBuild(broken=(broken,))).tune(
+            [Job(SPEC, *sizes, thorough=False)]
+        )
+    ((_, timed),) = timer.asked
+    assert {kernel.plan for kernel in timed} >= set(lower)
+    assert not {planned(spilling), planned(broken)} & {kernel.plan for kernel in timed}
+    assert result == Result(spilling, 70.0, None, thorough=False)
 
 
 @pytest.mark.parametrize(

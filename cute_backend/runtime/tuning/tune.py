@@ -9,7 +9,7 @@ that is not thorough times only those few between which the model can't decide.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import TileConfig, bucket_of, candidates, doubted, plan
 from cute_backend.runtime.arguments.device import Device, device_at
 from cute_backend.runtime.compiling.build import Outcome, obtain
-from cute_backend.runtime.compiling.rungs import spill_bytes
+from cute_backend.runtime.compiling.rungs import spill_bytes, standing
 from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.runtime.host.progress import line
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -142,11 +142,16 @@ class Tuner:
         # candidates of tuning. A program that was only to be measured does not wait for them.
         thorough = (job for job in jobs.values() if job.thorough)
         everything = list(dict.fromkeys([*tried, *chain.from_iterable(map(self._reached, thorough))]))
-        progress.compiling(len(everything))
         with ThreadPoolExecutor(1) as pool:
-            building = pool.submit(self._build, everything, built=progress.step)
+            building = pool.submit(self._build_all, everything, progress)
             unfused = {key: _unfused(job) for key, job in jobs.items()}
             outcomes = building.result()
+        for key, job in jobs.items():
+            if not job.thorough:
+                kernels[key] = self._standing(kernels[key], outcomes, progress)
+        _warn_of_failures(
+            outcomes[kernel] for kernel in dict.fromkeys([*tried, *chain.from_iterable(kernels.values())])
+        )
         progress.waiting()
         with self._memory.exclusively():
             progress.timing(len(jobs))
@@ -156,6 +161,25 @@ class Tuner:
                     functions = _sound({kernel: outcomes[kernel] for kernel in kernels[key]})
                     self._remember(key, job, self._time(job, functions, kernels[key], unfused.pop(key)))
                 progress.step()
+
+    def _build_all(self, kernels: Sequence[Kernel], progress: _Report) -> dict[Kernel, Outcome]:
+        progress.compiling(len(kernels))
+        return self._build(kernels, built=progress.step)
+
+    def _standing(
+        self, tiles: dict[Kernel, TileConfig], outcomes: dict[Kernel, Outcome], progress: _Report
+    ) -> dict[Kernel, TileConfig]:
+        """The kernels that run for a few tiles, with these: lower rungs in place of those that spill or can't
+        be built. The rungs are built, and added to `outcomes`."""
+        while True:
+            failed = {kernel for kernel, outcome in outcomes.items() if isinstance(outcome, BuildError)}
+            found = dict[Kernel, TileConfig]()
+            for kernel, tile in tiles.items():
+                found.setdefault(standing(kernel, failed), tile)
+            missing = [kernel for kernel in found if kernel not in outcomes]
+            if not missing:
+                return found
+            outcomes |= self._build_all(missing, progress)
 
     def _remember(self, key: Key, job: Job, result: Result | None) -> None:
         if result is not None:
@@ -227,15 +251,21 @@ class _Report:
         self._bar.advance(self._task)
 
 
-def _sound(outcomes: Mapping[Kernel, Outcome]) -> dict[Kernel, KernelFunction]:
-    """The kernels that were built and do not spill. The others are counted, and a failure causes a
-    warning."""
-    functions = {}
-    for kernel, outcome in outcomes.items():
+def _warn_of_failures(outcomes: Iterable[Outcome]) -> None:
+    """Counts the kernels that could not be built, and names them in warnings."""
+    for outcome in outcomes:
         if isinstance(outcome, (BuildError, UnavailableError)):
             count("candidates_failed")
             warn_once(("failed", str(outcome)), f"cute_backend: tuning leaves out a candidate: {outcome}")
-        elif spill_bytes(kernel):
+
+
+def _sound(outcomes: Mapping[Kernel, Outcome]) -> dict[Kernel, KernelFunction]:
+    """The kernels that were built and do not spill. Those that spill are counted."""
+    functions = {}
+    for kernel, outcome in outcomes.items():
+        if isinstance(outcome, (BuildError, UnavailableError)):
+            continue
+        if spill_bytes(kernel):
             count("candidates_spilled")
         else:
             functions[kernel] = outcome
