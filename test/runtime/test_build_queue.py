@@ -214,6 +214,20 @@ def test_what_was_begun_is_counted_when_it_is_waited_for(
     assert rungs.begin_standing([first, other]) == []
 
 
+def test_a_kernel_that_is_gone_from_the_cache_is_not_begun_over_and_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[Kernel] = []
+
+    def begin(kernel: Kernel, then: Callable[[Exception | None], None]) -> None:
+        begun.append(kernel)
+        then(None)
+
+    monkeypatch.setattr(rungs, "begin", begin)
+    monkeypatch.setattr(rungs, "is_at_hand", lambda kernel: False)
+    assert rungs.begin_standing(KERNELS[:1]) == begun == KERNELS[:1]
+
+
 # What a person sees of it
 
 

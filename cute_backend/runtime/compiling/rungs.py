@@ -98,18 +98,21 @@ def begin_standing(kernels: Iterable[Kernel]) -> list[Kernel]:
     if missing:
         warn_of_packs(missing)
     for kernel in missing:
-        _begin(kernel, frozenset())
+        _begin(kernel, {})
     return missing
 
 
-def _begin(kernel: Kernel, failed: frozenset[Kernel]) -> None:
+def _begin(kernel: Kernel, ended: Mapping[Kernel, Exception | None]) -> None:
+    """Begins to build the rung that runs in place of a kernel, unless its build `ended`, with an error or
+    None. It may be missing nevertheless: what was built may be gone from the cache."""
+    failed = [rung for rung, error in ended.items() if isinstance(error, BuildError)]
     rung = standing(kernel, failed)
 
     def then(error: Exception | None) -> None:
         if error is None or isinstance(error, BuildError):
-            _begin(kernel, failed | {rung} if error else failed)
+            _begin(kernel, {**ended, rung: error})
 
-    if rung not in failed and not is_at_hand(rung):
+    if rung not in ended and not is_at_hand(rung):
         begin(rung, then)
 
 
