@@ -195,7 +195,7 @@ _PAIRED = {
 """Epilogues of two accumulators, and how the columns of B are divided among them."""
 
 
-NOT_RECORDED: set[str] = {"int8_dynamic"}
+NOT_RECORDED: set[str] = set()
 """Epilogues that came after the last recording: the next one takes them out of here."""
 
 
