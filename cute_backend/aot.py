@@ -24,7 +24,7 @@ from cute_backend.runtime.compiling.rungs import ladder_of, obtain_standing, spi
 from cute_backend.runtime.disk.cache import caches
 from cute_backend.runtime.disk.pack import Content, packs, write_pack
 from cute_backend.runtime.kernels.kernel import Kernel
-from cute_backend.runtime.kernels.reach import Problem, reachable_kernels
+from cute_backend.runtime.kernels.reach import Problem, launched, reachable_kernels
 from cute_backend.runtime.tuning.tuning_results import Key, Records, Result, remembered
 from cute_backend.spec import EpilogueSpec
 
@@ -74,7 +74,8 @@ def find_problems(
         for report in collect(fn, args, dynamic, arch.value, kwargs):
             for spec, *sizes, constraints in chain(_regions(report), _inside_ops(report.graph)):
                 m, n, k, groups = (None if size is None or any_size else hint(size) for size in sizes)
-                found[Problem(spec, None if any_m else m, n, k, groups, constraints)] = None
+                problem = Problem(spec, None if any_m else m, n, k, groups, constraints)
+                found |= dict.fromkeys(launched(problem))
     return list(found)
 
 

@@ -20,7 +20,7 @@ from cute_backend.planning import Alignment, Arch, Constraints, Plan, clustered,
 from cute_backend.runtime.calls.launch import config_here, result_here
 from cute_backend.runtime.compiling.rungs import spill_bytes, standing
 from cute_backend.runtime.kernels.kernel import Kernel
-from cute_backend.runtime.kernels.reach import Problem, stores_aligned
+from cute_backend.runtime.kernels.reach import Problem, launched, stores_aligned
 from cute_backend.runtime.kernels.source import text_of
 from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment
 from cute_backend.spec import EpilogueSpec
@@ -166,7 +166,7 @@ class Region:
     def first_rung(self, arch: str | None = None) -> Kernel:
         """The kernel that was chosen, whether or not it is known to spill. Raises as `kernel` does."""
         tile = config_here(self._problem, self.alignment, Arch.parse(arch or self.arch))
-        return Kernel.found(plan(self.spec, tile, self.alignment))
+        return Kernel.found(plan(self._problem.spec, tile, self.alignment))
 
     @property
     def timed(self) -> str:
@@ -180,8 +180,10 @@ class Region:
 
     @property
     def _problem(self) -> Problem:
+        """The problem of the launch by which the region was traced."""
         varies = isinstance(self.sizes[0], str)
-        return Problem(self.spec, *self.hints, self.groups, Constraints.from_config(), varies)
+        (problem,) = launched(Problem(self.spec, *self.hints, self.groups, Constraints.from_config(), varies))
+        return problem
 
     @property
     def tiles(self) -> tuple[str, ...]:

@@ -52,6 +52,11 @@ class EpilogueSpec:
         return self.accumulators[0]
 
     @cached_property
+    def widened(self) -> EpilogueSpec:
+        """The spec of the same values, with the weights that a kernel converts stored in A's dtype."""
+        return replace(self, accumulators=tuple(acc.widened for acc in self.accumulators))
+
+    @cached_property
     def b_columns(self) -> BColumns:
         """How the columns of B are distributed among the accumulators."""
         if self.product.width:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -207,6 +207,11 @@ class Accumulator:
         """Whether the values of one operand, of `STORED_DTYPES`, are converted to the other one's dtype as
         they are multiplied."""
         return self.a_dtype.bits != self.b_dtype.bits
+
+    @property
+    def widened(self) -> Accumulator:
+        """The product of the same values, those that are converted stored in the other operand's dtype."""
+        return replace(self, a_dtype=self.multiplied, b_dtype=self.multiplied)
 
     @property
     def is_block_scaled(self) -> bool:

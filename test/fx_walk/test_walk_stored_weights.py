@@ -200,10 +200,21 @@ def test_eager_s_roundings_keep_a_scale_in_front_of_the_product() -> None:
         assert is_converted(torchao_int8, *given)
 
 
-def test_rows_of_unknown_number_may_be_many() -> None:
-    x = rows()
-    torch._dynamo.mark_dynamic(x, 0)
-    assert not is_converted(torchao_float8, x, weight(E4M3), SCALES, BIAS)
+def test_rows_of_unknown_number_may_be_few() -> None:
+    """A launch of many rows converts the weight in memory."""
+    few, many = rows(), rows(MOST_CONVERTED_ROWS + 1)
+    for x in (few, many):
+        torch._dynamo.mark_dynamic(x, 0)
+    given = weight(E4M3), SCALES, BIAS
+    (region,) = explain(torchao_float8, few, *given, arch="sm_90a").regions
+    assert region.spec.product.is_converted and region.kernel().plan.spec == region.spec
+    beyond = f"e4m3 converted to bf16 (beyond {MOST_CONVERTED_ROWS} rows in memory, at each call)"
+    assert beyond in str(explain(torchao_float8, few, *given, arch="sm_90a"))
+    (region,) = explain(torchao_float8, many, *given, arch="sm_90a").regions
+    assert region.spec.product.is_converted and region.kernel().plan.spec == region.spec.widened
+    more = rows(MOST_CONVERTED_ROWS + 1)
+    torch._dynamo.mark_dynamic(more, 0, min=MOST_CONVERTED_ROWS + 1, max=4096)
+    assert not is_converted(torchao_float8, more, *given)
 
 
 @pytest.mark.parametrize("settings", [{"batch_invariant": True}, {"tile": "128x64_1x1"}], ids=str)

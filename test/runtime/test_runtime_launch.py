@@ -21,6 +21,7 @@ from cute_backend.errors import BuildError
 from cute_backend.kinds import reductions
 from cute_backend.planning import (
     BUCKETS,
+    MOST_CONVERTED_ROWS,
     UNCONSTRAINED,
     Alignment,
     Arch,
@@ -701,6 +702,37 @@ def test_groups_go_with_their_offsets(compiler: Compiler) -> None:
     check(([*a, apart], [weights], loads), GROUPED)
     assert compiler.launches[-1][1][1].is_contiguous()
     assert counters["cute_backend"]["operands_copied"] == 1
+
+
+CONVERTED = replace(SPEC, accumulators=(replace(SPEC.product, b_dtype=DType.I8),))
+
+
+def test_a_stored_weight_of_many_rows_is_converted_in_memory(compiler: Compiler) -> None:
+    """A launch of more rows than the kernel converts a weight for has the kernel of a weight in 16 bits."""
+    n, k = 16, 32
+    prepare([Problem(CONVERTED, None, n, k)], -1)
+    assert {kernel.plan.spec for kernel in compiler.built} == {CONVERTED, CONVERTED.widened}
+    built = list(compiler.built)
+    stored = torch.randint(-128, 128, (n, 2 * k), dtype=torch.int8)[:, :k].t()
+    for m in (6, MOST_CONVERTED_ROWS, MOST_CONVERTED_ROWS + 1, 6):
+        a, _, loads = operands(m, n, k)
+        check((a, [stored], loads), CONVERTED)
+        is_converted = m <= MOST_CONVERTED_ROWS
+        (kernel, arguments) = compiler.launches[-1]
+        assert kernel.plan.spec == (CONVERTED if is_converted else CONVERTED.widened)
+        assert arguments[1].dtype is (torch.int8 if is_converted else torch.bfloat16)
+    assert compiler.built == built and counters["cute_backend"]["weights_widened"] == 1
+
+
+@pytest.mark.parametrize(
+    ("m", "is_converted"), [(MOST_CONVERTED_ROWS, True), (MOST_CONVERTED_ROWS + 1, False)]
+)
+def test_a_known_m_needs_one_kernel_of_a_stored_weight(
+    m: int, is_converted: bool, compiler: Compiler
+) -> None:
+    prepare([Problem(CONVERTED, m, 16, 32)], -1)
+    (spec,) = {kernel.plan.spec for kernel in compiler.built}
+    assert spec.product.is_converted is is_converted
 
 
 def test_the_tile_goes_by_how_many_groups_there_are(compiler: Compiler) -> None:

@@ -147,13 +147,14 @@ def _is_along_k(weight: StoredWeight) -> bool:
 
 def is_worth_converting(stored: Anchor, target: Target | None, precision: Precision) -> bool:
     """Whether a kernel that converts the weight itself is expected to be faster than one that reads it in 16
-    bits, after another kernel wrote it so: up to `MOST_CONVERTED_ROWS` rows, which have to be known. A scale
-    that is applied to the sums leaves a rounding of the weight out, which eager's precision has; so bits
-    would depend on M, and batch invariance forbids it. A tile by name is one for weights in 16 bits."""
+    bits, after another kernel wrote it so: up to `MOST_CONVERTED_ROWS` rows. If M is not known, launches of
+    more rows convert it in memory. A scale that is applied to the sums leaves a rounding of the weight out,
+    which eager's precision has; so bits would depend on M, and batch invariance forbids it. A tile by name is
+    one for weights in 16 bits."""
     if config.batch_invariant or config.tile is not None:
         return False
     if precision is Precision.EAGER and stored.scale_b is not None:
         return False
     if target is not None and stored.accumulator.b_dtype not in target.converts:
         return False
-    return known(stored.m <= MOST_CONVERTED_ROWS)
+    return not known(stored.m > MOST_CONVERTED_ROWS)

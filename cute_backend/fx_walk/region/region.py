@@ -19,11 +19,10 @@ from cute_backend.fx_walk.region.value import E8M0, Value
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import ColumnSlice, LoadView
 from cute_backend.ops import PAIRINGS
-from cute_backend.planning import CUT_HEAD_COLUMNS
+from cute_backend.planning import CUT_HEAD_COLUMNS, MOST_CONVERTED_ROWS
 from cute_backend.spec import (
     HEAD_COLUMNS,
     PAIRED_DTYPES,
-    Accumulator,
     BColumns,
     DType,
     EpilogueSpec,
@@ -119,7 +118,7 @@ class Region:
     @property
     def product_labels(self) -> list[str]:
         """The user's name of B, for each accumulator, with the dtype that a kernel converts it from."""
-        return [_label(anchor.b, anchor.columns) + _conversion(anchor.accumulator) for anchor in self.anchors]
+        return [_label(anchor.b, anchor.columns) + _conversion(anchor) for anchor in self.anchors]
 
     @property
     def problem(self) -> tuple[Size, Size, Size]:
@@ -133,8 +132,14 @@ class Region:
         return None if self.first.offsets is None else fake(self.first.offsets).shape[0]
 
 
-def _conversion(acc: Accumulator) -> str:
-    return f", {acc.b_dtype.value} converted to {acc.a_dtype.value}" if acc.is_converted else ""
+def _conversion(anchor: Anchor) -> str:
+    acc = anchor.accumulator
+    if not acc.is_converted:
+        return ""
+    rows = (
+        "" if isinstance(anchor.m, int) else f" (beyond {MOST_CONVERTED_ROWS} rows in memory, at each call)"
+    )
+    return f", {acc.b_dtype.value} converted to {acc.a_dtype.value}{rows}"
 
 
 def _label(node: fx.Node, columns: ColumnSlice | None) -> str:

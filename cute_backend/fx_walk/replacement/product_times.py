@@ -27,7 +27,7 @@ from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.arguments.operands import groups_of, parse_spec, plane_of
 from cute_backend.runtime.calls.launch import config_here
 from cute_backend.runtime.calls.op import gemm_epilogue
-from cute_backend.runtime.kernels.reach import Problem
+from cute_backend.runtime.kernels.reach import Problem, launched
 
 Estimate = Callable[[fx.Node, "int | None"], "float | None"]
 """torch's hook: the milliseconds of a node, or None if it has no estimate of its own. The number replaces the
@@ -119,9 +119,10 @@ def _milliseconds(node: fx.Node) -> float:
         arch = Arch.of_capability(device_capability(a[0].device))
         assert arch is not None, "the walker fuses nothing on other GPUs"
         count = device_at(torch.cuda.current_device()).sm_count if torch.cuda.is_available() else None
-        problem = Problem(spec, m, n, k, of_groups, Constraints.parse(given["constraints"]), varies)
+        constraints = Constraints.parse(given["constraints"])
+        (problem,) = launched(Problem(spec, m, n, k, of_groups, constraints, varies))
         tile = config_here(problem, Alignment.TMA, arch)
-        return cost(tile, spec, m, n, k, count or arch.target.sm_count, of_groups) / 1000
+        return cost(tile, problem.spec, m, n, k, count or arch.target.sm_count, of_groups) / 1000
     except Exception as error:
         contain(error, "torch estimates the time of the product")
         return by_torch(node)

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from torch import Tensor
 from cute_backend.caches import deliver
 from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import (
+    MOST_CONVERTED_ROWS,
     UNCONSTRAINED,
     Alignment,
     Arch,
@@ -76,6 +78,7 @@ from cute_backend.runtime.kernels.reach import (
     Problem,
     Winners,
     config_for,
+    launched,
     reachable_kernels,
     stores_aligned,
 )
@@ -152,7 +155,7 @@ def prepare(problems: Iterable[Problem], device: int, *, at_once: bool = False) 
     waited for, and its launches are replayed. If a pack was made for a problem but lacks a kernel, M is
     beyond the pack's range, and the launch uses the kernel that is predicted to be the fastest.
     """
-    gpu, problems = device_at(device), list(problems)
+    gpu, problems = device_at(device), list(chain.from_iterable(map(launched, problems)))
     for problem in problems:
         _launcher(problem.spec, device, problem.constraints).announced.add(problem)
     wanted = [
@@ -342,6 +345,7 @@ class Launcher:
     def __init__(self, spec: EpilogueSpec, device: int, constraints: Constraints) -> None:
         self._spec = spec
         self._constraints = constraints
+        self._is_converted = spec.product.is_converted
         self._gpu = device_at(device)
         self.binding = Binding(spec)
         self._kernels: dict[Plan, Ready | None] = {}
@@ -404,6 +408,8 @@ class Launcher:
         """Runs a kernel. Returns the results, which may be `given`."""
         try:
             m, n = plane_of(self._spec, a, b)
+            if self._is_converted and m > MOST_CONVERTED_ROWS:
+                return self._widened(a, b, loads, given)
             k = a[0].shape[-1]
             choice = self._choices.get((m, n, k, groups_of(self._spec, a)))
             if choice is None or choice.fitted is None:
@@ -416,6 +422,20 @@ class Launcher:
         except Exception:
             _check(self._spec, a, b, loads, given)  # raises a better message if the operands are at fault
             raise
+
+    def _widened(
+        self,
+        a: Sequence[Tensor],
+        b: Sequence[Tensor],
+        loads: Sequence[Tensor],
+        given: Sequence[Tensor] | None,
+    ) -> list[Tensor]:
+        """A launch of many rows, whose weight is converted in memory: each tile of rows would do it again."""
+        count("weights_widened")
+        launcher = _launcher(self._spec.widened, self._gpu.index, self._constraints)
+        # The rows of its transpose are contiguous, and stay so if they are a slice of longer ones.
+        wide = [each.mT.to(a[0].dtype, memory_format=torch.contiguous_format).mT for each in b]
+        return launcher(a, wide, loads, given)
 
     def fitted(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Fitted | None:
         """The kernel that ran on the last operands of these sizes without copies or views, or None."""

@@ -53,6 +53,17 @@ class Problem:
         return self.n, self.k, self.groups
 
 
+def launched(problem: Problem) -> list[Problem]:
+    """The problems whose kernels the launches of a region run. A weight that a kernel converts for up to
+    MOST_CONVERTED_ROWS rows is converted in memory for more, and another kernel reads it."""
+    if not problem.spec.product.is_converted:
+        return [problem]
+    widened = replace(problem, spec=problem.spec.widened)
+    if problem.m is None:
+        return [problem, widened]
+    return [problem if problem.m <= MOST_CONVERTED_ROWS else widened]
+
+
 Winners = Callable[[EpilogueSpec, Alignment, Sequence[int], int, int], Mapping[int, TileConfig]]
 """Configurations that were timed and found fastest for a spec, an alignment, some of several M, N and K, by
 M."""

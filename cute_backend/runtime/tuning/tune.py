@@ -260,7 +260,7 @@ def _warn_of_failures(outcomes: Iterable[Outcome]) -> None:
 
 
 def _sound(outcomes: Mapping[Kernel, Outcome]) -> dict[Kernel, KernelFunction]:
-    """The kernels that were built and do not spill. Those that spill are counted."""
+    """The kernels that were built and do not spill. A kernel that spills is counted."""
     functions = {}
     for kernel, outcome in outcomes.items():
         if isinstance(outcome, (BuildError, UnavailableError)):
