@@ -60,7 +60,9 @@ STAGED_COLUMNS = 32
 
 
 WARP_COLUMNS = 16
-"""Columns of a plane that a warp copies at once without TMA, and a multiple of which its subtiles have."""
+"""Columns of a plane that a warp copies at once by ldmatrix or stmatrix. If warps copy planes without TMA,
+subtiles have a multiple of them. Of a stmatrix that transposes the DSL makes four matrices even if two are
+asked for."""
 
 
 class Alignment(str, Enum):

@@ -17,11 +17,8 @@ from cutlass.cute.nvgpu import warp
 
 from cute_backend.philox import SHARED_BITS
 from cute_backend.planning import TileConfig
+from cute_backend.planning.tiles import WARP_COLUMNS
 from cute_backend.spec import BColumns
-
-_MATRICES_N = 16
-"""Columns of the elements that a warp copies at once by ldmatrix or stmatrix. Of a stmatrix that transposes
-the DSL makes four matrices even if two are asked for."""
 
 
 @dataclass(frozen=True)
@@ -467,7 +464,7 @@ class FragmentSubtile(Subtile):
     def _transposes(self, plane: cute.Tensor) -> bool | None:
         """Whether instructions that copy matrices transpose those of a plane, which has its rows or its
         columns contiguous. None if there is no such instruction."""
-        if plane.element_type.width != 16 or self._columns % _MATRICES_N:
+        if plane.element_type.width != 16 or self._columns % WARP_COLUMNS:
             return None
         row_step, column_step = (cute.flatten((stride,))[0] for stride in plane.stride)
         return False if column_step == 1 else True if row_step == 1 else None
@@ -525,11 +522,11 @@ def in_words(fragment: cute.Tensor) -> cute.Tensor:
 
 
 def _matrix_copy(op: Any, dtype: type[cutlass.Numeric]) -> cute.TiledCopy:
-    """A warp's copy of 16 rows by `_MATRICES_N` columns at a time. They are laid out as the accumulators of
+    """A warp's copy of 16 rows by `WARP_COLUMNS` columns at a time. They are laid out as the accumulators of
     mma, and as a warp's accumulators of wgmma (PTX ISA, mma.m16n8k16, matrix D)."""
     mma = cute.make_tiled_mma(
         warp.MmaF16BF16Op(cutlass.Float16, cutlass.Float32, (16, 8, 16)),
-        permutation_mnk=(16, _MATRICES_N, 16),
+        permutation_mnk=(16, WARP_COLUMNS, 16),
     )
     return cute.make_tiled_copy_C(cute.make_copy_atom(op, dtype), mma)
 
