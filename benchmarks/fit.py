@@ -162,7 +162,7 @@ class Fit:
         if not self.kept:
             return time_of(ARCH, cut)._replace(in_waves=1.0)
         similar = time_of(ARCH, near := nearest(self.kept, cut))
-        time = similar.of_area(cut.cta_rows * cut.mma_n / (near.cta_rows * near.mma_n))
+        time = similar.of_area(cut.mma_m * cut.mma_n / (near.mma_m * near.mma_n))
         return time._replace(in_waves=1.0)
 
     def predicted(self, timed: Sequence[Timed], careful: bool = False) -> Tensor:
@@ -225,7 +225,7 @@ class Fit:
         """Sets `in_waves` of tiles that were seldom timed in several waves, those in `kept` excepted: none
         may be predicted to take less time there, for each element, than all that were."""
         _, _, k, busy, _ = (part.exp() for part in self.tiles)
-        rate = (k + busy) / torch.tensor([cut.cta_rows * cut.mma_n for cut in self.index])
+        rate = (k + busy) / torch.tensor([cut.mma_m * cut.mma_n for cut in self.index])
         waves = Counter(each.cut for each in timed if each.work.waves > 1)
         fixed = torch.tensor([cut in kept for cut in self.index])
         often = torch.tensor([waves[cut] >= SEVERAL for cut in self.index])
@@ -308,7 +308,7 @@ def text_of(fit: Fit, docstring: str) -> str:
     tiles = [part.exp().tolist() for part in fit.tiles]
     lines = []
     for cut, place in sorted(fit.index.items()):
-        names = [f"{cut.cta_rows}, {cut.mma_n}"]
+        names = [f"{cut.mma_m}, {cut.mma_n}"]
         names += [
             f"{name}={value}"
             for name, value in cut._asdict().items()

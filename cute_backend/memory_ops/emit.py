@@ -252,9 +252,10 @@ class _Module:
         def names(arguments: Iterable[str]) -> str:
             return ", ".join(views.get(name, name) for name in arguments)
 
-        (a,), bs = of_role(self.arguments, Role.A), of_role(self.arguments, Role.B)
+        every_a, bs = of_role(self.arguments, Role.A), of_role(self.arguments, Role.B)
         if self.tile.transposed:
-            (a,), bs = bs, (a,)
+            every_a, bs = bs, every_a
+        a, *stacked = every_a
         reductions, counts = self.spec.reductions, self.plan.finishes_rows
         stores = [store for epilogue in self.epilogues for store in epilogue.spec.stores]
         planes = names(store.name for store in stores if store.reduce is None)
@@ -262,6 +263,7 @@ class _Module:
         further = f", [{scales}]" if scales else ""
         groups = of_role(self.arguments, Role.OFFSETS)
         further += "".join(f", {argument.name}={argument.name}" for argument in groups)
+        further += f", further_as=[{names(each.name for each in stacked)}]" if stacked else ""
         every = (load.name for epilogue in self.epilogues for load in epilogue.spec.loads)
         loads, products = names(every), names(b.name for b in bs)
         written = f"[{planes}]"

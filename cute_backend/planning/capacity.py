@@ -52,7 +52,7 @@ def planes_written(columns: int, read: int = 0, tables: int = 0) -> int:
 
 
 def _elements(config: TileConfig) -> int:
-    return config.cta_rows * config.mma_n
+    return config.mma_m * config.mma_n
 
 
 def _bits(config: TileConfig) -> int:

@@ -243,8 +243,9 @@ def work_of(
     full, last = divmod(parts * cluster_rows * -(-n // columns) - 1, in_flight)
     k_bytes = k * spec.product.a_dtype.bits // 8
     depth = -(-k_bytes // (config.split_k * TILE_K_BYTES)) * TILE_K_BYTES / 1024
-    whole = groups is None and (config.cta_rows > 64 or config.cluster_n > 1)
-    beyond = min(cluster_rows * rows - m, config.cta_rows) * config.cluster_n / cluster_rows if whole else 0.0
+    whole = groups is None and (config.mma_m > 64 or config.cluster_n > 1)
+    past = min(cluster_rows * rows - m, config.cta_rows) * config.stacked
+    beyond = past * config.cluster_n / cluster_rows if whole else 0.0
     matrices = 1 if groups is None else min(groups, m)
     if matrices > 1:
         operand_rows = m + n * config.products * matrices
@@ -295,7 +296,7 @@ def time_of(arch: Arch, cut: Cut) -> TileTime:
 
 def _rimmed_area(cut: Cut) -> int:
     """The area of a tile with its rim."""
-    return (cut.cta_rows + RIM) * (cut.mma_n + RIM)
+    return (cut.mma_m + RIM) * (cut.mma_n + RIM)
 
 
 def nearest(timed: Collection[Cut], cut: Cut) -> Cut:
@@ -304,7 +305,7 @@ def nearest(timed: Collection[Cut], cut: Cut) -> Cut:
 
     def unlike(other: Cut) -> tuple[float, ...]:
         kind = [getattr(other, name) != getattr(cut, name) for name in ("split_k", "pingpong")]
-        size = math.log2(cut.cta_rows / other.cta_rows), math.log2(cut.mma_n / other.mma_n)
+        size = math.log2(cut.mma_m / other.mma_m), math.log2(cut.mma_n / other.mma_n)
         clusters = abs(other.cluster_m - cut.cluster_m) + abs(other.cluster_n - cut.cluster_n)
         turned, visits = other.transposed != cut.transposed, abs(other.subtile_n - cut.subtile_n)
         return (*kind, round(sum(map(abs, size)), 3), clusters, turned, visits)

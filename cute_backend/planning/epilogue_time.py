@@ -33,7 +33,7 @@ memory and on shared memory. This figure is an assumption."""
 
 def mma_cycles(config: TileConfig, spec: EpilogueSpec, k: int) -> float:
     """Returns the cycles that the tensor cores of a multiprocessor need to multiply one tile."""
-    products = config.cta_rows * config.mma_n * k / config.split_k
+    products = config.mma_m * config.mma_n * k / config.split_k
     return products * spec.product.a_dtype.bits / 8 / config.target.products_per_cycle
 
 

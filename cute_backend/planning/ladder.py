@@ -86,8 +86,8 @@ def _next_smaller(spec: EpilogueSpec, config: TileConfig) -> TileConfig | None:
     two, without ping-pong, with half of the rows or, failing these, with half of the columns."""
     subtile_n = min(config.subtile_n, NARROW_SUBTILE_N)
     shape = Shape(*(getattr(config, field) for field in Shape._fields))
-    shape = shape._replace(tile_n=config.mma_n, subtile_n=subtile_n)
-    rows, columns = config.tile_m // 2, (1 << (config.mma_n - 1).bit_length()) // 2
+    shape = shape._replace(tile_m=config.tile_m * config.stacked, tile_n=config.mma_n, subtile_n=subtile_n)
+    rows, columns = shape.tile_m // 2, (1 << (config.mma_n - 1).bit_length()) // 2
     fewer = shape._replace(tile_n=columns)
     smaller = [fewer] if config.mma_n < 2 * columns else []
     smaller += [shape._replace(pingpong=False)] if config.pingpong else []
@@ -104,7 +104,7 @@ def _next_smaller(spec: EpilogueSpec, config: TileConfig) -> TileConfig | None:
 def _accumulators(config: TileConfig) -> int:
     """The accumulators of a thread or, if they are in tensor memory, of a CTA."""
     in_registers = config.target.accumulators.in_registers
-    return config.thread_accumulators if in_registers else config.cta_rows * config.mma_n
+    return config.thread_accumulators if in_registers else config.mma_m * config.mma_n
 
 
 def _suited(spec: EpilogueSpec, config: TileConfig, shape: Shape) -> tuple[TileConfig, ...]:

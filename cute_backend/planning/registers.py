@@ -59,8 +59,7 @@ class Registers:
         if in_registers:
             accumulators = config.thread_accumulators
             sums = sets_of_sums(config, spec) * accumulators // pieces_of_sums(config, spec)
-            blocks = config.cta_rows // (config.block_m * config.sharing)
-            sums += CONVERTED * blocks if config.converts else 0
+            sums += CONVERTED * config.blocks if config.converts else 0
         else:
             accumulators = config.products * config.subtile_n
             sums = 0 if SumScales.of(spec) is None else config.products * config.group_n
@@ -166,9 +165,8 @@ def pieces_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
     """
     if not is_promoted(config, spec) or not spec.product.is_block_scaled:
         return 1
-    blocks = config.cta_rows // (config.block_m * config.sharing)
     lines = spec.product.a_scaling is spec.product.b_scaling is Scaling.LINE
-    able = blocks == 1 or (blocks == 2 and lines)
+    able = config.blocks == 1 or (config.blocks == 2 and lines)
     return 2 if able and not _leaves_sums(config, spec, 1) else 1
 
 

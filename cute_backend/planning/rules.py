@@ -87,18 +87,21 @@ _DRAWN_COLUMNS = 16
 """Columns of a visit that draws noise: the fewest in which a thread has all elements of a Philox block."""
 
 
-def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """Divides the columns of the MMA among a spec's accumulators, so that one stage of A serves all of
-    them."""
+def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """Divides the columns of the MMA among a spec's accumulators, so that one stage of A serves all of them.
+    If the product is transposed, its rows are divided, so that one stage of B serves all. Only wgmma has such
+    tiles, in which each product has whole blocks of rows."""
     products = len(spec.accumulators)
-    return replace(config, tile_n=config.tile_n // products, products=products, b_columns=spec.b_columns)
+    if not config.transposed or products == 1:
+        return replace(config, tile_n=config.tile_n // products, products=products, b_columns=spec.b_columns)
+    able = _by_wgmma(config) and config.tile_m % (products * config.block_m) == 0
+    return replace(config, tile_m=config.tile_m // products, products=products) if able else None
 
 
 def columns_of_an_instruction(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """Requires a number of columns that the MMA has an instruction for. wgmma has any multiple of 8 up to
     256, except that of int8 those beyond 24 are multiples of 16 (PTX ISA, wgmma.mma_async)."""
-    by_wgmma = config.target.planes_by_tma and config.target.accumulators.in_registers
-    if not by_wgmma or spec.product.dtype is not DType.I32:
+    if not _by_wgmma(config) or spec.product.dtype is not DType.I32:
         return config
     return config if config.mma_n <= 24 or config.mma_n % 16 == 0 else None
 
@@ -107,11 +110,13 @@ def rows_of_converted_values(config: TileConfig, spec: EpilogueSpec) -> TileConf
     """Requires that values which are converted are the rows of the MMA, which wgmma takes from registers.
 
     The CTAs of a cluster share no operands: few rows of D leave little to share. Both warpgroups convert at
-    the same time, so there is no ping-pong, under which one waits while the other multiplies.
+    the same time, so there is no ping-pong, under which one waits while the other multiplies. There is one
+    product.
     """
     if not spec.product.is_converted:
         return config
-    able = spec.product.a_dtype in config.target.converts and not config.multicasts and not config.pingpong
+    able = spec.product.a_dtype in config.target.converts and config.products == 1
+    able = able and not config.multicasts and not config.pingpong
     return replace(config, converts=True) if able else None
 
 
@@ -213,7 +218,7 @@ def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfi
     if block == 1 or _holds_first_in_a_thread(config, spec):
         return config
     widths = WHOLE_SUBTILES
-    if config.products == 1 and config.target.planes_by_tma and config.target.accumulators.in_registers:
+    if config.products == 1 and _by_wgmma(config):
         widths += (columns,) * (columns in WHOLE_VISITS)
     whole = (width for width in widths if width % block == 0 and columns % width == 0)
     width = None if block % 8 else next(whole, None)
@@ -489,8 +494,8 @@ def boxes_of_two_subtiles(config: TileConfig, spec: EpilogueSpec, alignment: Ali
 def holds_boxes_of_two(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether planes may move in boxes of two subtiles. Each half of a box, or a box whose columns are
     neighbours, has at most the 128 bytes of a row of the swizzle."""
-    target, wide = config.target, 2 * config.subtile_n
-    if not (target.planes_by_tma and target.accumulators.in_registers) or config.tile_n % wide:
+    wide = 2 * config.subtile_n
+    if not _by_wgmma(config) or config.tile_n % wide:
         return False
     block = spec.reordered_columns
     planes = [load.dtype.bits for load in spec.loaded_planes]
@@ -575,6 +580,10 @@ def _narrow(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
         return config
     narrow = min(config.subtile_n, NARROW_SUBTILE_N)
     return replace(config, subtile_n=narrow) if config.tile_n % narrow == 0 else config
+
+
+def _by_wgmma(config: TileConfig) -> bool:
+    return config.target.planes_by_tma and config.target.accumulators.in_registers
 
 
 def _b_along_n(spec: EpilogueSpec) -> bool:

@@ -130,7 +130,9 @@ class TileConfig:
     between shared memory and the MMA, and has 128 values of K in a stage.
 
     With two `products` a tile has two accumulators, and the MMA is twice as wide: it has the columns of one B
-    beside those of another, or, INTERLEAVED, the even columns of one B among its odd ones.
+    beside those of another, or, INTERLEAVED, the even columns of one B among its odd ones. If it is
+    transposed, the MMA is twice as tall instead, since a stage has the rows of both weights, one below the
+    other.
     """
 
     arch: Arch
@@ -164,10 +166,9 @@ class TileConfig:
                 f"tile {self.name} of {self.arch.value} is ping-pong, which takes accumulators in registers; "
                 "tensor memory has those of two tiles anyway"
             )
-        if self.transposed and (self.products > 1 or self.ctas > 1):
+        if self.transposed and self.ctas > 1:
             raise ValueError(
-                f"tile {self.name} is transposed, of {self.products} products and {self.ctas} CTAs; a "
-                "transposed one is of one product and one CTA"
+                f"tile {self.name} is transposed, of {self.ctas} CTAs; a transposed one is of one CTA"
             )
         least = self.target.unrolled_subtile_n
         if self.unrolled and least is not None and not (self.target.planes_by_tma and self.subtile_n < least):
@@ -318,14 +319,30 @@ class TileConfig:
         return self.tile_m // self.ctas
 
     @property
+    def stacked(self) -> int:
+        """Number of products whose rows lie below each other in the MMA: those of a transposed tile, each of
+        which has an A of its own. They share B."""
+        return self.products if self.transposed else 1
+
+    @property
+    def abreast(self) -> int:
+        """Number of products whose columns lie side by side in the MMA. They share A."""
+        return self.products // self.stacked
+
+    @property
+    def mma_m(self) -> int:
+        """Rows of the MMA, in one CTA."""
+        return self.cta_rows * self.stacked
+
+    @property
     def mma_n(self) -> int:
         """Columns of the MMA."""
-        return self.tile_n * self.products
+        return self.tile_n * self.abreast
 
     @property
     def pieces(self) -> int:
         """Number of tensors that a stage of B is loaded from."""
-        return 1 if self.b_columns is BColumns.INTERLEAVED else self.products
+        return 1 if self.b_columns is BColumns.INTERLEAVED else self.abreast
 
     @property
     def piece_n(self) -> int:
@@ -376,6 +393,11 @@ class TileConfig:
         return self.target.accumulators.block_m
 
     @property
+    def blocks(self) -> int:
+        """Blocks of `block_m` rows of each product of the tile that one warpgroup has."""
+        return self.cta_rows // (self.block_m * self.sharing)
+
+    @property
     def warp_rows(self) -> int:
         """Rows of a subtile that one warp of the epilogue has."""
         return self.block_m // 4
@@ -398,18 +420,18 @@ class TileConfig:
     @property
     def thread_accumulators(self) -> int:
         """fp32 accumulators of one epilogue thread for a tile."""
-        return self.cta_rows * self.mma_n // (WARPGROUP * self.sharing)
+        return self.mma_m * self.mma_n // (WARPGROUP * self.sharing)
 
     @property
     def ab_stage_bytes(self) -> int:
         """Shared memory of one CTA for one stage of A and B."""
         columns = self.mma_n // self.ctas * (2 if self.converts else 1)
-        return (self.cta_rows + columns) * TILE_K_BYTES
+        return (self.mma_m + columns) * TILE_K_BYTES
 
     @property
     def sum_bytes(self) -> int:
         """Shared memory of one CTA for the partial sums of split-K that it passes to another CTA."""
-        return 4 * self.cta_rows * self.mma_n if self.split_k > 1 and not self.sums_in_memory else 0
+        return 4 * self.mma_m * self.mma_n if self.split_k > 1 and not self.sums_in_memory else 0
 
     @property
     def stage_elements(self) -> int:

@@ -13,7 +13,18 @@ from functools import lru_cache
 
 from cute_backend.planning.registers import long_ops
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.spec import Axis, DType, EpilogueSpec, Load, LoadKind, Order, ProductKind, Store
+from cute_backend.spec import (
+    Accumulator,
+    Axis,
+    BColumns,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Order,
+    ProductKind,
+    Store,
+)
 
 _ORDERS = {Order.ROW: Order.COLUMN, Order.COLUMN: Order.ROW}
 _AXES = {Axis.ROW: Axis.COLUMN, Axis.COLUMN: Axis.ROW, Axis.ALL: Axis.ALL}
@@ -23,13 +34,13 @@ _INDICES = ("row_index", "column_index")
 def can_transpose(spec: EpilogueSpec) -> bool:
     """Whether a spec can be transposed.
 
-    It must have one dense product, and no block scales, no blocks of columns of B, no indices as results of
-    reductions, no reductions of batches of rows, no ops on indices or on blocks of columns, no draws of
-    noise, no loads whose M or N is several modes, and no stores by heads.
+    It must have one dense product, or a pair of products with a B each, and no block scales, no blocks of
+    columns of B, no indices as results of reductions, no reductions of batches of rows, no ops on indices or
+    on blocks of columns, no draws of noise, no loads whose M or N is several modes, and no stores by heads.
     """
     product = spec.product
     return (
-        len(spec.accumulators) == 1
+        spec.b_columns is BColumns.APART
         and product.kind is ProductKind.DENSE
         and not product.is_block_scaled
         and not product.b_block
@@ -47,21 +58,18 @@ def transposed(spec: EpilogueSpec) -> EpilogueSpec:
     """Returns the spec of D^T, with the same names. Raises ValueError unless `can_transpose`."""
     if not can_transpose(spec):
         raise ValueError(f"the spec {spec.key} has no transposed one: see `can_transpose`")
-    product = replace(
-        spec.product,
-        a_dtype=spec.product.b_dtype,
-        b_dtype=spec.product.a_dtype,
-        a_major=spec.product.b_major,
-        b_major=spec.product.a_major,
-    )
     stores = tuple(map(_flipped_store, spec.stores))
     loads = tuple(map(_flipped, spec.loads))
-    return replace(spec, accumulators=(product,), loads=loads, stores=stores)
+    return replace(spec, accumulators=tuple(map(_turned, spec.accumulators)), loads=loads, stores=stores)
 
 
 def multiplied(spec: EpilogueSpec, config: TileConfig) -> EpilogueSpec:
     """Returns the spec that a configuration computes: `spec`, or the transposed one."""
     return transposed(spec) if config.transposed else spec
+
+
+def _turned(acc: Accumulator) -> Accumulator:
+    return replace(acc, a_dtype=acc.b_dtype, b_dtype=acc.a_dtype, a_major=acc.b_major, b_major=acc.a_major)
 
 
 def _flipped_store(store: Store) -> Store:

@@ -1,9 +1,9 @@
 """Tiles of transposed products whose width follows from a known M.
 
-The rows of D lie along the columns of such a tile. M is divided evenly among the fewest tiles that hold it,
-or among a few more, and the tiles have the rows of a share, rounded up to the 8 columns of an MMA: 257 rows
-are two tiles of 136, three of 88, or four of 72. In tiles of 160, of which M takes two, a fifth of the work
-would be wasted.
+The rows of D lie along the columns of such a tile. A tile of a pair has two accumulators, for the same
+columns of both products. M is divided evenly among the fewest tiles that hold it, or among a few more, and
+the tiles have the rows of a share, rounded up to the 8 columns of an MMA: 257 rows are two tiles of 136,
+three of 88, or four of 72. In tiles of 160, of which M takes two, a fifth of the work would be wasted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WIDEST = 256
 """The most columns of an MMA (PTX ISA, wgmma)."""
 
 MOST_ACCUMULATORS = 192
-"""The most accumulators of a thread."""
+"""The most accumulators of a thread, for all products."""
 
 FURTHER_SHARES = 2
 """How many more shares than the fewest are tried. Narrower tiles leave room for further stages, and are more,
@@ -40,7 +40,7 @@ LEAST_SHARE = 64
 tile already."""
 
 PINGPONG_ROWS = 128
-"""The most rows of a tile of one warpgroup under ping-pong."""
+"""The most rows of the MMA of one warpgroup under ping-pong."""
 
 PINGPONG_VISITS = 20
 """The most visits of such a tile. With a residual, the 22 of 128 x 88 spill 24 bytes, and the 29 of 64 x 232
@@ -72,9 +72,9 @@ def evenly(arch: Arch, spec: EpilogueSpec, m: int, n: int, sm_count: int) -> tup
     if m > LARGEST_M or not _is_served(spec):
         return ()
     found: list[TileConfig] = []
-    for tile_m in arch.target.tiles.even_rows:
+    for tile_m in _heights(arch, spec):
         rows = -(-n // tile_m)
-        for width in widths(m, _widest(arch, tile_m)):
+        for width in widths(m, _widest(arch, spec, tile_m)):
             ctas = rows * -(-m // width)
             for config in _of_width(arch, spec, tile_m, width):
                 at_once = config.split_k == 1 or ctas * config.split_k <= sm_count
@@ -95,30 +95,39 @@ def _is_served(spec: EpilogueSpec) -> bool:
 def of_name(arch: Arch, spec: EpilogueSpec, name: str) -> TileConfig | None:
     """The tile with a name such as `64x88_4x1_by8_unrolled_transposed`, of any width, if there is one that
     serves a spec."""
-    shape = re.match(r"(\d+)x(\d+)_", name)
+    shape = re.match(r"(\d+)x(\d+)(?:x\d+)?_", name)
     if shape is None or not _is_served(spec):
         return None
     tile_m, width = map(int, shape.groups())
-    if tile_m not in arch.target.tiles.even_rows:
+    if tile_m not in _heights(arch, spec):
         return None
-    if width not in range(LEAST_COLUMNS, _widest(arch, tile_m) + 1, LEAST_COLUMNS):
+    if width not in range(LEAST_COLUMNS, _widest(arch, spec, tile_m) + 1, LEAST_COLUMNS):
         return None
     able = _of_width(arch, spec, tile_m, width)
     shallow = (replace(each, shallow=True) for each in able if can_be_shallow(each, transposed(spec)))
     return next((each for each in (*able, *shallow) if each.name == name), None)
 
 
-def _widest(arch: Arch, tile_m: int) -> int:
-    """The most columns of a tile of `tile_m` rows."""
-    column = TileConfig(arch, tile_m, LEAST_COLUMNS).thread_accumulators / LEAST_COLUMNS
+def _heights(arch: Arch, spec: EpilogueSpec) -> tuple[int, ...]:
+    """The rows of tiles for a spec. All products together have as many as a tile of one product may have: a
+    stage of 256 rows of both products of a pair would be 64 KiB."""
+    rows, products = arch.target.tiles.even_rows, len(spec.accumulators)
+    return tuple(each // products for each in rows if each // products in rows)
+
+
+def _widest(arch: Arch, spec: EpilogueSpec, tile_m: int) -> int:
+    """The most columns of a tile that has `tile_m` rows of each product of a spec."""
+    narrow = TileConfig(arch, tile_m, LEAST_COLUMNS, products=len(spec.accumulators), transposed=True)
+    column = narrow.thread_accumulators / LEAST_COLUMNS
     return min(int(MOST_ACCUMULATORS / column) // LEAST_COLUMNS * LEAST_COLUMNS, WIDEST)
 
 
 @lru_cache(maxsize=4096)
 def _of_width(arch: Arch, spec: EpilogueSpec, tile_m: int, width: int) -> tuple[TileConfig, ...]:
-    """The tiles of a width that serve a spec, in every cluster and with every split-K. Narrow visits are
-    unrolled, as the rules unroll those whose planes TMA moves."""
-    shape = Shape(tile_m, width, subtile_n=visit_columns(width), transposed=True)
+    """The tiles of a width, with `tile_m` rows of each product, that serve a spec, in every cluster and with
+    every split-K. Narrow visits are unrolled, as the rules unroll those whose planes TMA moves."""
+    mma_m = tile_m * len(spec.accumulators)
+    shape = Shape(mma_m, width, subtile_n=visit_columns(width), transposed=True)
     able = (replace(config, unrolled=config.rolled) for config in suited(arch, (shape,), spec))
     return tuple(each for config in able if fits(config, spec) for each in _varied(config, spec))
 
@@ -134,6 +143,6 @@ def _varied(config: TileConfig, spec: EpilogueSpec) -> Iterator[TileConfig]:
         yield from (each for each in in_parts(clustered) if can_split(each, spec) and fits(each, spec))
         pingpong = replace(clustered, pingpong=True)
         visits = config.tile_m // config.block_m * (config.tile_n // config.subtile_n)
-        able = not config.converts and config.tile_m <= PINGPONG_ROWS and visits <= PINGPONG_VISITS
+        able = not config.converts and config.mma_m <= PINGPONG_ROWS and visits <= PINGPONG_VISITS
         if able and fits(pingpong, spec):
             yield pingpong

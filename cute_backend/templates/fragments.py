@@ -51,7 +51,7 @@ class FragmentGemm(Gemm):
                 f"products are {config.products} and planes {planes}"
             )
         super().__init__(epilogue, config, stages, kind=kind, scaling=scaling)
-        self.blocks = config.tile_m // (config.block_m * config.sharing)
+        self.blocks = config.blocks
         self.visits = config.tile_n // config.subtile_n
         self.subtiles = self.blocks * self.visits
         self.boxes = self.subtiles // config.box_subtiles
@@ -91,10 +91,9 @@ class RegisterSeat:
     def blocks(self, tile: FragmentTile) -> list[tuple[RegisterSeat, Any]]:
         """The seat in each block of rows. If visits are in a loop, a warp whose rows lie beyond M makes
         none."""
-        count = self.config.tile_m // (self.config.block_m * self.config.sharing)
         return [
             (replace(self, block=i), tile.warp_row(i) < tile.m if self.config.rolled else True)
-            for i in range(count)
+            for i in range(self.config.blocks)
         ]
 
     def turns(self, turns: Turns, at: Position) -> Position:

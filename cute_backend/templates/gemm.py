@@ -93,7 +93,7 @@ class Gemm(Drain):
         """The columns that are cut into tiles, where the first B has `columns`."""
         if isinstance(self.epilogue, Segments):
             return self.epilogue.columns(self.config)
-        return columns * self.config.pieces // self.config.products
+        return columns * self.config.pieces // self.config.abreast
 
     @property
     def threads(self) -> int:

@@ -252,6 +252,7 @@ class Sm100Gemm(WarpgroupPlanes):
         scale_tmas = mainloop.maps(scales, lines, a.shape[1], config)
         given = Sm100Arguments(
             a=a_tma,
+            further_as=[],
             bs=b_tmas,
             a_smem=a_smem,
             b_smem=b_smem,

@@ -223,7 +223,7 @@ class Sm80Gemm(FragmentGemm):
         items, glob, thread = shared.items, shared.glob, shared.thread
         group = cute.arch.make_warp_uniform(thread // WARPGROUP)
         # `FragmentSubtile` expects this order: the four sums of an instruction, then the columns of a block.
-        fragments = ((2, 2), self.blocks, config.mma_n // MMA_N)
+        fragments = ((2, 2), self.blocks * config.stacked, config.mma_n // MMA_N)
         acc = cute.make_rmem_tensor(
             cute.make_layout(fragments, stride=((1, 2), config.mma_n // 2, 4)), self.sum_type
         )

@@ -90,7 +90,8 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
 
     Several products may share one A. Each then has its own B, all in the same layout, or they share one B of
     (K, 2 N) with interleaved columns. Each pipeline stage holds the columns of all products, and one MMA
-    spans all of them.
+    spans all of them. Or several products share one B, and each has its own A, all in the same layout
+    (`TileConfig.stacked`): a stage then holds the rows of all products.
 
     fp8 and int8 operands must be K-major; 16-bit operands may be K-major or not. Base addresses, the strides
     of A and B, and the strides of every operand in `shared_loads` and `shared_stores` must be multiples of 16
@@ -169,10 +170,11 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         stream: cuda.CUstream,
         scales: Sequence[cute.Tensor] = (),
         offsets: cute.Tensor | None = None,
+        further_as: Sequence[cute.Tensor] = (),
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands, in the order of its
-        names. `scales` lists the scales of A's blocks, (rows, k), then those of each B's, (k, columns);
-        `offsets` are the offsets of a grouped product."""
+        names. Stacked products after the first have `further_as`. `scales` lists the scales of A's blocks,
+        (rows, k), then those of each B's, (k, columns); `offsets` are the offsets of a grouped product."""
         config = self.config
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         # Values that are converted have 8 bits, and the other operand has those that are multiplied.
@@ -183,7 +185,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         a, bs = batches.operands(a, bs, self.kind, tile_k)
         m, n = a.shape[0], self._width(cute.size(bs[0], mode=[0]))
         a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(bs[0])
-        tile = (config.tile_m, config.mma_n, tile_k)
+        tile = (config.mma_m, config.mma_n, tile_k)
         piece = (config.tile_m, config.piece_n, tile_k)
         # Two identical MMAs: the first will add to the accumulators, the second will overwrite them.
         add_mma, set_mma = [
@@ -202,13 +204,13 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         a_smem = hopper.make_smem_layout_a(a_layout, tile, self.a_dtype, self.stages.ab)
         b_smem = hopper.make_smem_layout_b(b_layout, tile, self.b_dtype, self.stages.ab)
         apart = config.tile_m == BLOCK_M and config.cluster_n == 1 and a_layout.is_k_major_a()
-        apart = apart and not self.is_k_grouped
+        apart = apart and not self.is_k_grouped and config.stacked == 1
         self.a_boxes = A_BOXES if cutlass.const_expr(apart) else 1
         box_m = config.tile_m // self.a_boxes
         _check_shares("A", box_m if a_layout.is_k_major_a() else tile_k, config.cluster_n)
         _check_shares("B", config.piece_n if b_layout.is_k_major_b() else tile_k, config.cluster_m)
         a_box = hopper.make_smem_layout_a(a_layout, (box_m, config.tile_n, tile_k), self.a_dtype, 1)
-        a_tma = _tma_load(a, a_box, (box_m, tile_k), config.cluster_n)
+        a_tmas = [_tma_load(each, a_box, (box_m, tile_k), config.cluster_n) for each in (a, *further_as)]
         piece_smem = hopper.make_smem_layout_b(b_layout, piece, self.b_dtype, self.stages.ab)
         b_tmas = [_tma_load(b, piece_smem, piece[1:], config.cluster_m) for b in bs]
 
@@ -219,7 +221,8 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
             batches.products(a, offsets),
         )
         given = Sm90Arguments(
-            a=a_tma,
+            a=a_tmas[0],
+            further_as=a_tmas[1:],
             bs=b_tmas,
             a_smem=a_smem,
             b_smem=b_smem,
@@ -311,16 +314,19 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
             cute.make_layout_image_mask(layout, coord, mode=mode) if ctas > 1 else None
             for mode, ctas in ((0, config.cluster_m), (1, config.cluster_n))
         ]
-        a = Source(
-            given.a,
-            cute.group_modes(cute.local_tile(shared.s_a, box_a, (None, 0, None)), 0, 2),
-            partial(all_boxes, box_a),
-            lambda place: (place.row * config.cluster_m + cta_m) * self.a_boxes,
-            cta_n,
-            config.cluster_n,
-            follows=True,
-            options={"mcast_mask": masks[1], "cache_policy": a_priority},
-        )
+        every_a = [
+            Source(
+                tma,
+                self._rows_of(shared.s_a, product, box_a),
+                partial(all_boxes, box_a),
+                lambda place: (place.row * config.cluster_m + cta_m) * self.a_boxes,
+                cta_n,
+                config.cluster_n,
+                follows=True,
+                options={"mcast_mask": masks[1], "cache_policy": a_priority},
+            )
+            for product, tma in enumerate([given.a, *given.further_as])
+        ]
         stages_b = (*box_b, self.stages.ab)
         bs = [
             Source(
@@ -335,7 +341,13 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
             )
             for tma, (segment, piece) in zip(given.bs, self.parts_of_b, strict=True)
         ]
-        return [a, *bs]
+        return [*every_a, *bs]
+
+    def _rows_of(self, s_a: cute.Tensor, product: int, box: tuple[int, int]) -> cute.Tensor:
+        """The boxes of a product's rows in all stages of A, (box, index, stage)."""
+        shape = (self.config.tile_m, self.tile_k, self.stages.ab)
+        rows = cute.local_tile(s_a, shape, (product, 0, 0))
+        return cute.group_modes(cute.local_tile(rows, box, (None, 0, None)), 0, 2)
 
     def _column(self, shared: Sm90Shared, segment: Segment, place: Place) -> Int32:
         """The CTA's column of tiles, counted from the segment's first."""
@@ -430,9 +442,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         )
         return Seat(
             config=config,
-            acc=cute.make_rmem_tensor(
-                thr_mma.partition_shape_C((config.tile_m, config.mma_n)), self.sum_type
-            ),
+            acc=cute.make_rmem_tensor(thr_mma.partition_shape_C((config.mma_m, config.mma_n)), self.sum_type),
             operands=operands,
             group=group,
             thread=thread % WARPGROUP,
@@ -451,7 +461,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         """The fragments of all stages of A, or A itself, as a thread converts it."""
         if not self.mainloop.converts:
             return mma.make_fragment_A(mma.partition_A(shared.s_a))
-        shape = mma.partition_shape_A((self.config.tile_m, self.tile_k))
+        shape = mma.partition_shape_A((self.config.mma_m, self.tile_k))
         fragments = cute.make_rmem_tensor(shape, self.b_dtype)
         row = share * BLOCK_M + shared.warp % WARPS * WARP_ROWS
         return StoredTile.of(shared.s_a, fragments, row, self.config.sharing * BLOCK_M)

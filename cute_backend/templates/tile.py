@@ -389,9 +389,10 @@ class FragmentSubtile(Subtile):
 
     def accumulators(self, acc: cute.Tensor, index: int, step: int) -> cute.Tensor:
         """The thread's elements of the block's `step`-th subtile, of the `index`-th product, in the
-        accumulators of a tile."""
-        tile_n, mma_n = self._config.tile_n, self._config.mma_n
-        first = self._block * (mma_n // 2) + index * (tile_n // 2) + step * self.elements
+        accumulators of a tile. The blocks of products that are stacked follow each other."""
+        config = self._config
+        apart = config.tile_n if config.stacked == 1 else config.blocks * config.tile_n
+        first = self._block * (config.mma_n // 2) + index * (apart // 2) + step * self.elements
         return cute.make_tensor(acc.iterator + first, cute.make_layout(self.elements))
 
     column_lanes = (4, 8, 16)

@@ -48,10 +48,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a kernel: maps and layouts of A and of each B, the `parts` of the segments, the maps
-    of scales that TMA brings, or the `scales` that warps copy, and the rest as the host has it."""
+    """The arguments of a kernel: maps and layouts of A and of each B, maps of the `further_as` of stacked
+    products (`TileConfig.stacked`), the `parts` of the segments, the maps of scales that TMA brings, or the
+    `scales` that warps copy, and the rest as the host has it."""
 
     a: cpasync.TmaInfo
+    further_as: list[cpasync.TmaInfo]
     bs: list[cpasync.TmaInfo]
     a_smem: cute.ComposedLayout
     b_smem: cute.ComposedLayout
@@ -231,8 +233,7 @@ class TmaGemm(Gemm):
         """Fetches the descriptors of all maps."""
         maps = [part.load_tmas for part in given.parts] + [part.store_tmas for part in given.parts]
         if warp == self.load.first:
-            cpasync.prefetch_descriptor(given.a.atom)
-            for tma in [*given.bs, *chain(*maps), *given.scale_tmas]:
+            for tma in [given.a, *given.further_as, *given.bs, *chain(*maps), *given.scale_tmas]:
                 cpasync.prefetch_descriptor(tma.atom)
 
     def _tails(

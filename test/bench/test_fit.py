@@ -60,7 +60,7 @@ def test_tiles_that_were_timed_in_one_wave_take_longer_in_several(written: Path)
     """A cluster of four was timed in one wave, and 256 x 160 in few of several."""
     limited = {cut for cut, time in h200.H200.tiles.items() if time.in_waves > 1}
     rates = {
-        cut: time.in_waves * (time.k + time.busy) / (cut.cta_rows * cut.mma_n)
+        cut: time.in_waves * (time.k + time.busy) / (cut.mma_m * cut.mma_n)
         for cut, time in h200.H200.tiles.items()
     }
     least = min(rate for cut, rate in rates.items() if cut not in limited)

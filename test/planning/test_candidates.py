@@ -173,7 +173,7 @@ def test_a_tile_that_was_not_timed_has_the_time_of_its_nearest_neighbour() -> No
     own = Cut(128, 96, cluster_m=2, pingpong=True)
     like = nearest(timed, own)
     assert own not in timed and like.pingpong and not like.transposed
-    area, of_like = ((each.cta_rows + RIM) * (each.mma_n + RIM) for each in (own, like))
+    area, of_like = ((each.mma_m + RIM) * (each.mma_n + RIM) for each in (own, like))
     scaled = timed[like].of_area(area / of_like)
     assert time_of(Arch.SM90A, own) == scaled._replace(error=timed[like].error + UNTIMED_ERROR)
 
@@ -490,10 +490,11 @@ def test_what_is_tried_for_a_pair_shares_out_an_mma_that_one_product_could_have(
     name: str, arch: Arch
 ) -> None:
     spec, alone = shared_spec(name), shared_spec("addmm_relu")
-    widths = {config.tile_n for config in tunable(arch, alone)}
+    shapes = {(config.mma_m, config.mma_n) for config in tunable(arch, alone)}
     for config in tunable(arch, spec):
         assert config.products == 2 and config.b_columns is spec.b_columns
-        assert config.mma_n == 2 * config.tile_n and config.mma_n in widths
+        assert config.mma_m * config.mma_n == 2 * config.cta_rows * config.tile_n
+        assert (config.mma_m, config.mma_n) in shapes
         assert config.tile_n % config.subtile_n == 0
         assert TileConfig.from_dict(config.to_dict()) == config
 

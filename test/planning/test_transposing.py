@@ -8,10 +8,12 @@ import pytest
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.partials import workspace_bytes
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, tunable
-from cute_backend.planning.cost import work_of
+from cute_backend.planning import Alignment, Arch, TileConfig, choose, offered, plan, tunable
+from cute_backend.planning.cost import cost, work_of
+from cute_backend.planning.rules import suited
+from cute_backend.planning.targets import Shape
 from cute_backend.planning.transposing import can_transpose, multiplied, transposed
-from cute_backend.spec import Axis, EpilogueSpec, LoadKind, Major, Order, ProductKind
+from cute_backend.spec import Axis, DType, EpilogueSpec, LoadKind, Major, Order, ProductKind
 from support.epilogues import EPILOGUES, Problem
 
 
@@ -59,8 +61,8 @@ def test_rows_are_reduced_as_columns() -> None:
     assert any(config.transposed for config in offered(Arch.SM90A, spec))
 
 
-@pytest.mark.parametrize("name", ["swiglu", "greedy_token", "batched"])
-def test_what_finds_places_or_has_more_than_one_product_has_none(name: str) -> None:
+@pytest.mark.parametrize("name", ["swiglu7", "greedy_token", "batched"])
+def test_what_finds_places_or_shares_a_b_has_none(name: str) -> None:
     spec = spec_of(name)
     assert not can_transpose(spec)
     assert not any(config.transposed for config in tunable(Arch.SM90A, spec))
@@ -86,6 +88,62 @@ def test_a_transposed_tile_is_planned_and_costs_as_what_it_multiplies() -> None:
     assert (work.waves, work.busy) == (1, 64 / 132)
 
 
-def test_pairs_have_no_transposed_tile() -> None:
-    with pytest.raises(ValueError, match="is transposed, of 2 products"):
-        TileConfig(Arch.SM90A, 128, 64, products=2, transposed=True)
+@pytest.mark.parametrize("name", ["swiglu", "swiglu_chunk"])
+def test_both_products_of_a_pair_change_places(name: str) -> None:
+    spec = spec_of(name)
+    turned = [replace(each, a_major=each.b_major, b_major=each.a_major) for each in spec.accumulators]
+    assert list(transposed(spec).accumulators) == turned
+    assert transposed(transposed(spec)) == spec
+
+
+def test_the_rows_of_a_pair_lie_below_each_other() -> None:
+    """A tile for 128 columns of one product has 64 of each product of a pair, and as many accumulators."""
+    (pair,) = suited(Arch.SM90A, (Shape(128, 88, subtile_n=8, transposed=True),), spec_of("swiglu_chunk"))
+    single = TileConfig(Arch.SM90A, 128, 88, transposed=True)
+    assert (pair.tile_m, pair.tile_n, pair.products, pair.pieces) == (64, 88, 2, 1)
+    assert (pair.mma_m, pair.mma_n, pair.ab_stage_bytes) == (
+        single.mma_m,
+        single.mma_n,
+        single.ab_stage_bytes,
+    )
+    assert (pair.warpgroups, pair.thread_accumulators) == (1, 88)
+    assert pair.name == "64x88x2_1x1_by8_transposed"
+    assert pair.words.startswith("2 accumulators of 64 by 88 of the transposed product, ")
+
+
+def test_a_pair_of_64_rows_of_the_mma_has_no_tile() -> None:
+    """Each product would have 32 rows, and a warpgroup multiplies 64."""
+    assert suited(Arch.SM90A, (Shape(64, 88, subtile_n=8, transposed=True),), spec_of("swiglu_chunk")) == ()
+
+
+def test_weights_that_are_converted_have_no_transposed_pair() -> None:
+    spec = spec_of("swiglu_chunk")
+    dtypes = {"a_dtype": DType.BF16, "b_dtype": DType.I8}
+    spec = replace(spec, accumulators=tuple(replace(each, **dtypes) for each in spec.accumulators))
+    assert suited(Arch.SM90A, (Shape(128, 16, subtile_n=16, transposed=True),), spec) == ()
+
+
+def test_a_pair_reads_both_weights_and_costs_as_much() -> None:
+    """Both kinds of tile read the same bytes; of 40 rows, one wastes 24 of 64, and the other none."""
+    spec = spec_of("swiglu_chunk")
+    flat = TileConfig(Arch.SM90A, 64, 64, products=2)
+    upright = replace(flat, tile_n=40, subtile_n=8, transposed=True)
+    of_flat, of_upright = (work_of(each, spec, 40, 8192, 4096, 132) for each in (flat, upright))
+    assert of_flat.moved == of_upright.moved
+    assert of_upright.waves == of_flat.waves == 1 and of_upright.busy == of_flat.busy
+    past = work_of(upright, spec, 40, 8192 - 24, 4096, 132).beyond
+    assert past == pytest.approx(2 * 24 / 128), "the rows beyond N of both weights"
+
+
+@pytest.mark.parametrize(
+    ("m", "n"), [(7, 2304), (7, 18944), (130, 9216), (130, 18944), (257, 9216), (257, 18944)]
+)
+def test_few_rows_of_a_pair_take_a_transposed_tile(m: int, n: int) -> None:
+    spec = spec_of("swiglu_chunk")
+    dtypes = {"a_dtype": DType.BF16, "b_dtype": DType.BF16}
+    spec = replace(spec, accumulators=tuple(replace(each, **dtypes) for each in spec.accumulators))
+    chosen = choose(Arch.SM90A, spec, m, n, 3584, 132)
+    assert chosen.transposed and chosen.products == 2 and chosen.thread_accumulators <= 192
+    others = [each for each in offered(Arch.SM90A, spec) if not each.transposed]
+    sizes = spec, m, n, 3584, 132
+    assert cost(chosen, *sizes, careful=True) < min(cost(each, *sizes, careful=True) for each in others)

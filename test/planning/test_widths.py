@@ -39,6 +39,9 @@ RELU = EpilogueSpec(
 )
 
 
+PAIR = epilogue_spec("swiglu_chunk", True)
+
+
 def of_relu(m: int, n: int = 2304, sm_count: int = 132) -> tuple[TileConfig, ...]:
     return evenly(Arch.SM90A, RELU, m, n, sm_count)
 
@@ -67,6 +70,15 @@ def test_tiles_of_any_m_waste_few_rows() -> None:
             assert 0 <= shares * config.tile_n - m < 8 * shares
             assert config.transposed and config.thread_accumulators <= 192 and config.tile_n <= 256
             config.check_visits()
+
+
+def test_tiles_of_a_pair_have_as_many_accumulators_for_both_products() -> None:
+    for m in (1, 7, 88, 130, 192, 257, 600):
+        every = evenly(Arch.SM90A, PAIR, m, 2304, 132)
+        assert {config.tile_m for config in every} == {64, 128}
+        for config in every:
+            assert config.products == 2 and config.thread_accumulators == config.tile_n <= 192
+            assert config.pingpong is False or config.tile_m == 64
 
 
 @pytest.mark.parametrize(
@@ -148,6 +160,15 @@ def test_a_tile_of_any_width_can_be_named(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["64x88x2_4x1_by8_unrolled_transposed", "128x24x2_2x1_by24_unrolled_transposed"]
+)
+def test_a_tile_of_a_pair_can_be_named(name: str) -> None:
+    assert named(Arch.SM90A, PAIR, name).name == name
+    with pytest.raises(UsageError, match=r"config\.tile is"):
+        named(Arch.SM90A, PAIR, name.replace("64x", "256x").replace("128x", "256x").replace("x2_", "_"))
+
+
+@pytest.mark.parametrize(
     "name",
     ["64x84_1x1_transposed", "512x88_1x1_by8_unrolled_transposed", "64x264_1x1_by24_unrolled_transposed"],
 )
@@ -182,10 +203,23 @@ COLUMNS = replace(ROWS, reduce=Reduction(Axis.COLUMN, reductions.named("max")))
             False,
         ),
         (the_region("rotary", "sm_90a").spec, False),
+        (PAIR, True),
         (epilogue_spec("swiglu", True), False),
+        (epilogue_spec("swiglu7", True), False),
         (epilogue_spec("batched", True), False),
     ],
-    ids=["columns", "rows", "A along M", "B along N", "block scales", "rope", "pair", "batched"],
+    ids=[
+        "columns",
+        "rows",
+        "A along M",
+        "B along N",
+        "block scales",
+        "rope",
+        "pair",
+        "rows of a pair",
+        "even and odd columns",
+        "batched",
+    ],
 )
 def test_what_has_no_such_tile_takes_those_for_any_m(spec: EpilogueSpec, taken: bool) -> None:
     found = for_rows(Arch.SM90A, spec, 257, 2304, 132)
@@ -203,7 +237,7 @@ def test_more_rows_take_the_tiles_for_any_m() -> None:
     assert of_relu(LARGEST_M) and of_relu(LARGEST_M + 1) == ()
 
 
-@pytest.mark.parametrize("name", ["bias_gelu_residual", "addmm_relu", "rowwise"])
+@pytest.mark.parametrize("name", ["bias_gelu_residual", "addmm_relu", "rowwise", "swiglu_chunk"])
 def test_every_tile_leaves_room_for_its_stages(name: str) -> None:
     """A part of K whose sums go through the shared memory of a cluster has less of it for A and B."""
     spec = epilogue_spec(name, True)

@@ -55,6 +55,7 @@ OTHER_SIZES = {
         Problem(257, 2304, 9216),
         "transposed=True",
     ),
+    "swiglu_chunk_257_rows_sm90a.py": ("swiglu_chunk", "sm_90a", Problem(257, 9216, 2304), "further_as"),
     "int8_weight_sm90a.py": ("int8_weight", "sm_90a", Problem(64, 28672, 4096), "Sm90Converted"),
     "float8_weight_sm90a.py": ("float8_weight", "sm_90a", Problem(8, 4096, 4096), "split_k=2"),
     "rowwise_large_sm100a.py": (
@@ -74,7 +75,7 @@ OTHER_SIZES = {
 sm_90a hoists rowvecs; on sm_100a two warpgroups share the epilogue of wide tiles, and hoist rowvecs there,
 and that of chains which take longer than the MMA. Sums of parts of K go through memory where there are no
 clusters, and on sm_90a where K has more parts than a cluster has CTAs. 257 rows are even shares of
-transposed tiles."""
+transposed tiles, of a pair too, whose two weights are rows of a stage."""
 
 LARGE = Problem(4096, 4096, 4096)
 

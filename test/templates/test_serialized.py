@@ -11,6 +11,7 @@ from cute_backend.spec import Accumulator, DType, EpilogueSpec, Major, Op, Store
 from cute_backend.templates import tile
 from support.compile_once import FOLDER
 from support.serialized import has_serialized_products
+from support.simulator.exact import scaled_pair
 
 
 def kernel(name: str, alignment: Alignment = Alignment.TMA) -> Kernel:
@@ -32,6 +33,13 @@ def test_products_overlap_where_visits_have_an_odd_number_of_eights(columns: int
     narrow = TileConfig(Arch.SM90A, 64, 72, subtile_n=columns, transposed=True)
     found = kernel("128x160_2x1_transposed").plan
     assert not has_serialized_products(build(Kernel(plan(found.spec, narrow, Alignment.TMA))).cubin)
+
+
+@pytest.mark.parametrize("name", ["64x88x2_1x1_by8_unrolled_transposed", "128x160x2_1x1_transposed"])
+def test_products_of_a_transposed_pair_overlap(name: str) -> None:
+    spec = scaled_pair()
+    found = plan(spec, named(Arch.SM90A, spec, name), Alignment.TMA)
+    assert not has_serialized_products(build(Kernel(found)).cubin)
 
 
 def test_the_compiler_serializes_products_behind_which_bf16_is_stored_by_elements(

@@ -95,7 +95,8 @@ class Tiles:
     Tuning tries all for every tile."""
 
     even_rows: tuple[int, ...] = ()
-    """The rows of tiles of transposed products whose columns follow from a known M (`widths.py`)."""
+    """The rows of the MMA in tiles of transposed products whose columns follow from a known M
+    (`widths.py`)."""
 
     @property
     def all(self) -> tuple[Shape, ...]:
@@ -106,10 +107,9 @@ class Tiles:
 
 
 class Cut(NamedTuple):
-    """The properties that a tile's time depends on: the rows of a CTA, the columns of its MMA, and the fields
-    of a `TileConfig` of the same names."""
+    """The properties that a tile's time depends on: those of a `TileConfig` of the same names."""
 
-    cta_rows: int
+    mma_m: int
     mma_n: int
     cluster_m: int = 1
     cluster_n: int = 1

@@ -80,6 +80,23 @@ def scaled_residual(
     )
 
 
+def scaled_pair(
+    a: DType = DType.BF16, b: DType = DType.BF16, a_major: Major = Major.K, b_major: Major = Major.K
+) -> EpilogueSpec:
+    """acc0 * scale_a * scale_b + exact0 - acc1: two products of one A, which do not commute."""
+    return EpilogueSpec(
+        tuple(Accumulator(name, a, b, a_major, b_major) for name in ("acc0", "acc1")),
+        (SCALE_A, SCALE_B, RESIDUAL),
+        (
+            op("t0", "mul", "acc0", "scale_a"),
+            op("t1", "mul", "t0", "scale_b"),
+            op("t2", "add", "t1", "exact0"),
+            op("t3", "sub", "t2", "acc1"),
+        ),
+        (Store("out0", "t3", DType.BF16),),
+    )
+
+
 def promoted(spec: EpilogueSpec) -> EpilogueSpec:
     """The spec with its fp8 sums promoted."""
     return replace(spec, accumulators=tuple(replace(acc, fast_accum=False) for acc in spec.accumulators))
@@ -129,10 +146,17 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
         [
             b.t() if acc.b_major is Major.K else b,
             *of_b,
-            *(integers((each.width, k), each.b_dtype, generator).t() for each in others),
+            *(_another(each, each.width or n, k, generator) for each in others),
         ],
         [loads[load.name] for load in spec.loads if load.name in loads],
     )
+
+
+def _another(acc: Accumulator, n: int, k: int, generator: torch.Generator) -> Tensor:
+    """The B of an accumulator after the first, (K, N)."""
+    if acc.b_major is Major.K:
+        return integers((n, k), acc.b_dtype, generator).t()
+    return integers((k, n), acc.b_dtype, generator)
 
 
 def block_scales(acc: Accumulator, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -54,6 +54,7 @@ from support.simulator.exact import (
     operands,
     promoted,
     scaled_groups,
+    scaled_pair,
     scaled_residual,
     sm80,
     sm90,
@@ -122,6 +123,8 @@ CONVERTED = EpilogueSpec(
     (op("t0", "mul", "acc", "scale_b"),),
     (Store("out0", "t0", DType.F32),),
 )
+# Two products of one A in bf16.
+TWO_PRODUCTS = scaled_pair()
 # SPEC without fast accumulation: the sums of k tiles are promoted.
 SLOW = promoted(SPEC)
 # SPEC, with a repeating table in place of the residual.
@@ -315,6 +318,10 @@ SUMS_BY_TMA = replace(FED_BY_TMA, config=replace(FED_BY_TMA.config, split_k=2), 
 INT8_BY_WGMMA = Subject(sm90(64, 64, pingpong=True), (136, 72, 272), spec=INT8)
 CONVERTING = Subject(
     sm90(64, 16, subtile_n=16, transposed=True, converts=True), (24, 136, 2320), spec=CONVERTED
+)
+# Both products of a pair, transposed: a warpgroup has two blocks of 64 rows of each.
+STACKED = Subject(
+    sm90(128, 24, subtile_n=24, pingpong=True, transposed=True, products=2), (40, 264, 448), spec=TWO_PRODUCTS
 )
 INT8_IN_PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 2064), spec=INT8)
 INT8_BY_WARPS = Subject(sm80(128, 128), (136, 72, 272), spec=INT8)

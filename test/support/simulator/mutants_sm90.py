@@ -13,6 +13,7 @@ from cutlass import Float32, Int32
 from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import warpgroup
 
+from cute_backend.planning import TILE_K_BYTES
 from cute_backend.simulator.simulation_errors import (
     BarrierError,
     Deadlock,
@@ -59,6 +60,7 @@ from support.simulator.mutants import (
     SCALED_PARTS,
     SEGMENTS,
     SHARED,
+    STACKED,
     STAGED,
     STILL_READ,
     STILL_WRITTEN,
@@ -1151,6 +1153,36 @@ MUTANTS = [
         instead("ab.create", lambda call: call(consumer_group=threads(call.consumer_group.size // 2))),
         RaceError,
         r"cp\.async\.bulk\.tensor.*overwrites shared",
+    ),
+    # Pairs that are transposed.
+    Mutant(
+        "rows of both weights loaded to the place of one",
+        STACKED,
+        instead("sm90.Sm90Gemm._rows_of", lambda call: call(product=0)),
+        RaceError,
+        STILL_WRITTEN.format(SHARED),
+    ),
+    Mutant(
+        "rows of one weight of two waited for",
+        STACKED,
+        instead("ab.create", lambda call: call(tx_count=call.tx_count - 128 * TILE_K_BYTES)),
+        Deadlock,
+        "bytes",
+    ),
+    Mutant(
+        "a weight multiplied twice",
+        STACKED,
+        instead("tile.FragmentSubtile.accumulators", lambda call: call(index=0)),
+        WrongNumbers,
+    ),
+    Mutant(
+        "blocks of rows of two products taken by turns",
+        STACKED,
+        instead(
+            "tile.FragmentSubtile.accumulators",
+            lambda call: call(self=changed(call.self, _block=call.index), index=call.self._block),
+        ),
+        WrongNumbers,
     ),
     Mutant(
         "B multicast to one CTA of two",
