@@ -93,7 +93,7 @@ def block_of(fragments: cute.Tensor, index: int) -> cute.Tensor:
 
 def check_face(mainloop: object, face: type) -> None:
     """Raises ValueError unless a mainloop has the methods of `face`, which the template calls."""
-    for name in ("begin", "step", "end"):
+    for name in ("operands", "begin", "step", "end"):
         if (method := getattr(face, name, None)) is None:
             continue
         _, *given = signature(method).parameters

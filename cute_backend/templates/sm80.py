@@ -53,7 +53,7 @@ from cute_backend.templates.warp_columns import (
 )
 from cute_backend.templates.warp_copies import WarpCopies
 from cute_backend.templates.warp_instructions import instruction
-from cute_backend.templates.warp_mainloop import MMA_K_BYTES, Sm80Mainloop, Sm80Plain, WarpOperands
+from cute_backend.templates.warp_mainloop import MMA_K_BYTES, Sm80Mainloop, Sm80Plain
 from cute_backend.templates.work_items import WorkItems
 
 WARPGROUP = WARPS * WARP
@@ -74,8 +74,9 @@ class Sm80Gemm(FragmentGemm):
     With split-K, the schedule treats the parts of K like the products of a batch, but there is one A and one
     B. D has split_k * M rows: M rows of sums for each part (`split_sums.py`).
 
-    Both operands have the same dtype. A 16-bit operand is contiguous along K or along its other mode, an fp8
-    or int8 operand along K. Without a `mainloop` the tensor cores add up all k tiles. Base addresses are
+    Both operands have the same dtype, unless the mainloop converts A to B's. A 16-bit operand is contiguous
+    along K or along its other mode, an fp8 or int8 operand along K, as are both if A is converted. Without a
+    `mainloop` the tensor cores add up all k tiles. Base addresses are
     multiples of 16 bytes, and so are the strides of both operands and of everything in `shared_loads` and
     `shared_stores`. A BATCHED product has A (B, M, K) and B (B, K, N); D and the epilogue's operands have
     B * M rows in all.
@@ -136,22 +137,23 @@ class Sm80Gemm(FragmentGemm):
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
         config = self.config
-        self.sum_type = sums_of(a.element_type)
+        multiplied = bs[0].element_type
+        self.sum_type = sums_of(a.element_type, multiplied)
         tile_k = TILE_K_BYTES * 8 // a.element_type.width
         a, bs = batches.operands(a, bs, self.kind, tile_k)
         m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
         self.a_stage = Stage(a.element_type, config.tile_m, tile_k, _is_k_major(a))
-        b_dtype, b_k_major = bs[0].element_type, _is_k_major(bs[0])
-        self.b_stage = Stage(b_dtype, config.mma_n, tile_k, b_k_major)
-        self.piece = Stage(b_dtype, config.piece_n, tile_k, b_k_major)
+        b_k_major = _is_k_major(bs[0])
+        self.b_stage = Stage(multiplied, config.mma_n, tile_k, b_k_major)
+        self.piece = Stage(multiplied, config.piece_n, tile_k, b_k_major)
         check_stage(config, self.a_stage.bytes + self.b_stage.bytes)
-        mma_k = MMA_K_BYTES * 8 // a.element_type.width
+        mma_k = MMA_K_BYTES * 8 // multiplied.width
         warps = cute.make_layout((WARPS * config.sharing, 1, 1))
         order = (MMA_M * WARPS * config.sharing, 2 * MMA_N, mma_k)
         if cutlass.const_expr(self.side_by_side):
             warps, order = pair_arrangement(config, mma_k)
         mma = cute.make_tiled_mma(
-            instruction(a.element_type, (MMA_M, MMA_N, mma_k)), warps, permutation_mnk=order
+            instruction(multiplied, (MMA_M, MMA_N, mma_k)), warps, permutation_mnk=order
         )
         at_once = max_active_clusters * config.occupancy
         grid = cutlass.min(batches.schedule(config, m, n, a).items, at_once)
@@ -255,9 +257,8 @@ class Sm80Gemm(FragmentGemm):
     def _summing(self, shared: Sm80Shared, acc: cute.Tensor) -> Callable[[FragmentTile, Any], Any]:
         """Returns a function that fills a thread's accumulators for a tile. It takes the tile and the feed's
         position of the tile's first k tile, and returns the position of the next tile's first one."""
-        operands = WarpOperands.of(
-            shared.mma, self.a_stage, self.b_stage, shared.s_a, shared.s_b, shared.thread
-        )
+        stages = self.a_stage, self.b_stage
+        operands = self.mainloop.operands(shared.mma, *stages, shared.s_a, shared.s_b, shared.thread)
         multiplied = pair_sums(self.config, self.blocks, self.sum_type) if self.side_by_side else acc
         return partial(self._multiply, shared, operands, (multiplied, acc))
 
@@ -265,7 +266,7 @@ class Sm80Gemm(FragmentGemm):
     def _multiply(
         self,
         shared: Sm80Shared,
-        operands: WarpOperands,
+        operands: Any,
         sums: tuple[cute.Tensor, cute.Tensor],
         tile: FragmentTile,
         at: Any,

@@ -42,8 +42,8 @@ class Lines:
 class Stage:
     """One stage of an operand: `rows` by `columns` of K, in elements of `dtype`.
 
-    In a K-major stage, each row is a line of 128 bytes. Otherwise a line has neighbouring rows of one k, and
-    a box has all k of these rows. The boxes of a stage are consecutive.
+    In a K-major stage, a line has 128 bytes of K of a row, and a box has all rows. Otherwise a line has
+    neighbouring rows of one k, and a box has all k of these rows. The boxes of a stage are consecutive.
     """
 
     dtype: type[cutlass.Numeric]
@@ -73,14 +73,14 @@ class Stage:
 
     def layout(self, stages: int) -> cute.ComposedLayout:
         """The layout of `stages` stages: (rows, columns, stages). TMA and ldmatrix use the same swizzle."""
-        rows: int | tuple[int, int] = self.rows
-        row_strides: int | tuple[int, int] = self.line
-        k_stride = 1
-        if not self.k_major:
-            rows, row_strides = (self.line, self.rows // self.line), (1, self.line * self.columns)
-            k_stride = self.line
+        along, across = (self.columns, self.rows) if self.k_major else (self.rows, self.columns)
+        contiguous: tuple = (self.line, along // self.line), (1, self.line * across)
+        if self.k_major and along == self.line:
+            contiguous = along, 1  # k tiles are counted by this mode
+        modes = (across, self.line), contiguous
+        (rows, row_strides), (columns, k_strides) = modes if self.k_major else modes[::-1]
         layout = cute.make_layout(
-            (rows, self.columns, stages), stride=(row_strides, k_stride, self.rows * self.columns)
+            (rows, columns, stages), stride=(row_strides, k_strides, self.rows * self.columns)
         )
         return cute.make_composed_layout(cute.make_swizzle(self.box.swizzle_bits, 4, 3), 0, layout)
 
@@ -107,12 +107,12 @@ class Stage:
         place = cute.assume(lines.place, divby=VECTOR_BYTES // self.width)
         source, step = operand.iterator + place, self._step(operand)
         columns = operand.shape[1] - lines.column
-        if self.k_major:
-            within = None if lines.rows is None else Within(lines.rows, columns)
-            self.box.bring(source, step, within, target, share)
-            return
-        for first in range(0, self.rows, self.line):
-            within = None if lines.rows is None else Within(columns, lines.rows - first)
+        for first in range(0, self.columns if self.k_major else self.rows, self.line):
+            within = None
+            if lines.rows is not None and self.k_major:
+                within = Within(lines.rows, columns - first)
+            elif lines.rows is not None:
+                within = Within(columns, lines.rows - first)
             self.box.bring(source + first, step, within, target, share)
             target += self.box.bytes
 

@@ -1,8 +1,9 @@
 """Mainloops of mma.sync: how a warp's k tiles become its accumulators, and its operands.
 
-The template on mma.sync calls `begin(acc)` when a tile begins, and `step(operands, acc, held, stage, copies)`
-for each of its k tiles, where `held` is the result of `begin`. `copies` begin to copy parts of a later k
-tile. They are called between the first instructions of the tensor cores, which hide them.
+The template on mma.sync calls `operands` once, `begin(acc)` when a tile begins, and `step(operands, acc,
+held, stage, copies)` for each of its k tiles, where `operands` and `held` are the results of these. `copies`
+begin to copy parts of a later k tile. They are called between the first instructions of the tensor cores,
+which hide them.
 """
 
 from __future__ import annotations
@@ -102,17 +103,24 @@ class WarpOperands:
 
 
 class Sm80Mainloop(Protocol):
-    """A mainloop of mma.sync; the module's docstring says when each method is called."""
+    """A mainloop of mma.sync; the module's docstring says when each method is called.
+
+    `operands` returns what a thread of the CTA multiplies of the stages in `s_a` and `s_b`, in the form that
+    `step` takes."""
+
+    def operands(
+        self, mma: cute.TiledMma, a: Stage, b: Stage, s_a: cute.Tensor, s_b: cute.Tensor, thread: Int32
+    ) -> Any: ...
 
     def begin(self, acc: cute.Tensor) -> Any: ...
 
-    def step(
-        self, operands: WarpOperands, acc: cute.Tensor, held: Any, stage: Int32, copies: Copies
-    ) -> None: ...
+    def step(self, operands: Any, acc: cute.Tensor, held: Any, stage: Int32, copies: Copies) -> None: ...
 
 
 class Sm80Plain:
     """The tensor cores add up all k tiles."""
+
+    operands = staticmethod(WarpOperands.of)
 
     def begin(self, acc: cute.Tensor) -> None:
         acc.fill(0)
@@ -126,6 +134,8 @@ class Sm80Plain:
 class Sm80Promoted:
     """Each k tile's sums are added to the accumulators in fp32, because the tensor cores add up fp8 products
     in fewer bits."""
+
+    operands = staticmethod(WarpOperands.of)
 
     def begin(self, acc: cute.Tensor) -> cute.Tensor:
         acc.fill(0.0)
