@@ -57,8 +57,17 @@ def _by_warps(config: TileConfig, spec: EpilogueSpec) -> bool:
     return is_promoted(config, spec) and not config.target.planes_by_tma and not spec.product.is_block_scaled
 
 
-def _converts(config: TileConfig, spec: EpilogueSpec) -> bool:
-    return config.converts
+def _converts_by_warpgroups(config: TileConfig, spec: EpilogueSpec) -> bool:
+    return config.converts and config.target.planes_by_tma
+
+
+def _converts_by_warps(config: TileConfig, spec: EpilogueSpec) -> bool:
+    return config.converts and not config.target.planes_by_tma
+
+
+def _by_bits(config: TileConfig, spec: EpilogueSpec) -> str:
+    """Without conversions of fp8, bits are moved."""
+    return "" if config.target.fp8 else "by_bits=True"
 
 
 def _blocks(config: TileConfig, spec: EpilogueSpec) -> str:
@@ -77,7 +86,8 @@ def _format(config: TileConfig, spec: EpilogueSpec) -> str:
 
 
 MAINLOOPS = (
-    _Row("cute_backend.templates.converted", "Sm90Converted", _converts),
+    _Row("cute_backend.templates.converted", "Sm90Converted", _converts_by_warpgroups),
+    _Row("cute_backend.templates.warp_converted", "Sm80Converted", _converts_by_warps, _by_bits),
     _Row("cute_backend.templates.block_scaled", "Sm90BlockScaled", _is_block_scaled, _blocks),
     _Row(
         "cute_backend.templates.partial_sums",

@@ -10,7 +10,7 @@ def unserved(spec: EpilogueSpec, target: Target) -> str | None:
     """Returns the reason why an architecture has no kernel for a spec, for people, or None if it has one."""
     taken = ", ".join(sorted(dtype.value for dtype in target.operands))
     for acc in spec.accumulators:
-        if not {acc.a_dtype, acc.b_dtype} <= target.operands:
+        if not acc.mma_operands <= target.operands:
             pair = f"{acc.a_dtype.value} by {acc.b_dtype.value}"
             return f"no MMA of {target.name} multiplies {pair}, as {acc.name} does; supported: {taken}"
         if acc.is_converted and acc.b_dtype not in target.converts:

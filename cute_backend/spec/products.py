@@ -203,6 +203,11 @@ class Accumulator:
         return max(self.a_dtype, self.b_dtype, key=lambda dtype: dtype.bits)
 
     @property
+    def mma_operands(self) -> set[DType]:
+        """The dtypes of the operands of the MMA. An operand that is converted has the other one's."""
+        return {self.multiplied} if self.is_converted else {self.a_dtype, self.b_dtype}
+
+    @property
     def is_converted(self) -> bool:
         """Whether the values of one operand, of `STORED_DTYPES`, are converted to the other one's dtype as
         they are multiplied."""

@@ -6,7 +6,8 @@
   `warpgroups`, and `warp_planes` and `warpgroup_planes` for what TMA moves.
 - The interface of epilogues: `epilogue`, `tile`, `segments`.
 - Mainloops: `mainloop`, `block_scaled`, `converted`, `partial_sums`, `mma_scaled`, `warp_mainloop`,
-  `warp_columns`. By the type of the operands: `sums`, and the instructions of mma.sync, `warp_instructions`.
+  `warp_columns`, `warp_converted`. By the type of the operands: `sums`, and the instructions of mma.sync,
+  `warp_instructions`.
 - Operands: `loading`, `few_rows`, `feed`, `tma_feed`, `warp_copies`, `cp_async`, `staged`, `block_scales`,
   `batch`, `tails`.
 - The warps of a CTA: `crew`, `rings`, `stages`.

@@ -1,4 +1,5 @@
-"""Products of values of 8 bits by values of 16, on Hopper: wgmma takes the former from registers.
+"""Products of values of 8 bits by values of 16, on Hopper: wgmma takes the former from registers. All GPUs
+convert alike (`converted`).
 
 The stored values, as those of a quantised weight, are the rows of A. TMA brings them to shared memory as they
 lie in memory. Each thread reads those of its fragments, two neighbours of K at a time, and converts them to
@@ -156,15 +157,17 @@ def _release(operands: WarpgroupOperands, state: State) -> None:
     operands.ring.consumer_release(state)
 
 
-def converted(pair: Int32, stored: type[Numeric], to: type[Numeric]) -> Int32:
-    """Two stored values, in the low 16 bits of a register, as two of 16 bits. No rounding takes place."""
+def converted(pair: Int32, stored: type[Numeric], to: type[Numeric], by_bits: bool = False) -> Int32:
+    """Two stored values, in the low 16 bits of a register, as two of 16 bits. No rounding takes place.
+    `by_bits` is for GPUs without conversions of fp8."""
     if stored is Int8:
         return _integers(pair, to)
     if stored is Float8E5M2:
         halves = _prmt(pair, 0, 0x1404)  # the bits of fp16 begin with those of e5m2
     else:
         assert stored is Float8E4M3FN
-        halves = _asm("{ .reg .b16 low; mov.b32 {low, _}, $1; cvt.rn.f16x2.e4m3x2 $0, low; }", pair)
+        instruction = "{ .reg .b16 low; mov.b32 {low, _}, $1; cvt.rn.f16x2.e4m3x2 $0, low; }"
+        halves = _e4m3_bits(pair) if by_bits else _asm(instruction, pair)
     if to is not BFloat16:
         return halves
     low, high = (
@@ -185,6 +188,17 @@ def _integers(pair: Int32, to: type[Numeric]) -> Int32:
     return _asm(
         "fma.rn.bf16x2 $0, $1, $2, $3;", words & ~0x007F007F, 0xBF80BF80 - (1 << 32), words & ~0x00800080
     )
+
+
+def _e4m3_bits(pair: Int32) -> Int32:
+    """Two e4m3 as two fp16, whose exponents are larger by 8 than the same bits say: 15 is the bias of one,
+    7 that of the other. The largest magnitude is NaN; it alone has a carry, which completes NaN's
+    exponent."""
+    words = _prmt(pair, 0, 0x1404)
+    magnitude = words >> 1 & 0x3F803F80
+    nan = magnitude + 0x00800080 & 0x40004000
+    signed = magnitude | nan | words & 0x80008000 - (1 << 32)
+    return _asm("mul.rn.f16x2 $0, $1, $2;", signed, 0x5C005C00)
 
 
 def _prmt(low: Int32, high: int, selector: int) -> Int32:

@@ -31,9 +31,11 @@ MMA_M, MMA_N = 16, 8
 
 
 def pairs_pay(config: TileConfig) -> bool:
-    """Whether a pair of warps reads fewer lines of shared memory, with 32 columns of B for both."""
+    """Whether a pair of warps reads fewer lines of shared memory, with 32 columns of B for both. Rows that a
+    warp converts are its own, so that no other warp converts them too."""
     rows = MMA_M * config.thread_rows // 2
-    return config.mma_n % (4 * MMA_N) == 0 and 2 * rows + config.mma_n // 2 < rows + config.mma_n
+    able = not config.converts and config.mma_n % (4 * MMA_N) == 0
+    return able and 2 * rows + config.mma_n // 2 < rows + config.mma_n
 
 
 def pair_arrangement(config: TileConfig, mma_k: int) -> tuple[cute.Layout, tuple]:

@@ -180,9 +180,16 @@ def test_the_weight_is_written_in_16_bits_first(fn: Callable[..., Tensor], given
     assert close(fn, *given)
 
 
-def test_other_architectures_have_no_such_kernel() -> None:
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_120a", "sm_121a"])
+@pytest.mark.parametrize("stored", [I8, E4M3, E5M2], ids=str)
+def test_architectures_of_mma_sync(stored: torch.dtype, arch: str) -> None:
+    """Also those whose MMA does not multiply fp8."""
+    for form in (torchao_int8, torchao_float8, bare):
+        assert is_converted(form, rows(), weight(stored), SCALES, BIAS, arch=arch)
+
+
+def test_data_center_blackwell_has_no_such_kernel() -> None:
     assert not is_converted(torchao_int8, rows(), weight(), SCALES, BIAS, arch="sm_100a")
-    assert not is_converted(gemma, rows(), weight(), SCALES, BIAS, arch="sm_80")
 
 
 def test_an_epilogue_that_cannot_be_transposed_keeps_its_kernel() -> None:

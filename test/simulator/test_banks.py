@@ -47,7 +47,8 @@ def of_tiles(config: TileConfig, spec: EpilogueSpec, k: int = 72) -> tuple[Count
     problem = (config.tile_m + 16, config.tile_n + 16, k)
     roles = check_exact(spec, problem, replace(machine(config), observer=Recorder())).report.roles.values()
     needed = sum((role.wavefronts for role in roles), Counter())
-    assert {opcode.split(".")[0] for opcode in needed} >= {"cp", "ldmatrix", "ld"}
+    of_operands = {"cp", "ld"} if config.converts else {"cp", "ldmatrix", "ld"}
+    assert {opcode.split(".")[0] for opcode in needed} >= of_operands
     return needed, sum((role.conflicts for role in roles), Counter())
 
 
@@ -64,6 +65,13 @@ def test_operands_and_planes_have_no_conflict(
     if dtype is DType.E4M3 and major is Major.MN:
         pytest.skip("fp8 is contiguous along K")
     _, conflicts = of_tiles(TileConfig(arch, *shape), scaled_residual(dtype, dtype, major, major), 144)
+    assert not +conflicts
+
+
+@pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM120A], ids=lambda arch: arch.value)
+def test_operands_that_are_converted_have_no_conflict(arch: Arch) -> None:
+    tile = TileConfig(arch, 64, 32, transposed=True, converts=True)
+    _, conflicts = of_tiles(tile, scaled_residual(DType.BF16, DType.I8), 144)
     assert not +conflicts
 
 

@@ -1,5 +1,5 @@
-"""Weights of 8 bits that Hopper's kernels convert on their way to the MMA, on the simulated machine: every
-stored value, tails of all sizes, and every way in which a tile is computed."""
+"""Weights of 8 bits that kernels convert on their way to the MMA, on the simulated machine: every stored
+value, tails of all sizes, and every way in which a tile is computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import cute_backend
-from cute_backend.planning import TileConfig
+from cute_backend.planning import Arch, TileConfig
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import TORCH_DTYPES
 from cute_backend.simulator.simulate import run_region
@@ -20,6 +20,10 @@ def converting(tile_m: int, tile_n: int, **options: int) -> TileConfig:
     return sm90(tile_m, tile_n, transposed=True, converts=True, **options)
 
 
+def by_warps(arch: Arch, tile_m: int, tile_n: int, **options: int) -> TileConfig:
+    return TileConfig(arch, tile_m, tile_n, transposed=True, converts=True, **options)
+
+
 TILES = {
     "8 rows": converting(64, 8, subtile_n=8),
     "two warpgroups": converting(128, 64),
@@ -29,6 +33,21 @@ TILES = {
     "cluster": converting(64, 16, subtile_n=16, split_k=2),
     "memory": converting(128, 32, split_k=6),
 }
+
+WARPS = {
+    "cp.async": by_warps(Arch.SM80, 64, 32),
+    "two blocks": by_warps(Arch.SM80, 128, 64),
+    "two warpgroups": by_warps(Arch.SM80, 256, 64),
+    "with conversions": by_warps(Arch.SM89, 64, 32),
+    "memory": by_warps(Arch.SM89, 64, 32, split_k=4),
+    "TMA": by_warps(Arch.SM120A, 64, 32),
+    "two blocks by TMA": by_warps(Arch.SM120A, 128, 32),
+}
+"""Tiles of mma.sync."""
+
+
+def arch_of(tile: TileConfig) -> str:
+    return tile.arch.value
 
 
 def spec(stored: DType, other: DType) -> EpilogueSpec:
@@ -69,15 +88,31 @@ def test_products_are_exact(tile: str, m: int, k: int) -> None:
     check(DType.I8, DType.BF16, config, (m, config.tile_m + 40, k))
 
 
-@pytest.mark.parametrize("stored", STORED_DTYPES, ids=lambda dtype: dtype.value)
-@pytest.mark.parametrize("other", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
-def test_dtypes(stored: DType, other: DType) -> None:
-    check(stored, other, TILES["8 rows"], (5, 104, 272))
+@pytest.mark.sweep(10)
+@pytest.mark.parametrize("tile", WARPS)
+@pytest.mark.parametrize("m", [1, 5, 64, 130])
+@pytest.mark.parametrize("k", [16, 336, 1040])
+def test_products_by_warps_are_exact(tile: str, m: int, k: int) -> None:
+    config = WARPS[tile]
+    check(DType.I8, DType.BF16, config, (m, config.tile_m + 40, k))
 
 
+CONVERSIONS = [TILES["8 rows"], WARPS["cp.async"]]
+"""A tile with instructions that convert fp8, and one without."""
+
+
+@pytest.mark.sweep(8)
+@pytest.mark.parametrize("tile", [*CONVERSIONS, WARPS["with conversions"], WARPS["TMA"]], ids=arch_of)
 @pytest.mark.parametrize("stored", STORED_DTYPES, ids=lambda dtype: dtype.value)
 @pytest.mark.parametrize("other", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
-def test_every_stored_value(stored: DType, other: DType) -> None:
+def test_dtypes(tile: TileConfig, stored: DType, other: DType) -> None:
+    check(stored, other, tile, (5, 104, 272))
+
+
+@pytest.mark.parametrize("tile", CONVERSIONS, ids=arch_of)
+@pytest.mark.parametrize("stored", STORED_DTYPES, ids=lambda dtype: dtype.value)
+@pytest.mark.parametrize("other", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
+def test_every_stored_value(tile: TileConfig, stored: DType, other: DType) -> None:
     """A unit matrix picks each of the 256 values, in fp8 also infinities and NaN, in two columns."""
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     values = torch.stack([codes, codes.flip(0)]).view(TORCH_DTYPES[stored])
@@ -87,20 +122,22 @@ def test_every_stored_value(stored: DType, other: DType) -> None:
         given = torch.where(finite[:, k : k + 16], values[:, k : k + 16].float(), 0)
         stored_values = given.to(TORCH_DTYPES[stored])
         a = torch.eye(16, dtype=TORCH_DTYPES[other])
-        (result,), _ = run_region(product, [a], [stored_values.t()], [], machine(TILES["8 rows"]))
+        (result,), _ = run_region(product, [a], [stored_values.t()], [], machine(tile))
         assert torch.equal(result, given.t())
     special = values[:, ~finite[0] | ~finite[1]]
     for column in special.t():
         a = torch.eye(1, 16, dtype=TORCH_DTYPES[other])
         b = torch.zeros(2, 16).to(TORCH_DTYPES[stored])
         b.view(torch.uint8)[:, 0] = column.view(torch.uint8)
-        (result,), _ = run_region(product, [a], [b.t()], [], machine(TILES["8 rows"]))
+        (result,), _ = run_region(product, [a], [b.t()], [], machine(tile))
         assert torch.equal(result[0].nan_to_num(7.5), column.float().nan_to_num(7.5))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
 @pytest.mark.parametrize("m", [5, 130])
-def test_torchao_s_weights(config: str, m: int) -> None:
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80", "sm_120a"])
+def test_torchao_s_weights(config: str, m: int, arch: str) -> None:
     """A quantised linear, from torch.compile to the simulated kernel."""
     quantization = pytest.importorskip("torchao.quantization")
     torch.manual_seed(m)
@@ -111,5 +148,5 @@ def test_torchao_s_weights(config: str, m: int) -> None:
     def program(x: Tensor) -> Tensor:
         return torch.nn.functional.silu(linear(x))
 
-    result, expected = cute_backend.simulate(program, x, arch="sm_90a", async_seed=1), program(x).float()
+    result, expected = cute_backend.simulate(program, x, arch=arch, async_seed=1), program(x).float()
     assert (result.float() - expected).norm() < 0.01 * expected.norm()

@@ -58,6 +58,8 @@ OTHER_SIZES = {
     "swiglu_chunk_257_rows_sm90a.py": ("swiglu_chunk", "sm_90a", Problem(257, 9216, 2304), "further_as"),
     "int8_weight_sm90a.py": ("int8_weight", "sm_90a", Problem(64, 28672, 4096), "Sm90Converted"),
     "float8_weight_sm90a.py": ("float8_weight", "sm_90a", Problem(8, 4096, 4096), "split_k=2"),
+    "float8_weight_sm80.py": ("float8_weight", "sm_80", Problem(64, 28672, 4096), "by_bits=True"),
+    "int8_weight_sm120a.py": ("int8_weight", "sm_120a", Problem(8, 4096, 4096), "Sm80Converted"),
     "rowwise_large_sm100a.py": (
         "rowwise",
         "sm_100a",

@@ -143,13 +143,17 @@ def test_every_configuration_has_a_sound_rung(table: str, quarter: int) -> None:
     "name", ["addmm_relu", *(pytest.param(n, marks=EXHAUSTIVE) for n in ("square", "sums"))]
 )
 @pytest.mark.parametrize("stored", [DType.I8, pytest.param(DType.E4M3, marks=EXHAUSTIVE)])
-def test_weights_are_converted_without_spills_or_waits(name: str, stored: DType) -> None:
+@pytest.mark.parametrize(
+    "arch",
+    [Arch.SM90A, Arch.SM80, *(pytest.param(each, marks=EXHAUSTIVE) for each in (Arch.SM89, Arch.SM120A))],
+)
+def test_weights_are_converted_without_spills_or_waits(name: str, stored: DType, arch: Arch) -> None:
     """Tiles for rows of unknown and of known numbers. No product waits for the one before it."""
     spec = epilogue_spec(name, True)
     acc = replace(spec.product, a_dtype=DType.BF16, b_dtype=stored, a_major=Major.K, b_major=Major.K)
     spec = replace(spec, accumulators=(acc,))
-    known = {choose(Arch.SM90A, spec, m, n, 4096, 132) for m in (8, 40, 64, 128, 200) for n in (4096, 28672)}
-    tiles = dict.fromkeys((*offered(Arch.SM90A, spec), *known))
+    known = {choose(arch, spec, m, n, 4096, 132) for m in (8, 40, 64, 128, 200) for n in (4096, 28672)}
+    tiles = dict.fromkeys((*offered(arch, spec), *known))
     assert_first_rungs_are_clean(plan(spec, tile, alignment) for tile in tiles for alignment in Alignment)
 
 

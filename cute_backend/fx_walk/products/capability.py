@@ -57,7 +57,7 @@ def check_operands(anchor: Anchor, target: Target | None) -> None:
     """Refuses a product whose operands the target's MMA can't multiply, or whose scales of blocks none of its
     mainloops supports. A CPU supports all."""
     product = anchor.accumulator
-    if target is not None and not {product.a_dtype, product.b_dtype} <= target.operands:
+    if target is not None and not product.mma_operands <= target.operands:
         taken = ", ".join(sorted(dtype.value for dtype in target.operands))
         a, b = fake(anchor.a).dtype, fake(anchor.b).dtype
         raise Refused(Reason.OPERAND_DTYPE, where=f"kernels for {target.name}", a=a, b=b, taken=taken)

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from cute_backend.planning.targets.data_sheet import DataSheet
 from cute_backend.planning.targets.target import MAX_REGISTERS, Accumulators, Kind, Shape, Target, Tiles
-from cute_backend.spec import DType
+from cute_backend.spec import STORED_DTYPES, DType
+
+CONVERTED = (
+    Shape(128, 64, transposed=True),
+    Shape(128, 32, transposed=True),
+    Shape(64, 64, transposed=True),
+    Shape(64, 32, transposed=True),
+)
+"""Tiles whose rows are converted, and whose columns are the rows of D. Planes move in visits of 32 of these
+at least. With few rows, memory takes longer than the products of 32: in 64 x 32 a k tile takes 256 cycles of
+an A100's tensor cores, and its 8 KiB of stored values some 600 of its memory (data sheet). In 64 x 128,
+kernels of sm_80 spill."""
 
 _TILES = Tiles(
     shipped={
@@ -15,6 +26,7 @@ _TILES = Tiles(
             Shape(64, 128),
             Shape(64, 64),
         ),
+        Kind.CONVERTED: CONVERTED,
     },
     splits=(2, 4, 8),
 )
@@ -34,6 +46,7 @@ TARGET = Target(
     operands=frozenset((DType.I8, DType.BF16, DType.F16)),
     planes_by_tma=False,
     promotes=False,
+    converts=frozenset(STORED_DTYPES),
     products_per_cycle=2 * _A100.products,
     # Threads have the elements that wgmma gives them (PTX ISA, mma.m16n8k16, matrix D). A warp with 32 rows
     # reads less of B for each product.

@@ -17,6 +17,7 @@ TILES = Tiles(
             Shape(64, 128),
             Shape(64, 64),
         ),
+        Kind.CONVERTED: sm80.CONVERTED,
     },
     splits=(2, 4, 8),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cute_backend.planning.targets import sm86
+from cute_backend.planning.targets import sm80, sm86
 from cute_backend.planning.targets.data_sheet import DataSheet
 from cute_backend.planning.targets.target import Kind, Shape
 from cute_backend.spec import DType
@@ -18,6 +18,7 @@ _TILES = replace(
     shipped={
         Kind.PLANES: (Shape(128, 64), Shape(64, 128), Shape(64, 64)),
         Kind.PROMOTED: (Shape(64, 128), Shape(64, 64)),
+        Kind.CONVERTED: sm80.CONVERTED,
     },
 )
 

@@ -323,6 +323,17 @@ CONVERTING = Subject(
 STACKED = Subject(
     sm90(128, 24, subtile_n=24, pingpong=True, transposed=True, products=2), (40, 264, 448), spec=TWO_PRODUCTS
 )
+CONVERTING_BY_WARPS = Subject(
+    sm80(64, 32, transposed=True, converts=True),
+    (40, 136, 464),
+    spec=replace(CONVERTED, accumulators=(Accumulator("acc", DType.BF16, DType.E4M3),)),
+)
+CONVERTING_BESIDE_TMA = replace(
+    CONVERTING_BY_WARPS,
+    config=replace(CONVERTING_BY_WARPS.config, arch=Arch.SM120A),
+    problem=(40, 136, 2320),
+    spec=CONVERTED,
+)
 INT8_IN_PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 2064), spec=INT8)
 INT8_BY_WARPS = Subject(sm80(128, 128), (136, 72, 272), spec=INT8)
 INT8_ON_BLACKWELL = Subject(sm100(128, 64), (136, 72, 272), spec=INT8)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import cutlass
+import cutlass.cute as cute
 from cutlass import Boolean, Int8, Int32
 from cutlass._mlir.dialects.cute_nvgpu import MmaAtomSM80Type
 from cutlass.cute.atom import Trait, make_atom
@@ -16,6 +17,8 @@ from cute_backend.templates.warp_instructions import MmaI8Op
 from cute_backend.templates.warp_mainloop import MMA_K_BYTES
 from support.simulator.mutants import (
     ADA,
+    CONVERTING_BESIDE_TMA,
+    CONVERTING_BY_WARPS,
     FED_BY_TMA,
     FEW_K_TILES,
     INT8_BY_WARPS,
@@ -63,6 +66,12 @@ def _count_slices(call: Call) -> Any:
     """Adds the place of a slice of K to an address, whose swizzle takes an exclusive or."""
     base, step = call.stage * call.self.stage.bytes, call.k_block * MMA_K_BYTES
     return call(self=replace(call.self, first=((call.self.first + base + step) ^ step) - base))
+
+
+def _take_columns_in_order(call: Call) -> Any:
+    """Leaves out that lanes 1 and 2 of four have the odd vectors of a half."""
+    lane = cute.arch.lane_idx() % 4
+    return call(self=changed(call.self, first_b=call.self.first_b ^ ((lane ^ lane >> 1) & 1) << 5))
 
 
 def _add_one_less(call: Call) -> Any:
@@ -363,6 +372,39 @@ MUTANTS = [
         INT8_BY_WARPS,
         instead("warp_instructions.instruction", lambda call: _Unsigned(call.shape)),
         WrongNumbers,
+    ),
+    # Values that are converted on their way to the MMA.
+    Mutant(
+        "values of K of B without A's permutation",
+        CONVERTING_BY_WARPS,
+        instead("warp_converted.ConvertedOperands.columns", _take_columns_in_order),
+        WrongNumbers,
+    ),
+    Mutant(
+        "stored values of the other half of a k tile",
+        CONVERTING_BESIDE_TMA,
+        instead("warp_converted.ConvertedOperands.rows", lambda call: call(half=1 - call.half)),
+        WrongNumbers,
+    ),
+    Mutant(
+        "e4m3 converted by bits without signs",
+        CONVERTING_BY_WARPS,
+        instead("converted._e4m3_bits", lambda call: call(pair=call.pair & 0x7F7F)),
+        WrongNumbers,
+    ),
+    Mutant(
+        "stored values read before TMA has brought them",
+        CONVERTING_BESIDE_TMA,
+        without("ab.consumer_wait", inside="tma_feed.TmaFeed.wait"),
+        RaceError,
+        "shared 0x",
+    ),
+    Mutant(
+        "stage handed back while other lanes read stored values",
+        CONVERTING_BESIDE_TMA,
+        without("arch.sync_warp", inside="tma_feed.TmaFeed.multiply"),
+        RaceError,
+        STILL_READ.format(SHARED),
     ),
     Mutant(
         "sums of a k tile begin with those of the one before",
