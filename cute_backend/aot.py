@@ -20,7 +20,7 @@ from cute_backend.runtime.arguments.operands import Size, groups_of, parse_spec,
 from cute_backend.runtime.calls.op import gemm_epilogue
 from cute_backend.runtime.calls.sample_op import run_sample, sample_op
 from cute_backend.runtime.compiling.build import build_again, removed
-from cute_backend.runtime.compiling.rungs import ladder_of, obtain_standing, spill_bytes
+from cute_backend.runtime.compiling.rungs import begin_standing, ladder_of, obtain_standing, spill_bytes
 from cute_backend.runtime.disk.cache import caches
 from cute_backend.runtime.disk.pack import Content, packs, write_pack
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -77,6 +77,12 @@ def find_problems(
                 problem = Problem(spec, None if any_m else m, n, k, groups, constraints)
                 found |= dict.fromkeys(launched(problem))
     return list(found)
+
+
+def begin(request: Request) -> None:
+    """Begins to compile the kernels of a request, while the caller traces other programs. `make_pack` waits
+    for them."""
+    begin_standing(_kernels(request))
 
 
 def make_pack(request: Request, path: Path) -> Written:

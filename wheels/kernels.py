@@ -1,10 +1,15 @@
-"""Makes a wheel of the kernels of every model in docs/models.md, for one architecture.
+"""Makes a wheel of the kernels of every model in docs/models.md, and of those that `bench --models` times, for
+one architecture.
 
     pip install '.[models]' 'setuptools>=77'
     python wheels/kernels.py --arch sm_90a -o dist
 
 Needs no GPU. Installed beside the package, the wheel is found by itself, and the first call of such a model
-compiles no kernel. It has the tiles for unknown sizes, so it serves these models at any width.
+compiles no kernel. It has the tiles for unknown sizes. A size that is a constant of an epilogue, such as the
+width of heads, is that of these models.
+
+Half as many processes trace programs as there are CPUs, one program each, and kernels are compiled as soon as
+a program is traced. `config.compile_jobs` limits both.
 """
 
 from __future__ import annotations
@@ -16,19 +21,31 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from fnmatch import fnmatchcase
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cute_backend import __version__
-from cute_backend.aot import Request, find_problems, make_pack
-from cute_backend.planning import Arch
+from cute_backend.aot import Request, begin, find_problems, make_pack
+from cute_backend.bench.models import MODELS, Model, select
+from cute_backend.planning import Arch, Constraints
+from cute_backend.runtime.compiling.build import jobs
 from cute_backend.runtime.disk.pack import INSTALLED
+from cute_backend.runtime.kernels.reach import Problem
+from cute_backend.spec import EpilogueSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 
-Program = tuple[str, Callable[..., Any], tuple[Any, ...]]
+Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 PROJECT = """\
 [build-system]
@@ -57,26 +74,64 @@ SETTINGS = "[bdist_wheel]\nplat_name = linux_{machine}\n"
 FILE = "kernels.cutepack"
 
 
-def programs() -> Iterator[Program]:
-    """The programs of docs/models.md, each with its name and arguments."""
-    sys.path += [str(ROOT / "docs"), str(ROOT / "examples")]
-    models, architectures = map(importlib.import_module, ("models", "architectures"))
-    for file, names in models.MODELS.items():
-        module = importlib.import_module(file)
-        for name in names:
-            yield f"{file}.py:{name}", getattr(module, name), module.example_inputs()
-    for name in architectures.ARCHITECTURES:
-        yield name, *architectures.architecture(name)
+def names() -> list[str]:
+    """The programs by name: those of docs/models.md, then those of `bench --models`."""
+    of_files = [f"{file}.py:{name}" for file, defined in _module("models").MODELS.items() for name in defined]
+    return [*of_files, *_module("architectures").ARCHITECTURES, *(model.name for model in MODELS)]
 
 
-def request(arch: Arch, found: Iterator[Program]) -> Request:
-    """The products of programs, for any size."""
-    problems = []
-    for name, fn, args in found:
-        torch._dynamo.reset()
-        print(f"tracing {name}", file=sys.stderr)
-        problems += find_problems(fn, args, arch, any_m=True, any_size=True)
-    return Request({arch: problems})
+def program(name: str) -> Program:
+    """A program and its arguments. Of images the batch alone is symbolic: with symbolic heights and widths,
+    sympy simplifies the sizes of Swin's windows for many minutes."""
+    file, _, defined = name.partition(".py:")
+    if defined:
+        module = _module(file)
+        return getattr(module, defined), module.example_inputs()
+    architectures = _module("architectures")
+    if name in architectures.ARCHITECTURES:
+        fn, args = architectures.architecture(name)
+    else:
+        (model,) = select([name])
+        fn, args = _without_memory(model)
+    for image in args:
+        if image.dim() == 4:
+            torch._dynamo.mark_static(image, [1, 2, 3])
+    return fn, args
+
+
+def _without_memory(model: Model) -> Program:
+    """A model of real widths, of fake tensors. torchao wants a GPU for fp8, which tracing does not."""
+    unchecked = mock.patch("torchao.quantization.quant_api._check_hardware_support")
+    with FakeTensorMode(allow_non_fake_inputs=True), unchecked if model.fp8 else nullcontext():
+        return model.build()
+
+
+def _module(name: str) -> ModuleType:
+    """A module of docs or examples, which are no packages."""
+    sys.path += [folder for each in ("docs", "examples") if (folder := str(ROOT / each)) not in sys.path]
+    return importlib.import_module(name)
+
+
+def traced(arch: Arch, name: str) -> list[tuple[str, str]]:
+    """The products of a program for any size: the texts of each one's spec and constraints, which processes
+    can exchange."""
+    torch._dynamo.reset()
+    found = find_problems(*program(name), arch, any_m=True, any_size=True)
+    return [(each.spec.to_json(), each.constraints.text) for each in found]
+
+
+def requests(arch: Arch, wanted: Sequence[str]) -> Iterator[Request]:
+    """The products of each of these programs, in order. As many processes trace as half of the CPUs."""
+    processes = max(1, min(jobs() // 2, len(wanted)))
+    with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        for name, texts in zip(wanted, pool.map(partial(traced, arch), wanted), strict=True):
+            print(f"traced {name}, products: {len(texts)}", file=sys.stderr)
+            yield Request({arch: [_problem(*each) for each in texts]})
+
+
+def _problem(spec: str, constraints: str) -> Problem:
+    parsed = EpilogueSpec.from_json(spec)
+    return Problem(parsed, None, None, None, constraints=Constraints.parse(constraints))
 
 
 def make_wheel(wanted: Request, arch: Arch, folder: Path) -> Path:
@@ -109,10 +164,18 @@ def make_wheel(wanted: Request, arch: Arch, folder: Path) -> Path:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--arch", type=Arch.parse, default=Arch.SM90A)
+    parser.add_argument("--only", metavar="PATTERN", default="*", help="the programs whose names match")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "dist")
     arguments = parser.parse_args(words)
+    wanted = [name for name in names() if fnmatchcase(name, arguments.only)]
+    if not wanted:
+        parser.error(f"--only {arguments.only!r} matches none of {', '.join(names())}")
+    problems: list[Problem] = []
+    for each in requests(arguments.arch, wanted):
+        begin(each)
+        problems += each.problems[arguments.arch]
     arguments.output.mkdir(parents=True, exist_ok=True)
-    make_wheel(request(arguments.arch, programs()), arguments.arch, arguments.output)
+    make_wheel(Request({arguments.arch: problems}), arguments.arch, arguments.output)
 
 
 if __name__ == "__main__":
