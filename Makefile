@@ -41,7 +41,7 @@ help:
 	@echo "make golden    accept what is generated now: test/expected and the samples in the README and docs"
 	@echo "make lint      ruff and mypy"
 	@echo "make dist      wheel and sdist in dist/, checked, and run from a clean environment"
-	@echo "make pack ARCH=sm_90a  a wheel of the kernels of every model in docs/models.md, in dist/"
+	@echo "make pack ARCH=sm_90a  a wheel of the kernels of models, in dist/; ONLY='bert*' of some"
 	@echo "make docs      the pages of docs/, as build/docs/index.html"
 	@echo "make clean     remove $(VENV) and every cache in this folder"
 
@@ -76,7 +76,7 @@ lint: $(INSTALLED)
 
 pack: $(INSTALLED)
 	$(BIN)/python -m pip install -q -e '.[models]' 'setuptools>=77'
-	$(BIN)/python wheels/kernels.py --arch $(or $(ARCH),sm_90a) -o dist
+	$(BIN)/python wheels/kernels.py --arch $(or $(ARCH),sm_90a) $(if $(ONLY),--only '$(ONLY)') -o dist
 
 dist: $(INSTALLED)
 	$(BIN)/python -m pip install -q build twine
