@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ from cute_backend.aot import Written
 from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import UNCONSTRAINED, Alignment, Arch, Constraints, TileConfig, buckets_of, plan
 from cute_backend.runtime.arguments.device import Device
+from cute_backend.runtime.arguments.random_operands import random_operands
 from cute_backend.runtime.calls import launch as launching
 from cute_backend.runtime.compiling import build as building
 from cute_backend.runtime.compiling import rungs
 from cute_backend.runtime.compiling.build import load_known, obtain
 from cute_backend.runtime.compiling.compile import compile_kernel
+from cute_backend.runtime.compiling.rungs import Obtained
 from cute_backend.runtime.disk import cache as caching
 from cute_backend.runtime.disk import pack as packing
 from cute_backend.runtime.disk.cache import KernelCache
@@ -360,8 +362,7 @@ def test_an_installed_pack_of_other_versions_is_refused_once(site: Path) -> None
 
 def test_a_pack_for_unknown_sizes_serves_all(gpu: list[Kernel], tmp_path: Path, code: bytes) -> None:
     anything = Problem(SPEC, None, None, None)
-    kernels = reachable_kernels(anything, Arch.SM90A, 132)
-    write_pack(tmp_path / "any.cutepack", Content(dict.fromkeys(kernels, (code, FIGURES)), [anything], None))
+    write_any_size(tmp_path / "any.cutepack", code)
     load_pack(tmp_path / "any.cutepack")
     launching.prepare([Problem(SPEC, 300, 4096, 5120), Problem(SPEC, None, 8, 8), anything], -1)
     assert gpu == []
@@ -455,6 +456,123 @@ def test_a_batch_invariant_region_takes_its_own_kernel_alone(
     load_pack(path)
     launching.prepare([problem], -1)
     assert gpu == own
+
+
+# Better kernels than those of a pack for any size
+
+SIZES = (300, 4096, 5120)
+
+
+@dataclass
+class Process:
+    """A process beside a pack for any size: the kernels that are on disk, that were begun, and that ran."""
+
+    begun: list[Kernel]
+    on_disk: set[Kernel]
+    ran: list[Kernel] = field(default_factory=list)
+
+    def function(self, kernel: Kernel) -> Callable[..., None]:
+        return lambda *arguments: self.ran.append(kernel)
+
+    def prepare(self, problem: Problem) -> None:
+        launching.prepare([problem], -1)
+
+    def launch(self, *sizes: int) -> Kernel:
+        """Launches the product, and returns the kernel that ran."""
+        launching.launch(*random_operands(SPEC, *sizes, torch.Generator()), SPEC.to_json())
+        return self.ran[-1]
+
+
+@pytest.fixture
+def beside(gpu: list[Kernel], tmp_path: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> Process:
+    process = Process(gpu, set())
+    write_any_size(tmp_path / "any.cutepack", code)
+    pack = Pack(tmp_path / "any.cutepack", installed=True)
+    monkeypatch.setitem(packing._packs, pack.path, pack)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+
+    def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, Any]:
+        return {kernel: process.function(kernel) for kernel in kernels}
+
+    def load_standing(kernels: Iterable[Kernel]) -> dict[Kernel, Obtained]:
+        found = load_known(set(kernels) & process.on_disk)
+        return {kernel: Obtained(kernel, function) for kernel, function in found.items()}
+
+    monkeypatch.setattr(launching, "load_known", load_known)
+    monkeypatch.setattr(launching, "load_standing", load_standing)
+    return process
+
+
+def write_any_size(path: Path, code: bytes) -> None:
+    """Write a pack with the kernels of any size of a spec."""
+    anything = Problem(SPEC, None, None, None)
+    kernels = reachable_kernels(anything, Arch.SM90A, 132)
+    write_pack(path, Content(dict.fromkeys(kernels, (code, FIGURES)), [anything], None))
+
+
+def best(*sizes: int) -> Kernel:
+    """The kernel of a problem with aligned operands."""
+    return reachable_kernels(Problem(SPEC, *sizes), Arch.SM90A, 132)[0]
+
+
+def test_a_better_kernel_than_a_packs_is_built_for_the_next_process(
+    beside: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside.prepare(Problem(SPEC, *SIZES))
+    assert beside.begun == [], "the program that compiles has the cores"
+    served = beside.launch(*SIZES)
+    assert served != best(*SIZES) and served in packed_kernels(SPEC, Arch.SM90A)
+    assert beside.begun == [best(*SIZES)] and counters["cute_backend"]["built_for_later"] == 1
+
+    beside.on_disk.add(best(*SIZES))
+    beside.prepare(Problem(SPEC, *SIZES))
+    beside.prepare(Problem(SPEC, 8, 4096, 5120))
+    assert beside.launch(*SIZES) == beside.launch(*SIZES) == served, "the bits of a process stay as they are"
+    assert beside.begun.count(best(*SIZES)) == 1
+
+    monkeypatch.setattr(launching, "_launchers", {})
+    beside.prepare(Problem(SPEC, *SIZES))
+    assert beside.launch(*SIZES) == best(*SIZES)
+
+
+def test_a_graph_of_inductors_cache_takes_the_better_kernel(beside: Process) -> None:
+    """Nothing announces its regions."""
+    beside.on_disk.add(best(*SIZES))
+    assert beside.launch(*SIZES) == best(*SIZES)
+
+
+def test_an_m_that_varies_takes_the_packs_kernels(beside: Process) -> None:
+    beside.prepare(Problem(SPEC, None, *SIZES[1:]))
+    assert beside.launch(*SIZES) in packed_kernels(SPEC, Arch.SM90A)
+    assert beside.begun == []
+
+
+@pytest.mark.parametrize("why", ["one core", "deterministic", "named", "its sizes"])
+def test_no_kernel_is_built_for_later(
+    why: str, beside: Process, tmp_path: Path, code: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "one core":
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    if why == "deterministic":
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    if why == "named":
+        load_pack(tmp_path / "any.cutepack")
+    if why == "its sizes":
+        others = dict.fromkeys(packed_kernels(SPEC, Arch.SM90A), (code, FIGURES))
+        write_pack(tmp_path / "n.cutepack", Content(others, [Problem(SPEC, None, *SIZES[1:])], None))
+        named = tmp_path / "n.cutepack"
+        monkeypatch.setitem(packing._packs, named, Pack(named, installed=True))
+    beside.prepare(Problem(SPEC, *SIZES))
+    assert beside.launch(*SIZES) != best(*SIZES)
+    assert beside.begun == [] and counters["cute_backend"]["built_for_later"] == 0
+
+
+def test_a_kernel_that_another_region_needs_serves_both(beside: Process) -> None:
+    beside.prepare(Problem(SPEC, *SIZES))
+    (launcher,) = launching._launchers.values()
+    assert best(*SIZES) in launcher._later
+    launcher.expect(best(*SIZES))
+    assert best(*SIZES) not in launcher._later
 
 
 # Making

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -1067,18 +1068,21 @@ def test_a_launch_waits_for_its_kernel_alone(compiler: Compiler) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "cores", "has_kernels", "started"),
+    ("devices", "cores", "has_kernels", "packed", "started"),
     [
-        (["cuda:0", "cpu"], 2, False, [Arch.SM90A]),
-        (["cpu"], 2, False, []),
-        (["cuda:0"], 1, False, []),
-        (["cuda:0"], 2, True, []),
+        (["cuda:0", "cpu"], 2, False, [], [Arch.SM90A]),
+        (["cpu"], 2, False, [], []),
+        (["cuda:0"], 1, False, [], []),
+        (["cuda:0"], 2, True, [], []),
+        (["cuda:0"], 2, False, [Arch.SM100A], [Arch.SM90A]),
+        (["cuda:0"], 2, False, [Arch.SM100A, Arch.SM90A], []),
     ],
 )
 def test_compilers_are_started_where_kernels_are_likely_to_be_needed(
     devices: list[str],
     cores: int,
     has_kernels: bool,
+    packed: list[Arch],
     started: list[Arch],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -1087,6 +1091,8 @@ def test_compilers_are_started_where_kernels_are_likely_to_be_needed(
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(launching, "device_at", lambda index: GPU)
     monkeypatch.setattr(launching, "start_early", asked.append)
+    installed = [SimpleNamespace(installed=True, archs={arch}) for arch in packed]
+    monkeypatch.setattr(launching, "packs", lambda: installed)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
     if has_kernels:
         (tmp_path / "cute_mm_relu_128x128_0.json").touch()

@@ -16,7 +16,6 @@ only when their sizes are new, or when that check has refused operands of these 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -58,7 +57,8 @@ from cute_backend.runtime.arguments.operands import (
     plane_of,
 )
 from cute_backend.runtime.arguments.outputs import Outputs, check_results
-from cute_backend.runtime.compiling.build import load_known
+from cute_backend.runtime.calls.later_kernels import LaterKernels
+from cute_backend.runtime.compiling.build import has_spare_core, load_known
 from cute_backend.runtime.compiling.rungs import (
     Obtained,
     begin_standing,
@@ -68,7 +68,7 @@ from cute_backend.runtime.compiling.rungs import (
 )
 from cute_backend.runtime.compiling.workers import start_early
 from cute_backend.runtime.disk.cache import existing_caches
-from cute_backend.runtime.disk.pack import is_packed, packed_kernels, packs
+from cute_backend.runtime.disk.pack import is_packed, is_packed_for_any_size, packed_kernels, packs
 from cute_backend.runtime.host.capture import code_may_load
 from cute_backend.runtime.host.forks import free_in_children
 from cute_backend.runtime.host.notices import count, warn_once
@@ -153,22 +153,26 @@ def prepare(problems: Iterable[Problem], device: int, *, at_once: bool = False) 
 
     Launches of the regions then compile nothing. A kernel that can't be built causes a warning where it is
     waited for, and its launches are replayed. If a pack was made for a problem but lacks a kernel, M is
-    beyond the pack's range, and the launch uses the kernel that is predicted to be the fastest.
+    beyond the pack's range, or the pack is for any size. The launch uses the kernel that is predicted to be
+    the fastest. In the second case the missing one may be built for later processes (`later_kernels`).
     """
     gpu, problems = device_at(device), list(chain.from_iterable(map(launched, problems)))
     for problem in problems:
         _launcher(problem.spec, device, problem.constraints).announced.add(problem)
     wanted = [
-        (_launcher(problem.spec, device, problem.constraints), kernel, is_packed(problem, gpu.arch))
+        (_launcher(problem.spec, device, problem.constraints), kernel, problem)
         for problem in problems
         for kernel in reachable_kernels(problem, gpu.arch, gpu.sm_count, winners_on(gpu, problem.groups))
     ]
-    missing = [
-        (launcher, kernel)
-        for launcher, kernel, is_packed in dict.fromkeys(wanted)
-        if not (launcher.knows(kernel) or (is_packed and launcher.has_like(kernel) and not kernel.edited))
-    ]
     log.info("%d kernels serve the regions of a graph on GPU %d", len(wanted), device)
+    missing: dict[tuple[Launcher, Kernel], None] = {}
+    for launcher, kernel, problem in wanted:
+        if launcher.knows(kernel):
+            continue
+        if kernel.edited or not (is_packed(problem, gpu.arch) and launcher.has_like(kernel)):
+            missing[launcher, kernel] = None
+        elif is_packed_for_any_size(problem, gpu.arch):
+            launcher.defer(kernel)
     obtained = load_standing(kernel for _, kernel in missing)
     begin_standing(kernel for _, kernel in missing if kernel not in obtained)
     obtained |= obtain_standing(
@@ -222,15 +226,16 @@ def _gpu_here(arch: Arch) -> Device | None:
 
 def expect(devices: Iterable[torch.device]) -> None:
     """Starts what compiles kernels, if a program that is about to be compiled for these devices is likely to
-    need it: the program's own compilation goes on meanwhile."""
+    need it: the program's own compilation goes on meanwhile. If a pack or the cache may have its kernels, the
+    first one that is missing starts it."""
     gpus = [device for device in devices if device.type == "cuda"]
-    if not gpus or len(os.sched_getaffinity(0)) == 1:
+    if not gpus or not has_spare_core() or any(cache.has_kernels() for cache in existing_caches()):
         return
-    if any(not pack.installed for pack in packs()) or any(cache.has_kernels() for cache in existing_caches()):
-        return  # they have its kernels, most likely
     for device in gpus:
         with suppress(UnsupportedDeviceError):
-            start_early(device_at(torch.cuda.current_device() if device.index is None else device.index).arch)
+            arch = device_at(torch.cuda.current_device() if device.index is None else device.index).arch
+            if not any(arch in pack.archs for pack in packs()):
+                start_early(arch)
 
 
 def announce(
@@ -326,9 +331,9 @@ class _Choice:
     """The kernels for one (M, N, K): one for operands that TMA can read, one for others. A Kernel is being
     built, and None stands for the replay.
 
-    `kernels` are the two that these sizes ask for, which may be others. `fitted` is the kernel that ran on
-    the last operands of these sizes without copies or views. Once it has refused operands, the next `looks`
-    launches inspect theirs first.
+    `kernels` are the two that these sizes ask for, in this order, which may be others. `fitted` is the kernel
+    that ran on the last operands of these sizes without copies or views. Once it has refused operands, the
+    next `looks` launches inspect theirs first.
     """
 
     kernels: Sequence[Kernel]
@@ -355,6 +360,7 @@ class Launcher:
         """An object that is replaced whenever a kernel is added."""
         self.announced: set[Problem] = set()
         """The problems of known sizes whose kernels were prepared."""
+        self._later = LaterKernels()
         for kernel, function in load_known(packed_kernels(spec, self._gpu.arch)).items():
             self.add(kernel, Obtained(kernel, function))
 
@@ -376,6 +382,7 @@ class Launcher:
         if is_asked_for(kernel) and isinstance(outcome, Exception):
             raise outcome
         self._expected.discard(kernel)
+        self._later.discard(kernel)
         if isinstance(outcome, (BuildError, UnavailableError)):
             self._kernels[kernel.plan] = None
             warn_once(("failed", str(outcome)), f"cute_backend: {outcome}")
@@ -388,8 +395,17 @@ class Launcher:
         """Notes a kernel that is being built. A launch that needs it waits for it."""
         self._grid(kernel.plan)  # a launch, which may be captured, finds what the GPU is asked here
         self._expected.add(kernel)
+        self._later.discard(kernel)
         self._choices.clear()
         self.chosen = object()
+
+    def defer(self, kernel: Kernel) -> None:
+        """Adds a kernel that serves its sizes better than those of a pack for any size, if it is on disk. If
+        it is not, it is built for later processes, once a launch has asked for it."""
+        with _state:
+            self._load(kernel)
+            if not self.knows(kernel):
+                self._later.add(kernel)
 
     def _grid(self, planned: Plan) -> Grid:
         """The clusters of a kernel on this GPU, where its counters are set aside."""
@@ -467,6 +483,7 @@ class Launcher:
             if not self._obtain_missing(choice, ready):
                 return deliver(self._spec, self._replay(a, b, loads), loads, given)
         outputs = ready.run(bound.tensors, m, n, given)
+        self._later.ask(choice.kernels[not aligned])
         if not (bound.as_given and aligned is choice.stores_aligned):
             choice.looks = _LOOKS if choice.looks else 0
         elif choice.looks:
@@ -580,8 +597,9 @@ class Launcher:
         return bool(loaded or begun)
 
     def _unheard_of(self, kernels: Iterable[Kernel]) -> list[Kernel]:
-        """Returns the kernels that were neither added nor begun."""
-        return [each for each in kernels if not (self.knows(each) or each in self._expected)]
+        """Returns the kernels that were neither added nor begun, and are not for later processes."""
+        known = (self._expected, self._later)
+        return [each for each in kernels if not (self.knows(each) or any(each in some for some in known))]
 
     def _replay(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
         count("replayed")

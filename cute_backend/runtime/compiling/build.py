@@ -179,6 +179,11 @@ def jobs() -> int:
     return config.compile_jobs or len(os.sched_getaffinity(0))
 
 
+def has_spare_core() -> bool:
+    """Whether the process has more than one core. On a single one, whatever else runs delays the program."""
+    return len(os.sched_getaffinity(0)) > 1
+
+
 def _make_room() -> None:
     """Keeps the cache folder within its limit, after a kernel was written."""
     from cute_backend.runtime.disk.upkeep import evict

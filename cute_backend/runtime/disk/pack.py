@@ -234,11 +234,23 @@ class Pack:
         pack that was made for unknown sizes serves all.
         """
         return arch in self.archs and any(
-            spec == problem.spec.key
-            and problem.constraints.text == constraints
-            and all(None in pair or pair[0] == pair[1] for pair in zip(sizes, problem.sizes, strict=True))
-            for spec, *sizes, constraints in self._problems
+            all(None in pair or pair[0] == pair[1] for pair in zip(sizes, problem.sizes, strict=True))
+            for sizes in self._sizes_of(problem)
         )
+
+    def is_for_sizes_of(self, problem: Problem, arch: Arch) -> bool:
+        """Whether the pack was made for the N, K and groups of a problem, and so has the best tiles for
+        them."""
+        return arch in self.archs and problem.sizes in self._sizes_of(problem)
+
+    def _sizes_of(self, problem: Problem) -> list[tuple[int | None, ...]]:
+        """N, K and the groups of the pack's problems that have the epilogue and the constraints of this
+        one."""
+        return [
+            tuple(sizes)
+            for spec, *sizes, constraints in self._problems
+            if spec == problem.spec.key and constraints == problem.constraints.text
+        ]
 
 
 def _check_entry(name: str, entry: Mapping[str, Any]) -> None:
@@ -297,6 +309,15 @@ def packs() -> list[Pack]:
 def is_packed(problem: Problem, arch: Arch) -> bool:
     """Whether a pack of this process has the kernels of a problem."""
     return any(pack.serves(problem, arch) for pack in packs())
+
+
+def is_packed_for_any_size(problem: Problem, arch: Arch) -> bool:
+    """Whether only installed packs serve a problem of known sizes, and they have no kernels but the few for
+    unknown sizes."""
+    serving = [pack for pack in packs() if pack.serves(problem, arch)]
+    known = None not in (problem.m, problem.n, problem.k)
+    any_size = (pack.installed and not pack.is_for_sizes_of(problem, arch) for pack in serving)
+    return known and bool(serving) and all(any_size)
 
 
 def _usable(path: Path, *, installed: bool = False) -> dict[Path, Pack]:
