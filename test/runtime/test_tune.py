@@ -62,6 +62,10 @@ class FakeTimer:
     error: Exception | None = None
     asked: list[tuple[tuple[int, int, int], list[Kernel]]] = field(default_factory=list)
     groups: list[int | None] = field(default_factory=list)
+    free: int = 1000
+
+    def free_bytes(self) -> int:
+        return self.free
 
     def __call__(
         self,
@@ -282,9 +286,8 @@ def test_what_runs_in_place_of_a_tile_in_doubt_is_timed(
     [
         (FakeTimer(), FakeBuild(broken=TRIED), "untuned_failed", "none of its candidates runs"),
         (FakeTimer(failing=TRIED), FakeBuild(), "untuned_failed", "none of its candidates runs"),
-        (FakeTimer(error=torch.OutOfMemoryError("no room")), FakeBuild(), "untuned_memory", "do not fit"),
     ],
-    ids=["nothing builds", "nothing runs", "no memory"],
+    ids=["nothing builds", "nothing runs"],
 )
 @pytest.mark.filterwarnings("ignore:cute_backend. tuning leaves out a candidate")
 def test_where_nothing_can_be_timed_it_is_counted_and_told_and_not_remembered(
@@ -294,6 +297,34 @@ def test_where_nothing_can_be_timed_it_is_counted_and_told_and_not_remembered(
         with pytest.warns(RuntimeWarning, match=sentence) if not counted() else _nothing():
             assert tuner(tmp_path, timer, build).tune([JOB]) == [None]
     assert counted()[reason] == 2
+
+
+def test_what_does_not_fit_into_memory_is_tried_again_where_more_is_free(tmp_path: Path) -> None:
+    timer, build = FakeTimer(error=torch.OutOfMemoryError("no room")), FakeBuild()
+
+    def tuned() -> Result | None:
+        """The result of another process."""
+        (result,) = tuner(tmp_path, timer, build).tune([JOB])
+        return result
+
+    with pytest.warns(RuntimeWarning, match="do not fit"):
+        assert tuned() is None
+    timer.free = 1050
+    assert tuned() is None
+    assert counted() == {"untuned_memory": 2} and len(build.batches) == len(timer.asked) == 1
+    timer.free, timer.error = 1200, None
+    assert tuned() == Result(WINNER, 70.0, None)
+    timer.free = 10
+    assert tuned() == Result(WINNER, 70.0, None)
+    assert counted() == {"untuned_memory": 2, "tuned": 1} and len(timer.asked) == 2
+
+
+def test_a_result_is_kept_if_more_does_not_fit(tmp_path: Path) -> None:
+    """Further candidates of tuning may have a workspace."""
+    (measured,) = tuner(tmp_path, FakeTimer()).tune([replace(JOB, thorough=False)])
+    timer = FakeTimer(error=torch.OutOfMemoryError("no room"))
+    with pytest.warns(RuntimeWarning, match="do not fit"):
+        assert tuner(tmp_path, timer).tune([JOB]) == [measured]
 
 
 class _nothing:
@@ -323,14 +354,17 @@ def test_nothing_is_found_out_by_asking_what_is_known(tmp_path: Path) -> None:
 # What a user sees
 
 
-def progress_of(folder: Path, console: Console) -> None:
-    tuner(folder, FakeTimer(), console=console).tune([JOB])
+def progress_of(folder: Path, console: Console, job: Job = JOB) -> None:
+    tuner(folder, FakeTimer(), console=console).tune([job])
 
 
-def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("thorough", "doing"), [(True, "tuning"), (False, "measuring")])
+def test_progress_is_shown_on_a_terminal(thorough: bool, doing: str, tmp_path: Path) -> None:
     shown = io.StringIO()
-    progress_of(tmp_path, Console(file=shown, force_terminal=True, width=100))
-    assert "tuning 1 region: timing" in shown.getvalue()
+    console = Console(file=shown, force_terminal=True, width=100)
+    progress_of(tmp_path, console, replace(JOB, thorough=thorough))
+    assert f"{doing} 1 region: timing" in shown.getvalue()
+    assert thorough or "tuning" not in shown.getvalue()
 
 
 def test_no_progress_where_there_is_no_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

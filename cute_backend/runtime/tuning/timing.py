@@ -47,6 +47,9 @@ class Timer(Protocol):
         groups: int | None = None,
     ) -> Timings: ...
 
+    def free_bytes(self) -> int:
+        """The bytes of the GPU's memory that operands can have."""
+
 
 _SECONDS = 1.5
 """The seconds that the timing of one problem may take."""
@@ -87,6 +90,12 @@ class GpuTimer:
                 return self._time(m, n, k, functions, unfused, groups)
             finally:
                 torch.cuda.empty_cache()
+
+    def free_bytes(self) -> int:
+        """The bytes that are free on the GPU, or that torch holds and doesn't use."""
+        index = self.gpu.index
+        unused = torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
+        return torch.cuda.mem_get_info(index)[0] + unused
 
     def _time(
         self,

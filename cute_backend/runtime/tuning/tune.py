@@ -32,7 +32,7 @@ from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.runtime.kernels.reach import Problem, reachable_alignments, reachable_kernels
 from cute_backend.runtime.tuning.timing import GpuTimer, Run, Timer
-from cute_backend.runtime.tuning.tuning_results import Key, Records, Result, remembered
+from cute_backend.runtime.tuning.tuning_results import Key, NoRoom, Records, Result, remembered
 from cute_backend.spec import EpilogueSpec
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,11 @@ class Untuned(Enum):
         warn_once(
             self, f"cute_backend: a region is not tuned and gets the cost model's tile: {self.sentence}."
         )
+
+
+_MORE_ROOM = 1.1
+"""How many times as many bytes have to be free before a problem that did not fit is tried again: the rest of
+memory differs a little from run to run."""
 
 
 class Build(Protocol):
@@ -115,14 +120,20 @@ class Tuner:
         counted."""
         keyed = [(self._key(job), job) for job in jobs]
         missing = {key: job for key, job in keyed if self._is_missing(key, job)}
+        for key, job in keyed:
+            if key not in missing and self._memory.get(key) is None:
+                Untuned.MEMORY.note(warns=job.thorough)
         if missing:
-            with self._progress(len(jobs)) as progress:
+            with self._progress(jobs) as progress:
                 self._find(missing, progress)
         return [self._memory.get(key) for key, _ in keyed]
 
     def _is_missing(self, key: Key, job: Job) -> bool:
         known = self._memory.get(key)
-        return known is None or (job.thorough and not known.thorough)
+        if known is not None:
+            return job.thorough and not known.thorough
+        lacked = self._memory.room_lacked(key)
+        return lacked is None or self._timer.free_bytes() > _MORE_ROOM * lacked
 
     def recall(self, job: Job) -> Result | None:
         """The remembered result of a job, or None."""
@@ -159,7 +170,15 @@ class Tuner:
                 # Another process may have done it while this one was building.
                 if self._is_missing(key, job):
                     functions = _sound({kernel: outcomes[kernel] for kernel in kernels[key]})
-                    self._remember(key, job, self._time(job, functions, kernels[key], unfused.pop(key)))
+                    free = self._timer.free_bytes()
+                    try:
+                        result = self._time(job, functions, kernels[key], unfused.pop(key))
+                    except torch.OutOfMemoryError:
+                        Untuned.MEMORY.note(warns=job.thorough)
+                        if self._memory.get(key) is None:
+                            self._memory.put({key: NoRoom(free)})
+                    else:
+                        self._remember(key, job, result)
                 progress.step()
 
     def _build_all(self, kernels: Sequence[Kernel], progress: _Report) -> dict[Kernel, Outcome]:
@@ -213,11 +232,7 @@ class Tuner:
         if not functions:
             Untuned.FAILED.note()
             return None
-        try:
-            timings = self._timer(job.m, job.n, job.k, functions, unfused, job.groups)
-        except torch.OutOfMemoryError:
-            Untuned.MEMORY.note(warns=job.thorough)
-            return None
+        timings = self._timer(job.m, job.n, job.k, functions, unfused, job.groups)
         if not timings.kernels:
             Untuned.FAILED.note()
             return None
@@ -225,9 +240,10 @@ class Tuner:
         return Result(tiles[best], timings.kernels[best], timings.unfused, job.thorough)
 
     @contextmanager
-    def _progress(self, regions: int) -> Iterator[_Report]:
+    def _progress(self, jobs: Sequence[Job]) -> Iterator[_Report]:
+        doing = "tuning" if any(job.thorough for job in jobs) else "measuring"
         with line(self._console) as bar:
-            yield _Report(bar, f"{regions} region{'' if regions == 1 else 's'}")
+            yield _Report(bar, f"{doing} {len(jobs)} region{'s' * (len(jobs) != 1)}")
 
 
 class _Report:
@@ -236,16 +252,16 @@ class _Report:
     def __init__(self, bar: Progress, what: str) -> None:
         self._bar = bar
         self._what = what
-        self._task = bar.add_task(f"tuning {what}", total=None)
+        self._task = bar.add_task(what, total=None)
 
     def compiling(self, total: int) -> None:
-        self._bar.reset(self._task, total=total, description=f"tuning {self._what}: compiling candidates")
+        self._bar.reset(self._task, total=total, description=f"{self._what}: compiling candidates")
 
     def waiting(self) -> None:
-        self._bar.reset(self._task, total=None, description=f"tuning {self._what}: another process is timing")
+        self._bar.reset(self._task, total=None, description=f"{self._what}: another process is timing")
 
     def timing(self, total: int) -> None:
-        self._bar.reset(self._task, total=total, description=f"tuning {self._what}: timing")
+        self._bar.reset(self._task, total=total, description=f"{self._what}: timing")
 
     def step(self) -> None:
         self._bar.advance(self._task)

@@ -1,7 +1,8 @@
 """Timings of problems, remembered on disk: one JSON file in the cache folder.
 
 An entry belongs to a problem on one model of GPU, and is valid for the versions that it was made with: of
-this package's sources, the DSL and torch. The file is replaced whole, under a lock, and never
+this package's sources, the DSL and torch. A problem whose operands did not fit into memory has an entry,
+too, so that it is not tried in every process. The file is replaced whole, under a lock, and never
 unpickled. An entry that can't be read causes one warning and is tuned again.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import torch
 
@@ -110,6 +111,29 @@ class Result:
         )
 
 
+@dataclass(frozen=True)
+class NoRoom:
+    """The entry of a problem that was not timed: its operands did not fit into the bytes of the GPU's memory
+    that were free."""
+
+    free_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry as plain values, with the versions that it is valid for."""
+        return {"free_bytes": self.free_bytes, "environment": _environment()}
+
+
+_Entry = Union[Result, NoRoom]
+
+
+def _entry_of(data: Mapping[str, Any]) -> _Entry | None:
+    """The entry that plain values stand for; None for one of other versions. Malformed data raises one of
+    MALFORMED."""
+    if "free_bytes" not in data:
+        return Result.from_dict(data)
+    return NoRoom(int(data["free_bytes"])) if data["environment"] == _environment() else None
+
+
 def _environment() -> list[str]:
     return [*environment(), f"torch {torch.__version__}"]
 
@@ -121,16 +145,16 @@ class TunedFile:
         self._cache = cache
         self._path = cache.root / "tuned.json"
         self._seen: tuple[int, int, int] | None = None
-        self._results: dict[str, Result] = {}
-        self._unwritten: dict[str, Result] = {}
+        self._results: dict[str, _Entry] = {}
+        self._unwritten: dict[str, _Entry] = {}
 
-    def get(self, key: Key) -> Result | None:
-        """The result of a problem, or None if it was not tuned, or by other versions only."""
+    def get(self, key: Key) -> _Entry | None:
+        """The entry of a problem, or None if it was not tuned, or by other versions only."""
         self._refresh()
         return self._unwritten.get(key.text) or self._results.get(key.text)
 
-    def put(self, results: Mapping[Key, Result]) -> None:
-        """Adds results to those in the file. If the file can't be written, only this process remembers
+    def put(self, results: Mapping[Key, _Entry]) -> None:
+        """Adds entries to those in the file. If the file can't be written, only this process remembers
         them."""
         new = {key.text: result for key, result in results.items()}
         try:
@@ -177,16 +201,16 @@ class TunedFile:
         results = {text: self._parse(entry) for text, entry in self._read().items()}
         self._seen, self._results = seen, {text: each for text, each in results.items() if each is not None}
 
-    def _parse(self, entry: Any) -> Result | None:
+    def _parse(self, entry: Any) -> _Entry | None:
         try:
-            return Result.from_dict(entry)
+            return _entry_of(entry)
         except MALFORMED as error:
             self._complain(f"it has an entry that is none ({error!r})")
             return None
 
     @property
-    def results(self) -> Mapping[str, Result]:
-        """All results that are valid here, by the texts of their keys."""
+    def results(self) -> Mapping[str, _Entry]:
+        """All entries that are valid here, by the texts of their keys."""
         self._refresh()
         return {**self._results, **self._unwritten}
 
@@ -222,8 +246,18 @@ class Records:
 
     def get(self, key: Key) -> Result | None:
         """The result of a problem, or None."""
-        here = next((found for file in reversed(self._files) if (found := file.get(key))), None)
-        return here or next((found for timed in self._packed if (found := _packed(timed, key))), None)
+        here = self._here(key)
+        if isinstance(here, Result):
+            return here
+        return next((found for timed in self._packed if (found := _packed(timed, key))), None)
+
+    def room_lacked(self, key: Key) -> int | None:
+        """The bytes of memory that were free when a problem did not fit, or None if it never failed to."""
+        here = self._here(key)
+        return here.free_bytes if isinstance(here, NoRoom) else None
+
+    def _here(self, key: Key) -> _Entry | None:
+        return next((found for file in reversed(self._files) if (found := file.get(key))), None)
 
     def devices(self) -> set[str]:
         """The models of GPUs that the results in cache folders are of."""
@@ -234,8 +268,8 @@ class Records:
         found = {key.m: self.get(key) for key in keys}
         return {m: result.config for m, result in found.items() if result is not None}
 
-    def put(self, results: Mapping[Key, Result]) -> None:
-        """Remembers results, in this process and in the last folder."""
+    def put(self, results: Mapping[Key, _Entry]) -> None:
+        """Remembers entries, in this process and in the last folder."""
         for file in self._files[-1:]:
             file.put(results)
 
