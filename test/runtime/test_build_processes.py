@@ -82,17 +82,24 @@ def plant(tmp_path: Path, folder: Path, built: Built, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("kernels", [KERNELS[:1], KERNELS], ids=["one", "several"])
-@pytest.mark.parametrize(("stage", "by"), [("abort", "SIGABRT"), ("kill", "SIGKILL")])
+@pytest.mark.parametrize(
+    ("stage", "how"),
+    [
+        ("abort", "was ended by SIGABRT: "),
+        ("kill", "was ended by SIGKILL: "),
+        ("memory", "crashed: MemoryError"),
+    ],
+)
 def test_a_compiler_that_ends_twice_is_a_build_that_failed(
-    plant: Plant, stage: str, by: str, kernels: list[Kernel]
+    plant: Plant, stage: str, how: str, kernels: list[Kernel]
 ) -> None:
     plant(stage, times=2 * len(kernels))
     for kernel, outcome in obtain(kernels).items():
         assert isinstance(outcome, BuildError)
-        assert str(outcome).startswith(f"the compiler of {kernel.name} was ended by {by}: ")
+        assert str(outcome).startswith(f"the compiler of {kernel.name} {how}")
 
 
-@pytest.mark.parametrize("stage", ["abort", "kill"])
+@pytest.mark.parametrize("stage", ["abort", "kill", "memory"])
 def test_a_compiler_that_ends_once_is_tried_again(plant: Plant, stage: str) -> None:
     processes = plant(stage)
     assert callable(obtain([KERNEL])[KERNEL])

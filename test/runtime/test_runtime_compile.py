@@ -161,6 +161,17 @@ def test_an_error_in_the_source_is_a_build_error_that_names_the_kernel(tmp_path:
     assert "\x1b" not in str(error.value)
 
 
+def test_a_lack_of_memory_is_no_fault_of_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """So its process ends with an error that is none of a worker's, and the kernel is tried again."""
+
+    def without_memory(*_: object) -> None:
+        bytearray(1 << 60)
+
+    monkeypatch.setattr(compiling, "_compile", without_memory)
+    with pytest.raises(MemoryError):
+        compile_text(source(make_spec()), tmp_path)
+
+
 def test_an_interrupt_in_a_callback_of_mlir_stays_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -51,8 +51,8 @@ such text."""
 def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
     """Compiles the text of a generated module, already written to `path`, where tracebacks will find it.
 
-    Raises BuildError for any error in the text or the compiler, and OSError if the folder of `path`, which
-    gets the compiler's files, has no space.
+    Raises BuildError for any error in the text or the compiler, OSError if the folder of `path`, which gets
+    the compiler's files, has no space, and MemoryError.
     """
     return compile_for(kernel.arch, kernel, source, path)
 
@@ -74,6 +74,8 @@ def compile_for(gpu: Arch, kernel: Kernel, source: str, path: Path) -> Built:
             compiled = _compile(gpu, kernel, module, str(scratch))
             built = _collect(compiled, source, scratch)
             check_room(scratch, _MARGIN)
+        except MemoryError:  # the fault is not the kernel's
+            raise
         except Exception as error:
             if (full := out_of_space(error)) is not None:
                 raise full from error

@@ -1,10 +1,10 @@
 """The processes that compile, with a fault: `python planted_worker.py STAGE TIMES COUNTER BUILT MODULE ...`.
 
-At the stage `abort`, `kill` or `hang`, the compiler ends its process, or never ends; at `unforked`, the
-server can fork no process. At any other one, the folder of the cache is removed: as the worker starts, before
-a method of the cache of this name, while the kernel is compiled, or at the `end`. This happens for the first
-TIMES workers, which the file COUNTER counts by lines. The compiler's result is the pickled BUILT. MODULE is
-the worker's module or the server's, and has the other arguments.
+At the stage `abort`, `kill`, `memory` or `hang`, the compiler ends its process, asks for more memory than it
+gets, or never ends; at `unforked`, the server can fork no process. At any other one, the folder of the cache
+is removed: as the worker starts, before a method of the cache of this name, while the kernel is compiled, or
+at the `end`. This happens for the first TIMES workers, which the file COUNTER counts by lines. The compiler's
+result is the pickled BUILT. MODULE is the worker's module or the server's, and has the other arguments.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import resource
 import shutil
 import signal
 import sys
@@ -34,6 +35,9 @@ def main() -> int:
             os.abort()
         if stage == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if stage == "memory":
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
+            bytearray(1 << 41)
         if stage == "hang":
             signal.pause()
         if stage == "unforked":
@@ -44,7 +48,7 @@ def main() -> int:
     from cute_backend.runtime.disk.cache import KernelCache
 
     def compile_kernel(*arguments: Any) -> Any:
-        if stage in ("abort", "kill", "hang", "compile"):
+        if stage in ("abort", "kill", "memory", "hang", "compile"):
             fault()
         return pickle.loads(Path(pickled).read_bytes())
 
