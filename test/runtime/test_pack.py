@@ -45,7 +45,7 @@ from cute_backend.spec import Axis, EpilogueSpec, LoadKind, Scaling
 from support.compile_once import build_here
 from support.epilogues import BLOCKWISE
 from support.epilogues import Problem as InputsOf
-from support.runtime import serve_pack
+from support.runtime import find_in_pack, serve_pack
 from support.runtime.handmade import kernel_of, make_spec, source
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "wheels"))
@@ -345,6 +345,51 @@ def test_what_an_installed_pack_lacks_is_compiled_without_a_warning(
     )
     other = kernel_of(make_spec(second_store=True))
     assert isinstance(obtain([other])[other], BuildError)
+
+
+def test_a_wheel_has_every_kernel_of_a_program(tmp_path: Path) -> None:
+    """In a process that has the wheel on its path, and neither a cache nor a compiler."""
+    program = "scaled_mm_recipes.py:rowwise"
+    wheels.main(["--arch", "sm_90a", "--only", program, "-o", str(tmp_path)])
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    done = subprocess.run(
+        [sys.executable, find_in_pack.__file__, program],
+        env={
+            **{name: value for name, value in os.environ.items() if name != "CUTE_BACKEND_PACK"},
+            "CUTE_BACKEND_CACHE_DIR": str(tmp_path / "kernels"),
+            "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path]),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert len(report["loaded"]) > 4 and report["missing"] == []
+
+
+def test_a_library_needs_no_libc(code: bytes) -> None:
+    """Neither a file nor a version of one: any that the DSL's runtime is for will do."""
+    assert code.startswith(b"\x7fELF") and b"TVMFFIEnvGetStream" in code
+    assert b"libc" not in code and b"GLIBC" not in code
+
+
+def without_a_symbol(members: dict[str, bytes]) -> None:
+    """Let a library ask for a function that this system lacks, as one for another system may."""
+    name = f"{KERNEL.name}.so"
+    code = members[name].replace(b"TVMFFIEnvGetStream", b"TVMFFIEnvGetFuture")
+    assert code != members[name]
+    manifest = json.loads(members["manifest.json"])
+    manifest["kernels"][KERNEL.name]["sha256"] = hashlib.sha256(code).hexdigest()
+    members |= {name: code, "manifest.json": json.dumps(manifest).encode()}
+
+
+def test_a_library_that_does_not_load_here_is_compiled(site: Path) -> None:
+    rewrite(site, without_a_symbol)
+    assert packed_kernels(SPEC, Arch.SM90A) == [KERNEL]
+    with pytest.warns(RuntimeWarning, match="a kernel of .* is not used, as it fails: .*TVMFFIEnvGetFuture"):
+        assert load_known([KERNEL]) == {}
 
 
 @pytest.mark.filterwarnings("error")
