@@ -11,10 +11,14 @@ import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_backend.simulator.simulation_errors import SimulationError
+
+if TYPE_CHECKING:
+    from cute_backend.simulator.report import Recorder
 
 FIXED_DELAY = 40
 
@@ -45,7 +49,7 @@ class Pipe:
 class Engine:
     """The clock of a cluster, and its operations in progress."""
 
-    def __init__(self, seed: int | None, observer: object | None = None) -> None:
+    def __init__(self, seed: int | None, observer: Recorder | None = None) -> None:
         self.random = None if seed is None else np.random.default_rng(seed)
         self._garbage = np.random.default_rng(seed or 0)
         self.now = 0
@@ -106,4 +110,5 @@ class Engine:
                 error.where = f"the completion of `{operation.text}` in {operation.pipe.name}"
             raise
         if self.observer is not None:
-            self.observer.operation(operation.pipe.name, operation.text, operation.issued, self.now)  # type: ignore[attr-defined]
+            done = operation.pipe.name, operation.text, operation.issued, self.now
+            self.observer.operations.append(done)

@@ -82,12 +82,10 @@ class Mbarrier:
         self.tx += nbytes
         self._check_tx()
 
-    def complete_tx(self, nbytes: int, clock: Clock | None = None) -> None:
+    def complete_tx(self, nbytes: int) -> None:
         """Registers bytes that have arrived. Their event becomes visible with the phase."""
         self.tx -= nbytes
         self._check_tx()
-        if clock is not None:
-            self.gathering.join(clock)
         self._settle()
 
     def _check_tx(self) -> None:

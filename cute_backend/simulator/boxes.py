@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cute_backend.simulator.formats import F32, TF32, round_to
 from cute_backend.simulator.isa.atomics import atomic_function
 from cute_backend.simulator.layouts import swizzle_units
-from cute_backend.simulator.memory import (
-    GlobalMemory,
-)
+from cute_backend.simulator.memory import GlobalMemory
 from cute_backend.simulator.simulation_errors import DescriptorError, IllegalAccess
 from cute_backend.simulator.tensormap import ElementType, Fill, Packing, TensorMap
 
-if TYPE_CHECKING:
-    pass
-
-TENSOR_MAP_BYTES = 128
 _PADDING = 0xA5
 ATOMIC_KINDS = {
     ElementType.U8: "b8", ElementType.U16: "b16", ElementType.U32: "u32", ElementType.U64: "u64",

@@ -220,7 +220,7 @@ class Cluster:
         self.barrier = ClusterBarrier(agent_count)
         self.activity = 0
 
-    def locate(self, address: int, issuer: Cta) -> tuple[Cta, int]:
+    def locate(self, address: int) -> tuple[Cta, int]:
         """The CTA and offset of a shared::cluster address."""
         rank = address >> RANK_SHIFT
         if rank >= len(self.ctas):
@@ -229,8 +229,8 @@ class Cluster:
             )
         return self.ctas[rank], address & OFFSET_MASK
 
-    def mbarrier_at(self, address: int, issuer: Cta) -> Mbarrier:
-        cta, offset = self.locate(address, issuer)
+    def mbarrier_at(self, address: int) -> Mbarrier:
+        cta, offset = self.locate(address)
         if cta.finished:
             raise IllegalAccess(
                 f"mbarrier at shared {offset:#x} of {cta.name}, all of whose warps have exited"

@@ -25,7 +25,7 @@ from cute_backend.simulator.linking import load_with_stub
 from cute_backend.simulator.machine import Progress, run_kernel
 from cute_backend.simulator.memory import GlobalMemory
 from cute_backend.simulator.ptx_parser import parse
-from cute_backend.simulator.report import Observer, Report
+from cute_backend.simulator.report import Recorder, Report
 from cute_backend.simulator.simulated_gpu import Device, Executor, Launch
 from cute_backend.simulator.simulation_errors import SimulationError
 
@@ -38,7 +38,7 @@ def launch(
     *,
     sm_count: int = 4,
     async_seed: int | None = None,
-    observer: Observer | None = None,
+    observer: Recorder | None = None,
     progress: Progress | None = None,
 ) -> list[Report]:
     """Calls `compiled` (from `cute.compile` with `--keep-ptx`) on CPU tensors, with its kernels simulated.
@@ -70,7 +70,7 @@ class HostProgram:
         *,
         sm_count: int = 4,
         async_seed: int | None = None,
-        observer: Observer | None = None,
+        observer: Recorder | None = None,
         progress: Progress | None = None,
         most_instructions: int | None = None,
     ) -> list[Report]:

@@ -22,7 +22,7 @@ from cute_backend.simulator.cta import (
 from cute_backend.simulator.global_shadow import GlobalShadow
 from cute_backend.simulator.memory import GlobalMemory
 from cute_backend.simulator.ptx_parser import parse
-from cute_backend.simulator.report import Observer, Report, ReportBuilder
+from cute_backend.simulator.report import Recorder, Report, ReportBuilder
 from cute_backend.simulator.roles import UNNAMED
 from cute_backend.simulator.simulation_errors import Deadlock, ResourceError, Runaway, SimulationError
 from cute_backend.simulator.syntax import Entry, Module
@@ -62,7 +62,7 @@ def run_kernel(
     memory: GlobalMemory,
     overlaps: bool = False,
     async_seed: int | None = None,
-    observer: Observer | None = None,
+    observer: Recorder | None = None,
     progress: Progress | None = None,
     most_instructions: int | None = None,
 ) -> Report:
@@ -200,7 +200,7 @@ class _Launch:
     def run(
         self,
         seed: int | None,
-        observer: Observer | None,
+        observer: Recorder | None,
         progress: Progress | None,
         most_instructions: int | None,
     ) -> Report:

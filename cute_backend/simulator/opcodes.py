@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from cute_backend.simulator.simulation_errors import UnknownOpcode
@@ -38,15 +39,25 @@ class Opcode:
 TABLE: dict[str, Opcode] = {}
 
 
-def opcode(*names: str, section: str, meaning: str) -> Callable[[Bind], Bind]:
-    """Adds a binder to the table under each of `names` (a dotted prefix of the whole opcode)."""
+def opcode(*names: str, section: str, meaning: str, together: bool = False) -> Callable[[Bind], Bind]:
+    """Adds a binder to the table under each of `names` (a dotted prefix of the whole opcode). A step of an
+    opcode that the lanes of a warp execute `together` waits until all that live have come."""
 
     def add(bind: Bind) -> Bind:
+        @wraps(bind)
+        def bind_together(binder: Binder, instruction: Instruction) -> Step:
+            return after(lambda w: w.together(), bind(binder, instruction))
+
         for name in names:
-            TABLE[name] = Opcode(name, section, meaning, bind)
+            TABLE[name] = Opcode(name, section, meaning, bind_together if together else bind)
         return bind
 
     return add
+
+
+def after(absent: Step, step: Step) -> Step:
+    """A step that is executed once `absent` returns no more waits."""
+    return lambda w: step(w) if (wait := absent(w)) is None else wait
 
 
 def lookup(instruction: Instruction) -> Opcode:

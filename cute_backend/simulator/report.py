@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,39 +14,16 @@ if TYPE_CHECKING:
     from cute_backend.simulator.warp import Wait, Warp
 
 
-class Observer(Protocol):
-    """Receives waits, asynchronous operations and ends of warps. Times count warp instructions of the
-    cluster, not cycles.
-    """
-
-    def wait(self, warp: str, role: str, line: int, text: str, start: int, end: int) -> None:
-        """A warp was parked at PTX line `line` from `start` to `end`."""
-
-    def operation(self, pipe: str, text: str, issued: int, finished: int) -> None:
-        """An asynchronous operation of `pipe` was in progress from `issued` to `finished`."""
-
-    def exit(self, warp: str, role: str, time: int) -> None:
-        """A warp has ended."""
-
-
 @dataclass
 class Recorder:
-    """An Observer that keeps everything: (warp, role, line, text, start, end), (pipe, text, issued,
-    finished), and (warp, role, time).
+    """The waits of a run, as (warp, role, PTX line, text, start, end), its asynchronous operations, as (pipe,
+    text, issued, finished), and the ends of its warps, as (warp, role, time). Times count warp instructions
+    of the cluster, not cycles.
     """
 
     waits: list[tuple[str, str, int, str, int, int]] = field(default_factory=list)
     operations: list[tuple[str, str, int, int]] = field(default_factory=list)
     exits: list[tuple[str, str, int]] = field(default_factory=list)
-
-    def wait(self, warp: str, role: str, line: int, text: str, start: int, end: int) -> None:
-        self.waits.append((warp, role, line, text, start, end))
-
-    def operation(self, pipe: str, text: str, issued: int, finished: int) -> None:
-        self.operations.append((pipe, text, issued, finished))
-
-    def exit(self, warp: str, role: str, time: int) -> None:
-        self.exits.append((warp, role, time))
 
 
 @dataclass
@@ -114,7 +91,7 @@ class Report:
 class WarpReport:
     """The counters of one warp while it runs."""
 
-    def __init__(self, warp: Warp, observer: Observer | None) -> None:
+    def __init__(self, warp: Warp, observer: Recorder | None) -> None:
         self.warp = warp
         self.observer = observer
         self.bytes: Counter[str] = Counter()
@@ -128,10 +105,8 @@ class WarpReport:
         instruction = self.warp.program.entry.instructions[self.warp.pc]
         self.waits[instruction.opcode] += 1
         if self.observer is not None:
-            now = self.warp.cta.cluster.engine.now
-            self.observer.wait(
-                self.warp.name, self.warp.role, instruction.line, instruction.text, wait.since, now
-            )
+            now, line, text = self.warp.cta.cluster.engine.now, instruction.line, instruction.text
+            self.observer.waits.append((self.warp.name, self.warp.role, line, text, wait.since, now))
 
     def shared(self, lanes: np.ndarray, offsets: np.ndarray, nbytes: int) -> None:
         """Lanes access `nbytes` each of shared memory at these offsets."""
@@ -158,7 +133,7 @@ class WarpReport:
 class ReportBuilder:
     """Collects the warps' counters as they exit."""
 
-    def __init__(self, report: Report, observer: Observer | None) -> None:
+    def __init__(self, report: Report, observer: Recorder | None) -> None:
         self.report = report
         self.observer = observer
 
@@ -168,7 +143,7 @@ class ReportBuilder:
     def add(self, warp: Warp) -> None:
         role = warp.role
         if self.observer is not None:
-            self.observer.exit(warp.name, role, warp.cta.cluster.engine.now)
+            self.observer.exits.append((warp.name, role, warp.cta.cluster.engine.now))
         summary = self.report.roles.setdefault(role, RoleReport(role))
         summary.warps += 1
         counts = np.array(warp.counts)

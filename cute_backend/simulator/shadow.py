@@ -174,7 +174,7 @@ class Shadow:
             raise RaceError(f"{access.text} reads {self.describe(where)}, which was never written")
         epoch = self.epoch[cells]
         if not (access.clock.seen[writer] >= epoch).all():
-            self._raise(cells, access.clock.seen[writer] < epoch, access, "reads", "written by")
+            self._raise(cells, access.clock.seen[writer] < epoch, access, "reads")
         self._check_proxy(cells, access, "reads")
         seen = self.reads.get(access.agent)
         if seen is None:
@@ -191,7 +191,7 @@ class Shadow:
             if missed.any():
                 missed &= writer >= 0
                 if missed.any():
-                    self._raise(cells, missed, access, "overwrites", "written by")
+                    self._raise(cells, missed, access, "overwrites")
         self._check_proxy(cells, access, "overwrites")
         for agent, seen in self.reads.items():
             if agent == access.agent:
@@ -248,10 +248,10 @@ class Shadow:
         agent = int(self.writer.flat[cell])
         return self.agents.names[agent] + self._note(agent, int(self.epoch.flat[cell]))
 
-    def _raise(self, cells: Cells, mask: np.ndarray, access: Access, verb: str, by: str) -> None:
+    def _raise(self, cells: Cells, mask: np.ndarray, access: Access, verb: str) -> None:
         where = self._first(cells, mask)
         raise RaceError(
-            f"{access.text} {verb} {self.describe(where)}, {by} {self._who(where)}: nothing that it "
+            f"{access.text} {verb} {self.describe(where)}, written by {self._who(where)}: nothing that it "
             "waited for says that this write is complete" + _unmet(int(self.writer.flat[where]), access)
         )
 

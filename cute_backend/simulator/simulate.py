@@ -46,7 +46,7 @@ from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.reach import Problem, config_for, stores_aligned
 from cute_backend.simulator.host import HostProgram
 from cute_backend.simulator.machine import Progress
-from cute_backend.simulator.report import Observer, Report
+from cute_backend.simulator.report import Recorder, Report
 from cute_backend.simulator.simulation_errors import SimulationError
 from cute_backend.spec import EpilogueSpec
 
@@ -82,7 +82,7 @@ class Machine:
     async_seed: int | None = None
     config: TileConfig | None = None
     clusters: int = CLUSTERS
-    observer: Observer | None = None
+    observer: Recorder | None = None
     progress: Progress | None = None
 
     def __post_init__(self) -> None:

@@ -99,6 +99,11 @@ class Label:
 Operand = Union[Register, Special, Immediate, Symbol, Address, Vector, Pair, Not, Sink, Label]
 
 
+def elements_of(operand: Operand) -> tuple[Operand, ...]:
+    """The elements of a vector, or the operand itself as the only one."""
+    return operand.elements if isinstance(operand, Vector) else (operand,)
+
+
 def registers_of(operands: Iterable[Operand]) -> frozenset[tuple[str, int]]:
     """The registers among operands, by file and slot."""
     found: set[tuple[str, int]] = set()

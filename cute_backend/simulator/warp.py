@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from cute_backend.simulator.bound_program import Program
     from cute_backend.simulator.cta import Cta
     from cute_backend.simulator.global_shadow import Release
+
+T = TypeVar("T")
 
 LANES = 32
 ALL = b"\1" * LANES
@@ -438,9 +440,11 @@ class Warp(Registers):
         self.epoch += 1
         self.clock.seen[self.agent] = self.epoch
 
-    def pipe(self, kind: str) -> Any:
-        """This warp's own pipe of a kind (bulk groups, wgmma), made on first use by `make_pipe`."""
-        return self.pipes.get(kind)
+    def own(self, kind: str, make: Callable[[Warp], T]) -> T:
+        """This warp's state of a kind of asynchronous work, which `make` makes on first use."""
+        if (found := self.pipes.get(kind)) is None:
+            found = self.pipes[kind] = make(self)
+        return found
 
     def new_pipe(self, kind: str) -> Pipe:
         return Pipe(f"{kind} of {self.name}", self.cta.cluster.engine)

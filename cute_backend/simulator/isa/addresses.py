@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_backend.simulator.isa.common import compute, types_of
-from cute_backend.simulator.isa.loads_stores import (
-    space_of,
-)
+from cute_backend.simulator.isa.loads_stores import space_of
 from cute_backend.simulator.memory import (
     LOCAL_WINDOW,
     PARAM_WINDOW,
@@ -18,9 +16,7 @@ from cute_backend.simulator.memory import (
     WINDOW_MASK,
 )
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.syntax import (
-    Instruction,
-)
+from cute_backend.simulator.syntax import Instruction
 
 if TYPE_CHECKING:
     from cute_backend.simulator.binder import Binder

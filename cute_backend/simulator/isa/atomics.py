@@ -20,11 +20,7 @@ from cute_backend.simulator.isa.loads_stores import (
 )
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.scopes import order_of
-from cute_backend.simulator.syntax import (
-    Instruction,
-    Sink,
-    Vector,
-)
+from cute_backend.simulator.syntax import Instruction, Sink, elements_of
 
 if TYPE_CHECKING:
     from cute_backend.simulator.binder import Binder
@@ -75,10 +71,10 @@ def bind_atomic(binder: Binder, instruction: Instruction) -> Step:
     operands = list(instruction.operands)
     target = operands.pop(0) if returns else Sink()
     address = binder.address(operands.pop(0), instruction)
-    targets = target.elements if isinstance(target, Vector) else (target,) * count
-    puts = [binder.put(t, kind, instruction) for t in targets]
-    sources = [o.elements if isinstance(o, Vector) else (o,) for o in operands[: 2 if name == "cas" else 1]]
-    gets = [[binder.get(e, kind, instruction) for e in group] for group in sources]
+    targets = elements_of(target) if returns else (target,) * count
+    puts = [binder.put(each, kind, instruction) for each in targets]
+    sources = map(elements_of, operands[: 2 if name == "cas" else 1])
+    gets = [[binder.get(each, kind, instruction) for each in group] for group in sources]
     dtype = raw_dtype(kind)
     nbytes = dtype.itemsize * count
     order = order_of(instruction, dtype.itemsize, updates=True)

@@ -41,10 +41,8 @@ def bind_bar(binder: Binder, instruction: Instruction) -> Step:
     count = scalar(binder, operands[1], "u32", instruction) if len(operands) > 1 else None
 
     def sync(w: Warp) -> Wait | None:
-        if aligned:
-            absent = w.together()
-            if absent is not None:
-                return absent
+        if aligned and (absent := w.together()) is not None:
+            return absent
         which = number(w)
         if not 0 <= which < 16:
             raise BarrierError(f"barrier {which}; 0 to 15 exist")
@@ -77,26 +75,26 @@ def bind_bar(binder: Binder, instruction: Instruction) -> Step:
     return sync
 
 
-@opcode("barrier.cluster.arrive", section="9.7.13.4", meaning="Arrival at the barrier of the cluster")
+@opcode(
+    "barrier.cluster.arrive",
+    section="9.7.13.4",
+    meaning="Arrival at the barrier of the cluster",
+    together=True,
+)
 def bind_cluster_arrive(binder: Binder, instruction: Instruction) -> Step:
     relaxed = instruction.has("relaxed")
 
-    def arrive(w: Warp) -> Wait | None:
-        absent = w.together()
-        if absent is not None:
-            return absent
+    def arrive(w: Warp) -> None:
         w.cluster_round = w.cta.cluster.barrier.arrive(w, w.fenced if relaxed else w.release())
-        return None
 
     return arrive
 
 
-@opcode("barrier.cluster.wait", section="9.7.13.4", meaning="Wait for the barrier of the cluster")
+@opcode(
+    "barrier.cluster.wait", section="9.7.13.4", meaning="Wait for the barrier of the cluster", together=True
+)
 def bind_cluster_wait(binder: Binder, instruction: Instruction) -> Step:
     def wait(w: Warp) -> Wait | None:
-        absent = w.together()
-        if absent is not None:
-            return absent
         now: Round | None = w.cluster_round
         if now is None:
             raise BarrierError(f"{w.name} waits at the cluster barrier, at which it hasn't arrived")
@@ -154,7 +152,7 @@ def use_mbarrier(w: Warp, address: int) -> Mbarrier:
     window = address & WINDOW_MASK
     if window and window != SHARED_WINDOW:
         raise IllegalAccess(f"an mbarrier at {address:#x}, which is not shared memory")
-    barrier = w.cta.cluster.mbarrier_at(address - window, w.cta)
+    barrier = w.cta.cluster.mbarrier_at(address - window)
     agent, epoch = barrier.made_by
     if w.clock.seen[agent] < epoch:
         raise RaceError(
@@ -164,10 +162,14 @@ def use_mbarrier(w: Warp, address: int) -> Mbarrier:
     return barrier
 
 
+def in_cluster(address: int) -> int:
+    """A shared address in the cluster, also if it is given as a generic one."""
+    return address - SHARED_WINDOW if address & WINDOW_MASK == SHARED_WINDOW else address
+
+
 def own_address(w: Warp, address: int) -> int:
     """The offset of a .shared::cta address."""
-    if address & WINDOW_MASK == SHARED_WINDOW:
-        address -= SHARED_WINDOW
+    address = in_cluster(address)
     if address >> RANK_SHIFT != w.cta.rank:
         raise IllegalAccess(
             f"shared address {address:#x} is not of {w.cta.name}, which has rank {w.cta.rank}"
@@ -214,31 +216,32 @@ def bind_inval(binder: Binder, instruction: Instruction) -> Step:
     return inval
 
 
-@opcode("mbarrier.expect_tx", section="9.7.13.15.11", meaning="More bytes to wait for in the running phase")
-def bind_expect(binder: Binder, instruction: Instruction) -> Step:
+@opcode(
+    "mbarrier.expect_tx",
+    "mbarrier.complete_tx",
+    section="9.7.13.15.11-12",
+    meaning="More bytes to wait for in the running phase; counts bytes as landed",
+)
+def bind_bytes(binder: Binder, instruction: Instruction) -> Step:
     address = binder.address(instruction.operands[0], instruction)
     nbytes = binder.get(instruction.operands[1], "u32", instruction)
+    count = Mbarrier.expect if instruction.parts[1] == "expect_tx" else Mbarrier.complete_tx
 
-    def expect(w: Warp) -> None:
+    def add(w: Warp) -> None:
         for where, number in each_lane(w, address(w), nbytes(w)):
-            use_mbarrier(w, where).expect(number)
+            count(use_mbarrier(w, where), number)
 
-    return expect
-
-
-@opcode("mbarrier.complete_tx", section="9.7.13.15.12", meaning="Counts bytes as landed")
-def bind_complete(binder: Binder, instruction: Instruction) -> Step:
-    address = binder.address(instruction.operands[0], instruction)
-    nbytes = binder.get(instruction.operands[1], "u32", instruction)
-
-    def complete(w: Warp) -> None:
-        for where, number in each_lane(w, address(w), nbytes(w)):
-            use_mbarrier(w, where).complete_tx(number)
-
-    return complete
+    return add
 
 
-def _bind_arrive(binder: Binder, instruction: Instruction, drop: bool) -> Step:
+@opcode(
+    "mbarrier.arrive",
+    "mbarrier.arrive_drop",
+    section="9.7.13.15.13-14",
+    meaning="Arrival, with .expect_tx also bytes to wait for; with _drop one less is expected from then on",
+)
+def bind_arrive(binder: Binder, instruction: Instruction) -> Step:
+    drop = instruction.parts[1] == "arrive_drop"
     operands = list(instruction.operands)
     target: Operand = Sink()
     if not hasattr(operands[0], "base"):
@@ -265,24 +268,19 @@ def _bind_arrive(binder: Binder, instruction: Instruction, drop: bool) -> Step:
     return arrive
 
 
-@opcode("mbarrier.arrive", section="9.7.13.15.13", meaning="Arrival, with .expect_tx also bytes to wait for")
-def bind_arrive(binder: Binder, instruction: Instruction) -> Step:
-    return _bind_arrive(binder, instruction, drop=False)
-
-
-@opcode(
-    "mbarrier.arrive_drop", section="9.7.13.15.14", meaning="Arrival, and one less is expected from then on"
-)
-def bind_arrive_drop(binder: Binder, instruction: Instruction) -> Step:
-    return _bind_arrive(binder, instruction, drop=True)
-
-
 @opcode("mbarrier.pending_count", section="9.7.13.15.18", meaning="Pending count of a state")
 def bind_pending(binder: Binder, instruction: Instruction) -> Step:
     raise unsupported(instruction, "reading a count out of an opaque state")
 
 
-def _bind_wait(binder: Binder, instruction: Instruction, blocks: bool) -> Step:
+@opcode(
+    "mbarrier.try_wait",
+    "mbarrier.test_wait",
+    section="9.7.13.15.16",
+    meaning="Whether a phase is complete; try_wait waits a while for it",
+)
+def bind_wait(binder: Binder, instruction: Instruction) -> Step:
+    blocks = instruction.parts[1] == "try_wait"
     target, source, phase_operand = instruction.operands[:3]
     by_parity = instruction.has("parity")
     relaxed = instruction.has("relaxed")
@@ -342,15 +340,3 @@ def _impatient(w: Warp) -> bool:
 def _describe(barrier: Mbarrier, number: int, by_parity: bool) -> Callable[[], str]:
     what = f"parity {number}" if by_parity else f"phase {number}"
     return lambda: f"{what} of the {barrier.describe()}"
-
-
-@opcode(
-    "mbarrier.try_wait", section="9.7.13.15.16", meaning="Whether a phase is complete; waits a while for it"
-)
-def bind_try_wait(binder: Binder, instruction: Instruction) -> Step:
-    return _bind_wait(binder, instruction, blocks=True)
-
-
-@opcode("mbarrier.test_wait", section="9.7.13.15.16", meaning="Whether a phase is complete")
-def bind_test_wait(binder: Binder, instruction: Instruction) -> Step:
-    return _bind_wait(binder, instruction, blocks=False)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,15 +14,9 @@ import numpy as np
 from cute_backend.simulator.boxes import unit_cells
 from cute_backend.simulator.global_shadow import Event, Footprint, Lanes
 from cute_backend.simulator.isa.atomics import atomic_function
-from cute_backend.simulator.isa.barrier import own_address, use_mbarrier
-from cute_backend.simulator.isa.loads_stores import active, per_lane
-from cute_backend.simulator.memory import (
-    OFFSET_MASK,
-    RANK_SHIFT,
-    SHARED_WINDOW,
-    WINDOW_MASK,
-    Range,
-)
+from cute_backend.simulator.isa.barrier import each_lane, in_cluster, own_address, use_mbarrier
+from cute_backend.simulator.isa.loads_stores import active
+from cute_backend.simulator.memory import OFFSET_MASK, RANK_SHIFT, Range
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.scopes import Order, Scope
 from cute_backend.simulator.shadow import IN_FLIGHT, Access
@@ -59,12 +54,9 @@ def destinations(w: Warp, target: int, barrier: int, mask: int | None, pair: boo
     destination's pair that has the parity of the barrier's own (PTX ISA 9.7.9.25.5.2).
     """
     cluster = w.cta.cluster
-    if target & WINDOW_MASK == SHARED_WINDOW:
-        target -= SHARED_WINDOW
-    if barrier & WINDOW_MASK == SHARED_WINDOW:
-        barrier -= SHARED_WINDOW
+    target, barrier = in_cluster(target), in_cluster(barrier)
     if mask is None:
-        cta, offset = cluster.locate(target, w.cta)
+        cta, offset = cluster.locate(target)
         rank = barrier >> RANK_SHIFT
         if rank != cta.rank and not (pair and rank ^ 1 == cta.rank):
             raise IllegalAccess(
@@ -168,11 +160,12 @@ class BulkGroups:
         self.closed: list[list[BulkOperation]] = []
 
 
+def _no_groups(w: Warp) -> defaultdict[int, BulkGroups]:
+    return defaultdict(BulkGroups)
+
+
 def groups_of(w: Warp, lane: int) -> BulkGroups:
-    groups = w.pipes.setdefault("bulk", {})
-    if lane not in groups:
-        groups[lane] = BulkGroups()
-    return groups[lane]
+    return w.own("bulk", _no_groups)[lane]
 
 
 def begin_store(
@@ -187,12 +180,10 @@ def begin_store(
     destination later still.
     """
     cta = w.cta
-    state = w.pipes.get("bulk agent")
-    if state is None:
-        names = f"a bulk store of {w.name}", f"the writing of a bulk store of {w.name}"
-        state = w.pipes["bulk agent"] = [*map(cta.cluster.agents.new, names), 0]
+    names = f"a bulk store of {w.name}", f"the writing of a bulk store of {w.name}"
+    state = w.own("bulk agent", lambda w: [*map(cta.cluster.agents.new, names), 0])
     state[2] += 1
-    operation = BulkOperation(*state)
+    operation = BulkOperation(state[0], state[1], state[2])
     shared = cta.shared
     shared.check(int(units.min()) * 16, int(units.max()) * 16 + 16)
     access = w.issue(operation.reader, operation.epoch, text)
@@ -230,26 +221,20 @@ def bind_bulk_copy(binder: Binder, instruction: Instruction) -> Step:
     spaces = [p for p in instruction.parts if p.startswith("shared") or p == "global"]
     if len(spaces) != 2:
         raise unsupported(instruction, "this form")
-    operands = list(instruction.operands)
-    if instruction.has("L2::cache_hint"):
-        operands.pop()
     if spaces[0] == "global":
         return _bind_bulk_store(binder, instruction, None)
-    target, source = (binder.address(o, instruction) for o in operands[:2])
-    size = binder.get(operands[2], "u32", instruction)
-    barrier = binder.address(operands[3], instruction)
-    multicast = binder.get(operands[4], "u16", instruction) if instruction.has("multicast::cluster") else None
+    target, source, size, barrier, *rest = instruction.operands
+    operands = [binder.address(each, instruction) for each in (target, source)]
+    operands += [binder.get(size, "u32", instruction), binder.address(barrier, instruction)]
+    multicast = instruction.has("multicast::cluster")
+    operands.append(binder.get(rest[0] if multicast else Immediate(0), "u16", instruction))
     from_global, text = spaces[1] == "global", instruction.text
 
     def copy(w: Warp) -> None:
-        lanes = active(w)
-        columns = [per_lane(w, g(w), lanes) for g in (target, source, size, barrier)]
-        masks = per_lane(w, multicast(w), lanes) if multicast is not None else [None] * len(lanes)
         memory = w.global_memory
-        for row, mask in zip(zip(*columns, strict=True), masks, strict=True):
-            goal_address, at, nbytes, signal = (int(x) for x in row)
+        for goal_address, at, nbytes, signal, mask in each_lane(w, *(get(w) for get in operands)):
             _check_bulk(goal_address, at, nbytes)
-            for goal in destinations(w, goal_address, signal, None if mask is None else int(mask), False):
+            for goal in destinations(w, goal_address, signal, mask if multicast else None, False):
                 units = (goal.offset >> 4) + np.arange(nbytes // 16)
                 if from_global:
                     region = _bytes(memory.find(at, nbytes), at, nbytes)
@@ -301,11 +286,9 @@ def _bind_bulk_store(binder: Binder, instruction: Instruction, reduction: str | 
     order = reducing(np.dtype(dtype).itemsize) if reduction else WEAK
 
     def store(w: Warp) -> None:
-        lanes = active(w)
         memory = w.global_memory
-        columns = [per_lane(w, g(w), lanes) for g in (target, source, size)]
-        for row, lane in zip(zip(*columns, strict=False), lanes, strict=False):
-            at, offset, nbytes = (int(x) for x in row)
+        rows = each_lane(w, target(w), source(w), size(w))
+        for (at, offset, nbytes), lane in zip(rows, active(w), strict=True):
             offset = own_address(w, offset)
             _check_bulk(at, offset, nbytes)
             region = _bytes(memory.find(at, nbytes), at, nbytes, order)
@@ -351,6 +334,9 @@ def bind_bulk_wait(binder: Binder, instruction: Instruction) -> Step:
     keep = int(keep_operand.value)
     only_read = instruction.has("read")
 
+    def older(groups: list[list[BulkOperation]]) -> list[list[BulkOperation]]:
+        return groups[: max(len(groups) - keep, 0)]
+
     def wait(w: Warp) -> Wait | None:
         per_thread = w.pipes.get("bulk")
         if not per_thread:
@@ -359,7 +345,7 @@ def bind_bulk_wait(binder: Binder, instruction: Instruction) -> Step:
             operation
             for lane in active(w)
             if int(lane) in per_thread
-            for group in _older(per_thread[int(lane)].closed, keep)
+            for group in older(per_thread[int(lane)].closed)
             for operation in group
         ]
         left = [o for o in waited if not (o.read if only_read else o.written)]
@@ -378,11 +364,7 @@ def bind_bulk_wait(binder: Binder, instruction: Instruction) -> Step:
         for lane in active(w):
             if int(lane) in per_thread and not only_read:
                 groups = per_thread[int(lane)]
-                groups.closed = groups.closed[len(groups.closed) - keep :] if keep else []
+                del groups.closed[: len(older(groups.closed))]
         return None
 
     return wait
-
-
-def _older(groups: list[list[BulkOperation]], keep: int) -> list[list[BulkOperation]]:
-    return groups[: len(groups) - keep] if keep else groups

@@ -10,13 +10,11 @@ import numpy as np
 from cute_backend.simulator.isa.bulk import destinations, start_load
 from cute_backend.simulator.isa.common import scalar_address
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.syntax import Instruction, Vector
+from cute_backend.simulator.syntax import Instruction, elements_of
 
 if TYPE_CHECKING:
     from cute_backend.simulator.binder import Binder
     from cute_backend.simulator.warp import Warp
-
-RESPONSE_BYTES = 16
 
 
 def encode_response(origin: tuple[int, int, int] | None) -> np.ndarray:
@@ -51,7 +49,7 @@ def bind_query(binder: Binder, instruction: Instruction) -> Step:
     if question == "is_canceled":
         put = binder.put(target, "pred", instruction)
         return lambda w: put(w, (get(w)[:, 1] >> np.uint64(32)) != 0)
-    targets = target.elements if isinstance(target, Vector) else (target,)
+    targets = elements_of(target)
     axes = "xyz" if question == "get_first_ctaid" else question[-1]
     if len(targets) < len(axes):
         raise unsupported(instruction, f"{len(targets)} destinations")

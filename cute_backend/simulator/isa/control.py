@@ -84,14 +84,14 @@ def bind_nothing(binder: Binder, instruction: Instruction) -> Step:
 
 
 @opcode(
-    "griddepcontrol.wait", section="9.7.13.13", meaning="Until the kernels ahead in the stream have ended"
+    "griddepcontrol.wait",
+    section="9.7.13.13",
+    meaning="Until the kernels ahead in the stream have ended",
+    together=True,
 )
 def bind_grid_wait(binder: Binder, instruction: Instruction) -> Step:
-    def wait(w: Warp) -> Wait | None:
-        absent = w.together()
-        if absent is None:
-            w.clock.seen[w.cta.cluster.ahead] = 1
-        return absent
+    def wait(w: Warp) -> None:
+        w.clock.seen[w.cta.cluster.ahead] = 1
 
     return wait
 
@@ -99,15 +99,13 @@ def bind_grid_wait(binder: Binder, instruction: Instruction) -> Step:
 @opcode(
     "setmaxnreg.inc", "setmaxnreg.dec", section="9.7.19.5",
     meaning="Registers per thread, taken from or returned to the CTA's pool; inc waits until it has them",
+    together=True,
 )  # fmt: skip
 def bind_setmaxnreg(binder: Binder, instruction: Instruction) -> Step:
     count = scalar(binder, instruction.operands[0], "u32", instruction)
     more = instruction.has("inc")
 
     def change(w: Warp) -> Wait | None:
-        absent = w.together()
-        if absent is not None:
-            return absent
         wanted, cta = count(w), w.cta
         if w.register_limit is None:
             return None  # ptxas ignores the instruction too

@@ -36,7 +36,7 @@ def bind_cvt(binder: Binder, instruction: Instruction) -> Step:
     if target in PACKED:
         return _bind_to_packed(binder, instruction, target, source)
     if target == "tf32":
-        mode = _mode(instruction, "rn")
+        mode = mode_of(instruction)
         sat, relu = instruction.has("satfinite"), instruction.has("relu")
         put = binder.put(instruction.operands[0], "b32", instruction)
         get = binder.get(instruction.operands[1], "f32", instruction)
@@ -56,8 +56,8 @@ def _is_float(kind: str) -> bool:
     return "f" in kind
 
 
-def _mode(instruction: Instruction, default: str) -> str:
-    return next((p for p in instruction.parts if p in FLOAT_ROUNDINGS), default)
+def mode_of(instruction: Instruction) -> str:
+    return next((p for p in instruction.parts if p in FLOAT_ROUNDINGS), "rn")
 
 
 def _relu(x: Any, relu: bool) -> Any:
@@ -73,8 +73,18 @@ def _values(raw: Any, kind: str) -> Any:
     return decode(np.asarray(raw), kind)
 
 
+def _rounded(x: Any, target: str, mode: str, finite: bool = False) -> Any:
+    """float32 or float64 rounded to a scalar float type, as its register's putter takes it."""
+    if target == "f64":
+        return x.astype(np.float64)
+    if target == "f32":
+        return x if x.dtype == np.float32 else round_to(x, F32, mode).astype(np.float32)
+    encoded = encode(x, target, mode, finite)
+    return encoded.view(np.float16) if target == "f16" else encoded
+
+
 def _bind_float(binder: Binder, instruction: Instruction, target: str, source: str) -> Step:
-    mode = _mode(instruction, "rn")
+    mode = mode_of(instruction)
     integral = next((INTEGER_ROUNDINGS[p] for p in instruction.parts if p in INTEGER_ROUNDINGS), None)
     ftz, sat, relu, finite = (instruction.has(m) for m in ("ftz", "sat", "relu", "satfinite"))
     put = binder.put(instruction.operands[0], target, instruction)
@@ -91,21 +101,14 @@ def _bind_float(binder: Binder, instruction: Instruction, target: str, source: s
         x = _relu(x, relu)
         if sat:
             x = np.where(np.isnan(x), x.dtype.type(0), np.clip(x, 0, 1))
-        if target == "f64":
-            put(w, x.astype(np.float64))
-        elif target == "f32":
-            result = round_to(x, F32, mode).astype(np.float32) if x.dtype == np.float64 else x
-            put(w, flush(result) if ftz else result)
-        elif target == "f16":
-            put(w, encode(x, "f16", mode, finite).view(np.float16))
-        else:
-            put(w, encode(x, target, mode, finite))
+        result = _rounded(x, target, mode, finite)
+        put(w, flush(result) if ftz and target == "f32" else result)
 
     return convert
 
 
 def _bind_to_float(binder: Binder, instruction: Instruction, target: str, source: str) -> Step:
-    mode = _mode(instruction, "rn")
+    mode = mode_of(instruction)
     sat = instruction.has("sat")
     put = binder.put(instruction.operands[0], target, instruction)
     get = binder.get(instruction.operands[1], source, instruction)
@@ -121,14 +124,7 @@ def _bind_to_float(binder: Binder, instruction: Instruction, target: str, source
             x = raw.astype(np.float64)
         if sat:
             x = np.clip(x, 0, 1)
-        if target == "f64":
-            put(w, x.astype(np.float64))
-        elif target == "f32":
-            put(w, x if x.dtype == np.float32 else round_to(x, F32, mode).astype(np.float32))
-        elif target == "f16":
-            put(w, encode(x, "f16", mode).view(np.float16))
-        else:
-            put(w, encode(x, target, mode))
+        put(w, _rounded(x, target, mode))
 
     return convert
 
@@ -190,7 +186,7 @@ def _bind_integer(binder: Binder, instruction: Instruction, target: str, source:
 
 def _bind_to_packed(binder: Binder, instruction: Instruction, target: str, source: str) -> Step:
     name, count = PACKED[target]
-    mode = _mode(instruction, "rn")
+    mode = mode_of(instruction)
     relu = instruction.has("relu")
     # The 8-bit and narrower formats always saturate (the syntax demands .satfinite); see 9.7.9.21.
     finite = instruction.has("satfinite")

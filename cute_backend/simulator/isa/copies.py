@@ -19,18 +19,11 @@ from cute_backend.simulator.isa.loads_stores import (
     value_bytes,
     vector_length,
 )
-from cute_backend.simulator.memory import (
-    OFFSET_MASK,
-)
+from cute_backend.simulator.memory import OFFSET_MASK
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.scopes import Order
 from cute_backend.simulator.shadow import IN_FLIGHT, Access
-from cute_backend.simulator.syntax import (
-    TYPE_BYTES,
-    Immediate,
-    Instruction,
-    Vector,
-)
+from cute_backend.simulator.syntax import TYPE_BYTES, Immediate, Instruction, elements_of
 from cute_backend.simulator.warp import Wait
 
 if TYPE_CHECKING:
@@ -87,10 +80,7 @@ class CopyGroups:
 
 
 def copies_of(w: Warp) -> CopyGroups:
-    found = w.pipes.get("cp.async")
-    if found is None:
-        found = w.pipes["cp.async"] = CopyGroups(w)
-    return found
+    return w.own("cp.async", CopyGroups)
 
 
 @opcode(
@@ -204,11 +194,7 @@ def bind_cp_async_arrive(binder: Binder, instruction: Instruction) -> Step:
 def bind_st_async(binder: Binder, instruction: Instruction) -> Step:
     kind, count = types_of(instruction)[-1], vector_length(instruction)
     address = binder.address(instruction.operands[0], instruction)
-    source = instruction.operands[1]
-    gets = [
-        binder.get(e, kind, instruction)
-        for e in (source.elements if isinstance(source, Vector) else (source,))
-    ]
+    gets = [binder.get(each, kind, instruction) for each in elements_of(instruction.operands[1])]
     barrier_address = binder.address(instruction.operands[2], instruction)
     dtype, nbytes = raw_dtype(kind), TYPE_BYTES[kind] * count
     text = instruction.text
@@ -228,8 +214,8 @@ def bind_st_async(binder: Binder, instruction: Instruction) -> Step:
 def land_later(w: Warp, address: int, data: np.ndarray, barrier_address: int, text: str) -> None:
     """Writes bytes to shared memory of the cluster later, and counts them on an mbarrier there."""
     cluster = w.cta.cluster
-    cta, offset = cluster.locate(address, w.cta)
-    barrier = cluster.mbarrier_at(barrier_address, w.cta)
+    cta, offset = cluster.locate(address)
+    barrier = cluster.mbarrier_at(barrier_address)
     cta.shared.check(offset, offset + len(data))
     cells = np.unique((offset + np.arange(len(data))) >> 2)
     cta.shared.shadow.write(cells, Access(barrier.agent, IN_FLIGHT, w.clock.copy(), "async", text))

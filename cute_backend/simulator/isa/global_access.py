@@ -54,14 +54,11 @@ def store_global(w: Warp, addresses: np.ndarray, lanes: np.ndarray, data: np.nda
 def _event(w: Warp, piece: Piece, lanes: np.ndarray, nbytes: int, order: Order, *, writes: bool) -> Event:
     text = w.program.entry.instructions[w.pc].text
     footprint, epoch = Lanes(piece.offsets, nbytes), w.lane_accesses.touch(lanes[piece.here])
-    bits = ALL_LANES if len(piece.offsets) == LANES else _bits(lanes[piece.here])
+    all_lanes = len(piece.offsets) == LANES
+    bits = ALL_LANES if all_lanes else int(np.bitwise_or.reduce(np.left_shift(1, lanes[piece.here])))
     return Event(
         w.cta.id, w.lane_accesses.agent, epoch, bits, "generic", writes, order, w.name, text, footprint
     )
-
-
-def _bits(lanes: np.ndarray) -> int:
-    return int(np.bitwise_or.reduce(np.left_shift(1, lanes)))
 
 
 def _elements(addresses: np.ndarray, nbytes: int, order: Order) -> np.ndarray:

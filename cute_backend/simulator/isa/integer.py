@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from cute_backend.simulator.isa.common import compute, lane_by_lane, the_type, types_of
 from cute_backend.simulator.opcodes import Step, opcode
-from cute_backend.simulator.syntax import (
-    TYPE_BYTES,
-    Instruction,
-)
+from cute_backend.simulator.syntax import TYPE_BYTES, Instruction
 
 if TYPE_CHECKING:
     from cute_backend.simulator.binder import Binder
@@ -61,17 +59,14 @@ def halves(function: Callable[[Any, Any], Any], dtype: Any) -> Callable[..., Any
 
 def bind_sum(binder: Binder, instruction: Instruction, sign: int) -> Step:
     """add and sub of integers."""
-    kind = the_integer_type(instruction)
+    kind, function = the_integer_type(instruction), np.add if sign > 0 else np.subtract
     if kind in ("u16x2", "s16x2"):
-        function = halves((lambda a, b: a + b) if sign > 0 else (lambda a, b: a - b), np.uint16)
-        return compute(binder, instruction, function, ["b32", "b32"], "b32")
+        return compute(binder, instruction, halves(function, np.uint16), ["b32", "b32"], "b32")
     if instruction.has("sat"):
         return compute(binder, instruction, lambda a, b: saturated_sum(a, b, sign), ["s32", "s32"], "s32")
     if instruction.has("cc"):
         return _carry(binder, instruction, kind, sign, carry_in=False, carry_out=True)
-    if sign > 0:
-        return compute(binder, instruction, lambda a, b: a + b, [kind, kind], kind)
-    return compute(binder, instruction, lambda a, b: a - b, [kind, kind], kind)
+    return compute(binder, instruction, function, [kind, kind], kind)
 
 
 def the_integer_type(instruction: Instruction) -> str:
@@ -119,37 +114,17 @@ def _carry(
 def bind_product(binder: Binder, instruction: Instruction) -> Step:
     """`mul` and `mad` of integers."""
     kind = types_of(instruction)[-1]
-    multiply_add = instruction.parts[0] == "mad"
-    if instruction.has("wide"):
-        result = WIDE[kind][1]
-        if multiply_add:
-            return compute(
-                binder,
-                instruction,
-                lambda a, b, c: wide_product(a, b, kind) + c,
-                [kind, kind, result],
-                result,
-            )
-        return compute(binder, instruction, lambda a, b: wide_product(a, b, kind), [kind, kind], result)
     if instruction.has("cc"):
         return _mad_carry(binder, instruction, kind, carry_in=False)
-    if instruction.has("hi"):
-        if multiply_add and instruction.has("sat"):
-            return compute(
-                binder,
-                instruction,
-                lambda a, b, c: saturated_sum(high_product(a, b, kind), c, 1),
-                [kind] * 3,
-                kind,
-            )
-        if multiply_add:
-            return compute(
-                binder, instruction, lambda a, b, c: high_product(a, b, kind) + c, [kind] * 3, kind
-            )
-        return compute(binder, instruction, lambda a, b: high_product(a, b, kind), [kind] * 2, kind)
-    if multiply_add:
-        return compute(binder, instruction, lambda a, b, c: a * b + c, [kind] * 3, kind)
-    return compute(binder, instruction, np.multiply, [kind] * 2, kind)
+    result, function = kind, cast(Callable[..., Any], np.multiply)
+    if instruction.has("wide"):
+        result, function = WIDE[kind][1], partial(wide_product, kind=kind)
+    elif instruction.has("hi"):
+        function = partial(high_product, kind=kind)
+    if instruction.parts[0] == "mul":
+        return compute(binder, instruction, function, [kind] * 2, result)
+    add = partial(saturated_sum, sign=1) if instruction.has("sat") else np.add
+    return compute(binder, instruction, lambda a, b, c: add(function(a, b), c), [kind, kind, result], result)
 
 
 @opcode("madc", section="9.7.2.6", meaning="Product and sum with the carry flag")

@@ -19,13 +19,7 @@ from cute_backend.simulator.memory import (
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.scopes import Order, order_of
 from cute_backend.simulator.simulation_errors import IllegalAccess
-from cute_backend.simulator.syntax import (
-    TYPE_BYTES,
-    Address,
-    Instruction,
-    Symbol,
-    Vector,
-)
+from cute_backend.simulator.syntax import TYPE_BYTES, Address, Instruction, Symbol, elements_of
 from cute_backend.simulator.warp import LANE_IDS
 
 if TYPE_CHECKING:
@@ -188,7 +182,7 @@ def bind_ld(binder: Binder, instruction: Instruction) -> Step:
     kind, count, space = types_of(instruction)[-1], vector_length(instruction), space_of(instruction)
     width = TYPE_BYTES[kind]
     target, source = instruction.operands[:2]
-    elements = target.elements if isinstance(target, Vector) else (target,)
+    elements = elements_of(target)
     if len(elements) != count:
         raise unsupported(instruction, f"{len(elements)} destinations")
     puts = [binder.put(e, kind, instruction) for e in elements]
@@ -258,8 +252,7 @@ def value_bytes(w: Warp, gets: list[Any], dtype: Any, lanes: np.ndarray) -> np.n
 def bind_st(binder: Binder, instruction: Instruction) -> Step:
     kind, count, space = types_of(instruction)[-1], vector_length(instruction), space_of(instruction)
     address = binder.address(instruction.operands[0], instruction)
-    source = instruction.operands[1]
-    elements = source.elements if isinstance(source, Vector) else (source,)
+    elements = elements_of(instruction.operands[1])
     if len(elements) != count:
         raise unsupported(instruction, f"{len(elements)} sources")
     gets = [binder.get(e, kind, instruction) for e in elements]

@@ -8,12 +8,7 @@ import numpy as np
 
 from cute_backend.simulator.isa.common import compute, lane_by_lane, the_type
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.syntax import (
-    TYPE_BYTES,
-    Immediate,
-    Instruction,
-    Register,
-)
+from cute_backend.simulator.syntax import TYPE_BYTES, Immediate, Instruction, Register
 
 if TYPE_CHECKING:
     from cute_backend.simulator.binder import Binder

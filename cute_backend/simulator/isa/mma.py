@@ -46,7 +46,7 @@ def _b_from_registers(w: Warp, gets: list[Any], kind: str) -> np.ndarray:
     return values(raw.view(np.uint8), kind)
 
 
-@opcode("mma.sync", section="9.7.14.5.14", meaning="D = A * B + C of a warp, in registers")
+@opcode("mma.sync", section="9.7.14.5.14", meaning="D = A * B + C of a warp, in registers", together=True)
 def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     shape = next((part for part in instruction.parts if part in _TYPES), None)
     if shape is None or instruction.has("sp") or instruction.has("block_scale"):
@@ -65,10 +65,7 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     saturate = instruction.has("satfinite")
     operand_bytes = (16 + 8) * int(shape.removeprefix("m16n8k")) * WIDTHS[a_kind]
 
-    def mma(w: Warp) -> Any:
-        absent = w.together()
-        if absent is not None:
-            return absent
+    def mma(w: Warp) -> None:
         old = np.empty((16, 8), np.uint32)
         for index, get in enumerate(c_gets):
             old[_ROW + 8 * (index // 2), 2 * _PAIR + index % 2] = get(w)
@@ -78,6 +75,5 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
             put(w, result[_ROW + 8 * (index // 2), 2 * _PAIR + index % 2])
         w.report.bytes["MMA operands"] += operand_bytes
         w.report.accumulator_ready()
-        return None
 
     return mma

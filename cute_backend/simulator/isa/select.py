@@ -9,15 +9,7 @@ import numpy as np
 
 from cute_backend.simulator.isa.common import compute, the_type, types_of
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.syntax import (
-    TYPE_BYTES,
-    Instruction,
-    Label,
-    Pair,
-    Register,
-    Symbol,
-    Vector,
-)
+from cute_backend.simulator.syntax import TYPE_BYTES, Instruction, Label, Pair, Register, Symbol, Vector
 
 if TYPE_CHECKING:
     from cute_backend.simulator.binder import Binder

@@ -20,7 +20,7 @@ from cute_backend.simulator.isa.common import scalar, scalar_address
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.shadow import Access
 from cute_backend.simulator.simulation_errors import IllegalAccess, ResourceError, SimulationError
-from cute_backend.simulator.syntax import Instruction, Register, Vector
+from cute_backend.simulator.syntax import Instruction, Register, elements_of
 from cute_backend.simulator.warp import LANE_IDS, Wait
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 
 @opcode(
-    "tcgen05.alloc", section="9.7.16.7.1", meaning="Allocates columns, writes their address to shared memory"
+    "tcgen05.alloc",
+    section="9.7.16.7.1",
+    meaning="Allocates columns, writes their address to shared memory",
+    together=True,
 )
 def bind_alloc(binder: Binder, instruction: Instruction) -> Step:
     address = scalar_address(binder, instruction.operands[0], instruction)
@@ -38,9 +41,6 @@ def bind_alloc(binder: Binder, instruction: Instruction) -> Step:
     paired = instruction.has("cta_group::2")
 
     def alloc(w: Warp) -> Wait | None:
-        absent = w.together()
-        if absent is not None:
-            return absent
         count = columns(w)
         tmem = w.cta.tmem
         if paired:
@@ -79,20 +79,16 @@ def _peer(cta: Cta, instruction: Instruction) -> Cta:
     return ctas[cta.rank ^ 1]
 
 
-@opcode("tcgen05.dealloc", section="9.7.16.7.1", meaning="Frees columns")
+@opcode("tcgen05.dealloc", section="9.7.16.7.1", meaning="Frees columns", together=True)
 def bind_dealloc(binder: Binder, instruction: Instruction) -> Step:
     address = scalar(binder, instruction.operands[0], "u32", instruction)
     columns = scalar(binder, instruction.operands[1], "u32", instruction)
 
-    def dealloc(w: Warp) -> Wait | None:
-        absent = w.together()
-        if absent is not None:
-            return absent
+    def dealloc(w: Warp) -> None:
         start, count = address(w) & 0xFFFF, columns(w)
         block = (slice(0, TMEM_LANES), slice(start, start + count))
         w.cta.tmem.shadow.write(block, w.access(f"tcgen05.dealloc of {w.name}"))
         w.cta.tmem.free(start, count)
-        return None
 
     return dealloc
 
@@ -175,7 +171,7 @@ def _fragment_and_registers(
 ) -> tuple[Fragment, tuple]:
     split = int(rest[0].value) if rest else None
     fragment = Fragment(instruction, split)
-    registers = register_operand.elements if isinstance(register_operand, Vector) else (register_operand,)
+    registers = elements_of(register_operand)
     if len(registers) != fragment.lanes.shape[1]:
         raise SimulationError(f"{instruction.opcode} with {len(registers)} registers")
     return fragment, registers
@@ -199,15 +195,11 @@ class Loads:
 
 def loads_of(w: Warp) -> Loads:
     """The loads of a warp, made on first use."""
-    loads = w.pipe("tcgen05.ld")
-    if loads is None:
-        loads = w.pipes["tcgen05.ld"] = Loads(
-            w.cta.cluster.agents.new(f"a tcgen05.ld of {w.name}", generic=True), set()
-        )
-    return loads
+    new = w.cta.cluster.agents.new
+    return w.own("tcgen05.ld", lambda w: Loads(new(f"a tcgen05.ld of {w.name}", generic=True), set()))
 
 
-@opcode("tcgen05.ld", section="9.7.16.8.1", meaning="Tensor memory to registers")
+@opcode("tcgen05.ld", section="9.7.16.8.1", meaning="Tensor memory to registers", together=True)
 def bind_ld(binder: Binder, instruction: Instruction) -> Step:
     fragment, registers = _fragment_and_registers(
         instruction, instruction.operands[0], instruction.operands[2:]
@@ -217,10 +209,7 @@ def bind_ld(binder: Binder, instruction: Instruction) -> Step:
     straight = instruction.has("32x32b")
     loaded = [(r.file, r.slot) for r in registers if isinstance(r, Register)]
 
-    def load(w: Warp) -> Wait | None:
-        absent = w.together()
-        if absent is not None:
-            return absent
+    def load(w: Warp) -> None:
         lanes, columns, lane, column = fragment.place(w, address(w))
         tmem = w.cta.tmem
         loads = loads_of(w)
@@ -234,7 +223,6 @@ def bind_ld(binder: Binder, instruction: Instruction) -> Step:
         for put, value in zip(puts, data, strict=False):
             put(w, value)
         w.report.bytes["tcgen05.ld"] += data.size * 4
-        return None
 
     return load
 
@@ -259,13 +247,10 @@ class Stores:
 
 def stores_of(w: Warp) -> Stores:
     """The stores of a warp, made on first use."""
-    stores = w.pipe("tcgen05.st")
-    if stores is None:
-        stores = w.pipes["tcgen05.st"] = Stores(w.cta.cluster.agents.new(f"a tcgen05.st of {w.name}"))
-    return stores
+    return w.own("tcgen05.st", lambda w: Stores(w.cta.cluster.agents.new(f"a tcgen05.st of {w.name}")))
 
 
-@opcode("tcgen05.st", section="9.7.16.8.2", meaning="Registers to tensor memory")
+@opcode("tcgen05.st", section="9.7.16.8.2", meaning="Registers to tensor memory", together=True)
 def bind_st(binder: Binder, instruction: Instruction) -> Step:
     fragment, registers = _fragment_and_registers(
         instruction, instruction.operands[-1], instruction.operands[1:-1]
@@ -273,17 +258,13 @@ def bind_st(binder: Binder, instruction: Instruction) -> Step:
     gets = [binder.get(r, "b32", instruction) for r in registers]
     address = scalar_address(binder, instruction.operands[0], instruction)
 
-    def store(w: Warp) -> Wait | None:
-        absent = w.together()
-        if absent is not None:
-            return absent
+    def store(w: Warp) -> None:
         lanes, columns, lane, column = fragment.place(w, address(w))
         tmem = w.cta.tmem
         tmem.shadow.write((lanes, columns), stores_of(w).access(w))
         data = np.stack([np.broadcast_to(g(w), 32) for g in gets], axis=1)
         tmem.cells[lane + fragment.lanes, column + fragment.columns] = data
         w.report.bytes["tcgen05.st"] += data.size * 4
-        return None
 
     return store
 

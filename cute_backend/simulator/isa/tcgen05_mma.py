@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cute_backend.simulator.isa import block_scale
-from cute_backend.simulator.isa.barrier import use_mbarrier
+from cute_backend.simulator.isa.barrier import in_cluster, use_mbarrier
 from cute_backend.simulator.isa.common import scalar, scalar_address
 from cute_backend.simulator.layouts import decode_descriptor
-from cute_backend.simulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, WINDOW_MASK
+from cute_backend.simulator.memory import OFFSET_MASK, RANK_SHIFT
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.simulation_errors import DescriptorError, IllegalAccess, SimulationError
 from cute_backend.simulator.syntax import Address, Immediate, Instruction, Vector
-from cute_backend.simulator.tensor_cores import PADDED, WIDTHS, Gather, accumulate, collect, plan, values
+from cute_backend.simulator.tensor_cores import PADDED, WIDTHS, accumulate, collect, plan, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cute_backend.simulator.binder import Binder
-    from cute_backend.simulator.cta import Cta
     from cute_backend.simulator.warp import Warp
 
 FORMATS = {
@@ -96,17 +95,6 @@ def decode_instruction_descriptor(raw: int, kind: str, ctas: int, scales: int = 
     decoded = block_scale.Scales.decode(raw, kind, scales) if scales else None
     kinds = formats[a], formats[b], results[d]
     return MmaShape(m, n, DEPTHS[kind], *kinds, negate_a, negate_b, a_mn, b_mn, saturate, decoded)
-
-
-@dataclass
-class Share:
-    """The part of one CTA: its rows of A, its rows of B, its lanes of D."""
-
-    cta: Cta
-    a: Gather | None
-    b: Gather
-    blocks: list[tuple[slice | np.ndarray, slice, slice]]
-    """(lanes, columns of tensor memory, columns of D) of D's parts in this CTA."""
 
 
 def d_blocks(shape: MmaShape, ctas: int, lane: int, column: int) -> list[tuple[Any, slice, slice]]:
@@ -295,12 +283,8 @@ def _enabled(words: list[int], ctas: int, members: int) -> list[np.ndarray | Non
 )
 def bind_commit(binder: Binder, instruction: Instruction) -> Step:
     address = scalar_address(binder, instruction.operands[0], instruction)
-    mask = (
-        scalar(binder, instruction.operands[1], "u16", instruction)
-        if instruction.has("multicast::cluster")
-        else None
-    )
-    text = instruction.text
+    multicast, text = instruction.has("multicast::cluster"), instruction.text
+    mask = scalar(binder, instruction.operands[1], "u16", instruction) if multicast else None
 
     def commit(w: Warp) -> None:
         if int(w.mask.sum()) != 1:
@@ -308,9 +292,7 @@ def bind_commit(binder: Binder, instruction: Instruction) -> Step:
                 f"tcgen05.commit by {int(w.mask.sum())} lanes of {w.name}, each of which would arrive"
             )
         cta = w.cta
-        at = address(w)
-        if at & WINDOW_MASK == SHARED_WINDOW:
-            at -= SHARED_WINDOW
+        at = in_cluster(address(w))
         chosen = None if mask is None else mask(w)
         ranks = [at >> RANK_SHIFT] if chosen is None else [r for r in range(16) if (chosen >> r) & 1]
         barriers = [use_mbarrier(w, (at & OFFSET_MASK) | (rank << RANK_SHIFT)) for rank in ranks]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cute_backend.simulator.boxes import BoxFootprint, box_bytes, box_part, box_units, load_box, store_box
-from cute_backend.simulator.isa.barrier import own_address
+from cute_backend.simulator.isa.barrier import each_lane, own_address
 from cute_backend.simulator.isa.bulk import (
     REDUCTIONS,
     WEAK,
@@ -18,16 +19,12 @@ from cute_backend.simulator.isa.bulk import (
     reducing,
     start_load,
 )
-from cute_backend.simulator.isa.loads_stores import active, per_lane
-from cute_backend.simulator.memory import (
-    PARAM_WINDOW,
-    WINDOW_MASK,
-    GlobalMemory,
-)
+from cute_backend.simulator.isa.loads_stores import active
+from cute_backend.simulator.memory import PARAM_WINDOW, WINDOW_MASK, GlobalMemory
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.scopes import Order
 from cute_backend.simulator.simulation_errors import DescriptorError, IllegalAccess
-from cute_backend.simulator.syntax import Address, Instruction, Vector
+from cute_backend.simulator.syntax import Address, Immediate, Instruction, Vector
 from cute_backend.simulator.tensormap import Packing, TensorMap, decode
 
 if TYPE_CHECKING:
@@ -42,17 +39,22 @@ def _decoded(raw: bytes) -> TensorMap:
     return decode(raw)
 
 
-def tensor_map(w: Warp, address: int, parameters: np.ndarray) -> TensorMap:
-    """The tensor map at a generic address: a kernel parameter, or global memory."""
+def tensor_map(w: Warp, address: int, parameters: np.ndarray, coordinates: Sequence[int]) -> TensorMap:
+    """The tensor map at a generic address: a kernel parameter, or global memory. Raises DescriptorError if
+    its rank is not the number of coordinates."""
     window = address & WINDOW_MASK
     if address % 64:
         raise IllegalAccess(f"a tensor map at {address:#x}, which is not a multiple of 64")
     if window == PARAM_WINDOW:
-        start = address - PARAM_WINDOW
-        return _decoded(parameters[start : start + TENSOR_MAP_BYTES].tobytes())
-    if window:
+        raw = parameters[address - PARAM_WINDOW :][:TENSOR_MAP_BYTES]
+    elif window:
         raise IllegalAccess(f"a tensor map at {address:#x}: parameters and global memory can hold one")
-    return _decoded(w.cta.cluster.memory.read(address, TENSOR_MAP_BYTES).tobytes())
+    else:
+        raw = w.cta.cluster.memory.read(address, TENSOR_MAP_BYTES)
+    found = _decoded(raw.tobytes())
+    if found.rank != len(coordinates):
+        raise DescriptorError(f"{len(coordinates)} coordinates for a tensor map of rank {found.rank}")
+    return found
 
 
 @opcode("cp.async.bulk.tensor", section="9.7.9.25.5.2", meaning="TMA copy of a tensor's box")
@@ -92,36 +94,30 @@ def _check_begin(tmap: TensorMap, given: tuple[int, ...], box: tuple[int, ...]) 
         )
 
 
-def _coordinates(binder: Binder, operand: Any, instruction: Instruction) -> list[Any]:
+def _place(binder: Binder, operand: Any, instruction: Instruction) -> Callable[[Warp], list[Any]]:
+    """The address of a tensor map, and the coordinates of a box."""
     assert isinstance(operand, Address) and isinstance(operand.rest[0], Vector)
-    return [binder.get(e, "s32", instruction) for e in operand.rest[0].elements]
+    gets = [binder.get(each, "s32", instruction) for each in operand.rest[0].elements]
+    gets.insert(0, binder.address(operand, instruction))
+    return lambda w: [get(w) for get in gets]
 
 
 def _bind_tensor_load(binder: Binder, instruction: Instruction) -> Step:
-    operands = list(instruction.operands)
-    if instruction.has("L2::cache_hint"):
-        operands.pop()
-    target, source, signal = operands[:3]
-    destination, address = binder.address(target, instruction), binder.address(source, instruction)
-    barrier = binder.address(signal, instruction)
-    coordinates = _coordinates(binder, source, instruction)
-    multicast = binder.get(operands[3], "u16", instruction) if instruction.has("multicast::cluster") else None
+    target, source, signal, *rest = instruction.operands
+    multicast = instruction.has("multicast::cluster")
+    mask = binder.get(rest[0] if multicast else Immediate(0), "u16", instruction)
+    fixed = mask, binder.address(target, instruction), binder.address(signal, instruction)
+    place = _place(binder, source, instruction)
     pair = instruction.has("cta_group::2")
     parameters, text = binder.parameters, instruction.text
 
     def load(w: Warp) -> None:
-        lanes = active(w)
-        columns = [per_lane(w, g(w), lanes) for g in (destination, address, barrier, *coordinates)]
-        masks = per_lane(w, multicast(w), lanes) if multicast is not None else [None] * len(lanes)
         memory = w.global_memory
-        for row, mask in zip(zip(*columns, strict=False), masks, strict=False):
-            target, at, signal, *where = (int(x) for x in row)
-            tmap = tensor_map(w, at, parameters)
-            if tmap.rank != len(where):
-                raise DescriptorError(f"{len(where)} coordinates for a tensor map of rank {tmap.rank}")
+        for mask, target, signal, at, *where in each_lane(w, *(get(w) for get in fixed), *place(w)):
+            tmap = tensor_map(w, at, parameters, where)
             box = tmap.coordinates(tuple(where))
             _check_begin(tmap, tuple(where), box)
-            goals = destinations(w, target, signal, None if mask is None else int(mask), pair)
+            goals = destinations(w, target, signal, mask if multicast else None, pair)
             units = box_units(tmap, goals[0].offset)
             source = _region(tmap, box, memory, WEAK)
             for goal in goals:
@@ -133,24 +129,19 @@ def _bind_tensor_load(binder: Binder, instruction: Instruction) -> Step:
 
 def _bind_tensor_store(binder: Binder, instruction: Instruction, reduction: str | None) -> Step:
     target, source = instruction.operands[:2]
-    address, shared_address = binder.address(target, instruction), binder.address(source, instruction)
-    coordinates = _coordinates(binder, target, instruction)
+    place, shared_address = _place(binder, target, instruction), binder.address(source, instruction)
     parameters, text = binder.parameters, instruction.text
 
     def store(w: Warp) -> None:
-        lanes = active(w)
-        columns = [per_lane(w, g(w), lanes) for g in (address, shared_address, *coordinates)]
-        rows = list(zip(*([int(x) for x in c] for c in columns), strict=False))
+        lanes, rows = active(w), each_lane(w, shared_address(w), *place(w))
         # The hardware issues a plain store once if all lanes issue the same one.
         together = reduction is None and len(set(rows)) == 1
         memory = w.global_memory
         for row, owners in (
             [(rows[0], lanes)] if together else [(r, [n]) for r, n in zip(rows, lanes, strict=False)]
         ):
-            at, offset, *where = row
-            tmap = tensor_map(w, at, parameters)
-            if tmap.rank != len(where):
-                raise DescriptorError(f"{len(where)} coordinates for a tensor map of rank {tmap.rank}")
+            offset, at, *where = row
+            tmap = tensor_map(w, at, parameters, where)
             if tmap.packing is not Packing.NONE:
                 raise unsupported(instruction, "a tensor of 4-bit elements")
             if min(where) < 0:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_backend.simulator.isa.common import the_type
-from cute_backend.simulator.opcodes import Step, opcode, unsupported
+from cute_backend.simulator.lane_accesses import bits
+from cute_backend.simulator.opcodes import Step, after, opcode, unsupported
 from cute_backend.simulator.simulation_errors import SimulationError
 from cute_backend.simulator.syntax import Immediate, Instruction, Operand, Pair
 from cute_backend.simulator.warp import LANE_IDS
@@ -17,18 +18,6 @@ if TYPE_CHECKING:
     from cute_backend.simulator.warp import Warp
 
 BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
-
-
-def bitmask(lanes: np.ndarray) -> np.uint32:
-    """32 booleans as bits."""
-    return np.packbits(lanes, bitorder="little").view(np.uint32)[0]
-
-
-def lanes_of(mask: Any) -> np.ndarray:
-    """Bits as 32 booleans. If `mask` is a vector, its first lane counts, as all lanes must agree."""
-    value = np.asarray(mask)
-    number = value if value.ndim == 0 else value[0]
-    return (np.uint32(number) & BITS) != 0
 
 
 class Members:
@@ -51,7 +40,7 @@ class Members:
         if outside.any():
             raise SimulationError(
                 f"{self.opcode} in lanes {np.flatnonzero(outside).tolist()} of {w.name}, which its "
-                f"membermask {int(bitmask(members)):#x} leaves out"
+                f"membermask {bits(members):#x} leaves out"
             )
         return None if w.full else w.together(members)
 
@@ -85,18 +74,14 @@ def bind_shfl(binder: Binder, instruction: Instruction) -> Step:
     if isinstance(second, Immediate) and isinstance(clamp, Immediate):
         fixed = _sources(mode, np.int64(second.value), np.int64(clamp.value))
 
-    def shuffle(w: Warp) -> Any:
-        absent = members.absent(w)
-        if absent is not None:
-            return absent
+    def shuffle(w: Warp) -> None:
         value = np.broadcast_to(a(w), 32)
         lane, valid = fixed or _sources(mode, np.asarray(b(w)), np.asarray(c(w)))
         put(w, value[lane])
         if put_valid is not None:
             put_valid(w, valid)
-        return None
 
-    return shuffle
+    return after(members.absent, shuffle)
 
 
 @opcode("elect.sync", section="9.7.13.14", meaning="One lane of the membermask: the lowest")
@@ -108,20 +93,16 @@ def bind_elect(binder: Binder, instruction: Instruction) -> Step:
     put_elected = binder.put(target.second, "pred", instruction)
     first = LANE_IDS == 0
 
-    def elect(w: Warp) -> Any:
-        absent = members.absent(w)
-        if absent is not None:
-            return absent
+    def elect(w: Warp) -> None:
         if w.full:
             put_lane(w, np.uint32(0))
             put_elected(w, first)
-            return None
+            return
         leader = int((w.mask & members.lanes(w)).argmax())
         put_lane(w, np.uint32(leader))
         put_elected(w, leader == LANE_IDS)
-        return None
 
-    return elect
+    return after(members.absent, elect)
 
 
 @opcode("vote.sync", section="9.7.13.10", meaning="all, any, uni or ballot of a predicate")
@@ -132,29 +113,25 @@ def bind_vote(binder: Binder, instruction: Instruction) -> Step:
     put = binder.put(target, "b32" if mode == "ballot" else "pred", instruction)
     get = binder.get(source, "pred", instruction)
 
-    def vote(w: Warp) -> Any:
-        absent = members.absent(w)
-        if absent is not None:
-            return absent
+    def vote(w: Warp) -> None:
         value = np.broadcast_to(get(w), 32)
         among = members.lanes(w) & w.mask
         if mode == "ballot":
-            put(w, bitmask(value & among))
+            put(w, np.uint32(bits(value & among)))
         elif mode == "all":
             put(w, value[among].all())
         elif mode == "any":
             put(w, value[among].any())
         else:
             put(w, value[among].all() or not value[among].any())
-        return None
 
-    return vote
+    return after(members.absent, vote)
 
 
 @opcode("activemask", section="9.7.13.12", meaning="The lanes that execute this")
 def bind_activemask(binder: Binder, instruction: Instruction) -> Step:
     put = binder.put(instruction.operands[0], "b32", instruction)
-    return lambda w: put(w, bitmask(w.mask))
+    return lambda w: put(w, np.uint32(bits(w.mask)))
 
 
 @opcode("match.any.sync", "match.all.sync", section="9.7.13.11", meaning="Lanes with the same value")
@@ -167,23 +144,19 @@ def bind_match(binder: Binder, instruction: Instruction) -> Step:
     put_all = binder.put(target.second, "pred", instruction) if isinstance(target, Pair) else None
     get = binder.get(source, kind, instruction)
 
-    def match(w: Warp) -> Any:
-        absent = members.absent(w)
-        if absent is not None:
-            return absent
+    def match(w: Warp) -> None:
         among = members.lanes(w) & w.mask
         value = np.broadcast_to(get(w), 32)
         equal = (value[:, None] == value[None, :]) & among[None, :]
         if every:
             same = bool((value[among] == value[among][0]).all())
-            put(w, bitmask(among) if same else np.uint32(0))
+            put(w, np.uint32(bits(among) if same else 0))
             if put_all is not None:
                 put_all(w, np.bool_(same))
         else:
-            put(w, np.array([bitmask(row) for row in equal], np.uint32))
-        return None
+            put(w, np.array([bits(row) for row in equal], np.uint32))
 
-    return match
+    return after(members.absent, match)
 
 
 @opcode("redux.sync", section="9.7.13.13", meaning="Reduction over the lanes")
@@ -201,10 +174,7 @@ def bind_redux(binder: Binder, instruction: Instruction) -> Step:
         "xor": np.bitwise_xor,
     }[name]  # fmt: skip
 
-    def reduce(w: Warp) -> Any:
-        absent = members.absent(w)
-        if absent is not None:
-            return absent
+    def reduce(w: Warp) -> None:
         value = np.broadcast_to(get(w), 32)[members.lanes(w) & w.mask]
         if magnitude:
             value = np.abs(value)
@@ -212,19 +182,12 @@ def bind_redux(binder: Binder, instruction: Instruction) -> Step:
         if propagate and np.isnan(value).any():
             result = np.float32(np.nan)
         put(w, result)
-        return None
 
-    return reduce
+    return after(members.absent, reduce)
 
 
 @opcode("bar.warp.sync", section="9.7.13.2", meaning="Waits until the lanes of the membermask have come")
 def bind_warp_sync(binder: Binder, instruction: Instruction) -> Step:
     members = Members(binder, instruction.operands[0], instruction)
 
-    def sync(w: Warp) -> Any:
-        absent = members.absent(w)
-        if absent is None:
-            w.acquire(w.release())
-        return absent
-
-    return sync
+    return after(members.absent, lambda w: w.acquire(w.release()))

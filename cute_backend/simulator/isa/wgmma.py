@@ -44,22 +44,15 @@ class WgmmaState:
 
 
 def state_of(w: Warp) -> WgmmaState:
-    found = w.pipes.get("wgmma")
-    if found is None:
-        found = w.pipes["wgmma"] = WgmmaState(w)
-    return found
+    return w.own("wgmma", WgmmaState)
 
 
-@opcode("wgmma.fence", section="9.7.15.7.1", meaning="Orders register accesses before wgmma")
+@opcode("wgmma.fence", section="9.7.15.7.1", meaning="Orders register accesses before wgmma", together=True)
 def bind_fence(binder: Binder, instruction: Instruction) -> Step:
-    def fence(w: Warp) -> Wait | None:
-        absent = w.together()
-        if absent is not None:
-            return absent
+    def fence(w: Warp) -> None:
         state = state_of(w)
         state.fenced = True
         state.touched.clear()
-        return None
 
     return fence
 
@@ -143,7 +136,9 @@ def a_from_registers(w: Warp, gets: list[Any], kind: str) -> np.ndarray:
     return values(raw.view(np.uint8), kind)
 
 
-@opcode("wgmma.mma_async", section="9.7.15.5.2", meaning="D = A * B + D in registers, asynchronous")
+@opcode(
+    "wgmma.mma_async", section="9.7.15.5.2", meaning="D = A * B + D in registers, asynchronous", together=True
+)
 def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     if instruction.has("sp"):
         raise unsupported(instruction, "sparsity")
@@ -176,10 +171,7 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
         instruction.text.split("{")[0].strip(),
     )
 
-    def mma(w: Warp) -> Wait | None:
-        absent = w.together()
-        if absent is not None:
-            return absent
+    def mma(w: Warp) -> None:
         state = state_of(w)
         if not state.fenced:
             raise RaceError(f"{w.name} issues its first wgmma.mma_async with no wgmma.fence before it")
@@ -217,7 +209,6 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
 
         w.report.bytes["MMA operands"] += (16 + n) * k * width
         state.pipe.issue(text, complete)
-        return None
 
     return mma
 
