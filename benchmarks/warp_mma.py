@@ -29,11 +29,11 @@ import cutlass.cute as cute
 import torch
 from cutlass import BFloat16, Float32
 from cutlass.cute.runtime import from_dlpack
+from elsewhere import functions_for
 from problems import Drawn, Epilogue, Operands
 from torch import Tensor
 from triton_mm import TILES, assert_mma_sync, fits, mm
 
-from cute_backend.bench.elsewhere import functions_for
 from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
 from cute_backend.planning import Alignment, Arch, TileConfig, plan
 from cute_backend.planning.search import clustered

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import cute_backend
-from cute_backend.bench import show
 from cute_backend.bench.command import TABLES
 from cute_backend.bench.results import Results
+from support import benchmark_tables as tables
 from support.golden import check_samples
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +78,7 @@ def test_what_was_measured_is_that_of_the_newest_results():
     order = [table.name for table in TABLES]
     found = [Results.load(path) for path in RESULTS]
     host = max((each for each in found if each.host is not None), key=attrgetter("date"))
-    newest = show.newest(found, order)
+    newest = tables.newest(found, order)
     kept = (
         replace(run, tables=tuple(table for table in run.tables if table.name not in IN_SHORT))
         for run in newest
@@ -86,10 +86,12 @@ def test_what_was_measured_is_that_of_the_newest_results():
     runs = [run for run in kept if run.tables]
     picture = "### Speed as a picture\n\n![Speed relative to torch's bare product](speed.png)"
     models = max((each for each in found if each.models), key=attrgetter("date"))
-    of_models, of_host = show.models_markdown(models), show.host_markdown(host)
+    of_models, of_host = tables.models_markdown(models), tables.host_markdown(host)
     first = sorted((each for each in found if each.first_calls is not None), key=attrgetter("date"))[-1:]
-    of_first = map(show.first_calls_markdown, first)
-    shown = "\n\n".join([of_models, *of_first, *map(show.markdown, runs), in_short(newest), of_host, picture])
+    of_first = map(tables.first_calls_markdown, first)
+    shown = "\n\n".join(
+        [of_models, *of_first, *map(tables.markdown, runs), in_short(newest), of_host, picture]
+    )
     check_samples(ROOT / "docs" / "benchmarks.md", "measured", shown)
 
 

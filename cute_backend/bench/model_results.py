@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from cute_backend.bench.table import Runner
 
@@ -113,12 +114,18 @@ class ModelResult:
         return replace(self, sources=sources)
 
 
-def read_model(data: Any) -> ModelResult:
-    """The ModelResult that `dataclasses.asdict` has converted, or that was read from its JSON."""
-    return ModelResult(**{**data, "timings": tuple(_timing(each) for each in data["timings"])})
-
-
-def _timing(data: Any) -> ModelTiming:
-    kernels = tuple(KernelTime(**{**each, "part": KernelKind(each["part"])}) for each in data["kernels"])
-    runner, timing = Runner(data["runner"]), Timing(**data["timing"])
-    return ModelTiming(**{**data, "runner": runner, "timing": timing, "kernels": kernels})
+def read(kind: Any, data: Any) -> Any:
+    """The object of type `kind` that `dataclasses.asdict` and JSON have made `data` of. Fields that `data`
+    lacks have their defaults. Raises the error that Python raises where the data doesn't fit."""
+    origin, of = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if data is None else read(of[0], data)
+    if origin is tuple:
+        return tuple(read(of[0], each) for each in data)
+    if origin is dict:
+        return {read(of[0], name): read(of[1], each) for name, each in data.items()}
+    if is_dataclass(kind):
+        types = get_type_hints(kind)
+        made = (each.name for each in fields(kind) if each.init)
+        return kind(**{name: read(types[name], data[name]) for name in made if name in data})
+    return kind(data)

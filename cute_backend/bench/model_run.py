@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from cute_backend.bench.model_results import ModelResult, read_model
+from cute_backend.bench.model_results import ModelResult, read
 from cute_backend.bench.models import Model
 from cute_backend.runtime.host.interpreter import search_path
 
@@ -103,7 +103,7 @@ def _result(process: _Process) -> ModelResult:
         process.output.seek(0)
         process.errors.seek(0)
         if process.running.returncode == 0:
-            return read_model(json.loads(process.output.read().splitlines()[-1]))
+            return read(ModelResult, json.loads(process.output.read().splitlines()[-1]))  # type: ignore[no-any-return]
         note = failure(process.errors.read(), process.running.returncode)
     return ModelResult(process.model.name, agrees=False, note=note)
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cute_backend.bench.model_results import ModelResult, Timing, read_model
+from cute_backend.bench.model_results import ModelResult, Timing, read
 from cute_backend.bench.table import Cell, Rate, Ratio, Runner
 from cute_backend.errors import UsageError
 
@@ -221,16 +221,7 @@ class Results:
             data = json.loads(path.read_text())
             if data["version"] != VERSION:
                 raise UsageError(f"{path} has version {data['version']}; this package reads {VERSION}")
-            return Results(
-                date=data["date"],
-                command=data["command"],
-                machine=Machine(**data["machine"]),
-                ceilings=_ceilings(data["ceilings"]),
-                tables=tuple(_table(each) for each in data["tables"]),
-                host=_host(data["host"]),
-                models=tuple(read_model(each) for each in data.get("models", ())),
-                first_calls=_first_calls(data.get("first_calls")),
-            )
+            return read(Results, data)
         except OSError as error:
             raise UsageError(f"{path} can't be read: {error}") from error
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -258,51 +249,3 @@ def raise_rates(ceilings: Ceilings, tables: Sequence[TableResult]) -> Ceilings:
             if eager is not None:
                 rates[work.rate] = max(rates[work.rate], 1e6 * work.operations / eager)
     return replace(ceilings, rates=rates)
-
-
-def _ceilings(data: Any) -> Ceilings | None:
-    if data is None:
-        return None
-    rates = {Rate(name): float(rate) for name, rate in data["rates"].items()}
-    return Ceilings(float(data["bandwidth"]), rates)
-
-
-def _table(data: Any) -> TableResult:
-    return TableResult(
-        data["name"],
-        data["title"],
-        _cell(data["baseline"]),
-        tuple(Ratio(_cell(each["of"]), _cell(each["to"])) for each in data["ratios"]),
-        tuple(_problem(each) for each in data["problems"]),
-    )
-
-
-def _problem(data: Any) -> ProblemResult:
-    return ProblemResult(
-        data["name"],
-        tuple(Work(**{**each, "rate": Rate(each["rate"])}) for each in data["works"]),
-        tuple(_measurement(each) for each in data["measurements"]),
-        None if data["clock"] is None else Clock(**data["clock"]),
-    )
-
-
-def _measurement(data: Any) -> Measurement:
-    timing = None if data["timing"] is None else Timing(**data["timing"])
-    return Measurement(**{**data, "cell": _cell(data["cell"]), "timing": timing})
-
-
-def _cell(data: Any) -> Cell:
-    return Cell(data["workload"], Runner(data["runner"]))
-
-
-def _host(data: Any) -> HostResult | None:
-    if data is None:
-        return None
-    return HostResult(**{**data, "calls": {name: Timing(**each) for name, each in data["calls"].items()}})
-
-
-def _first_calls(data: Any) -> FirstCalls | None:
-    if data is None:
-        return None
-    calls = (FirstCall(**{**each, "runner": Runner(each["runner"])}) for each in data["calls"])
-    return FirstCalls(data["layers"], data["cores"], tuple(calls))

@@ -1,10 +1,8 @@
-"""Results as a terminal shows them, and as the tables of docs/benchmarks.md."""
+"""Results as a terminal shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from operator import attrgetter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -12,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cute_backend.bench.model_results import KernelKind, ModelResult, ModelTiming
-from cute_backend.bench.table import Ratio, Runner
+from cute_backend.bench.table import Runner
 from cute_backend.presentation.terminal import light_table
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ def detail(problem: ProblemResult, ceilings: Ceilings) -> Table:
             f"{timing.median_us:.1f}",
             f"{timing.low_us:.1f} to {timing.high_us:.1f}",
             f"{work.operations / timing.median_us / 1e6:.0f}",
-            _plain(problem.share(each.cell, ceilings), ".0%"),
+            plain(problem.share(each.cell, ceilings), ".0%"),
             _difference(each),
         )
     for work in problem.works:
@@ -81,11 +79,6 @@ def _difference(each: Measurement) -> Text:
 def notes(problem: ProblemResult) -> list[Text]:
     """Notes on single cells."""
     return [Text(f"{each.cell}: {each.note}") for each in problem.measurements if each.note]
-
-
-def _measured(table: TableResult) -> list[Ratio]:
-    """The ratios of a table that are known for at least one of its problems."""
-    return [ratio for ratio in table.ratios if any(each.ratio(ratio) is not None for each in table.problems)]
 
 
 def ratios(table: TableResult) -> Table:
@@ -123,25 +116,25 @@ def models(found: Results) -> Group:
         notes += [
             Text(f"{model.name}, {each.runner.value}: {each.note}") for each in model.timings if each.note
         ]
-    for model, eager, *both in _timed(found):
+    for model, eager, *both in timed(found):
         cute = both[-1]
         times.add_row(
             model.name,
             *(f"{each.timing.median_us:.1f}" for each in (eager, *both)),
             _ratio(model.speed(Runner.CUTE, Runner.INDUCTOR)),
-            _change(each.launches for each in both),
+            change(each.launches for each in both),
             Text(f"{cute.difference:.2%}", style="" if model.agrees else "bold red"),
         )
         parts.add_row(
             model.name,
-            *(_change(each.us(part) for each in both) for part in KernelKind),
-            _change(_least_us(found, each) for each in both),
-            _plain(model.most(found.ceilings.bandwidth), ".2f"),
+            *(change(each.us(part) for each in both) for part in KernelKind),
+            change(least_us(found, each) for each in both),
+            plain(model.most(found.ceilings.bandwidth), ".2f"),
         )
     return Group(times, Text(), parts, *notes)
 
 
-def _timed(found: Results) -> Iterator[tuple[ModelResult, ModelTiming, ModelTiming, ModelTiming]]:
+def timed(found: Results) -> Iterator[tuple[ModelResult, ModelTiming, ModelTiming, ModelTiming]]:
     """The models that were timed, each as eager, Inductor and cute ran it."""
     for model in found.models:
         eager, inductor, cute = map(model.of, (Runner.EAGER, Runner.INDUCTOR, Runner.CUTE))
@@ -149,13 +142,13 @@ def _timed(found: Results) -> Iterator[tuple[ModelResult, ModelTiming, ModelTimi
             yield model, eager, inductor, cute
 
 
-def _least_us(found: Results, timing: ModelTiming) -> float:
+def least_us(found: Results, timing: ModelTiming) -> float:
     """The microseconds in which a copy would move the bytes of Inductor's own kernels."""
     assert found.ceilings is not None
     return 1e6 * (timing.bytes or 0) / found.ceilings.bandwidth
 
 
-def _change(values: Iterable[float]) -> str:
+def change(values: Iterable[float]) -> str:
     return " to ".join(f"{value:.0f}" for value in values)
 
 
@@ -164,10 +157,10 @@ def host(found: HostResult) -> Group:
     table = light_table("host time of one call", "median us", "10% to 90%", right=2)
     for name, timing in found.calls.items():
         table.add_row(name, f"{timing.median_us:.1f}", f"{timing.low_us:.1f} to {timing.high_us:.1f}")
-    return Group(table, *map(Text, _starts(found)))
+    return Group(table, *map(Text, starts(found)))
 
 
-def _starts(found: HostResult) -> Iterator[str]:
+def starts(found: HostResult) -> Iterator[str]:
     """The time to get a kernel in a new process, a line for each step."""
     imports = "imported" if found.warm_imports_cutlass else "did not import"
     yield f"a kernel that no cache has: {found.cold_s:.1f} s until it is loaded"
@@ -188,10 +181,10 @@ def first_calls(found: FirstCalls) -> Group:
     for row in first_call_rows(found):
         table.add_row(*row)
     notes = (f"{each.model}, {each.runner.value}: {each.note}" for each in found.calls if each.note)
-    return Group(Text(_first_calls_of(found)), table, *map(Text, notes))
+    return Group(Text(first_calls_title(found)), table, *map(Text, notes))
 
 
-def _first_calls_of(found: FirstCalls) -> str:
+def first_calls_title(found: FirstCalls) -> str:
     return f"first call of {found.layers} layers in a new process, {found.cores} cores, seconds"
 
 
@@ -200,9 +193,9 @@ def first_call_rows(found: FirstCalls) -> Iterator[list[str]]:
     for inductor, cute in zip(found.calls[::2], found.calls[1::2], strict=True):
         both = (inductor, cute)
         if not any(each.note for each in both):
-            cells = [_plain(each.cold_s, ".1f") for each in both]
-            cells += [_plain(each.warm_s, ".1f") for each in both]
-            cells += [" to ".join(_plain(each.processor_s, ".0f") for each in both)]
+            cells = [plain(each.cold_s, ".1f") for each in both]
+            cells += [plain(each.warm_s, ".1f") for each in both]
+            cells += [" to ".join(plain(each.processor_s, ".0f") for each in both)]
             yield [cute.model, *cells, str(cute.kernels)]
 
 
@@ -221,123 +214,5 @@ def circumstances(found: Results) -> Iterator[str]:
     yield found.command
 
 
-def newest(runs: Sequence[Results], order: Sequence[str]) -> list[Results]:
-    """Each run with the tables that no other run has newer; runs without such a table are left out.
-
-    The run with the table that `order` names first comes first.
-    """
-    of_table = {table.name: run for run in sorted(runs, key=attrgetter("date")) for table in run.tables}
-    shown = [
-        replace(run, tables=tuple(table for table in run.tables if of_table[table.name] is run))
-        for run in runs
-    ]
-    return sorted(
-        (run for run in shown if run.tables),
-        key=lambda run: min(order.index(table.name) for table in run.tables),
-    )
-
-
-def markdown(found: Results) -> str:
-    """A run's tables in docs/benchmarks.md. Each has a heading, the run that it comes from, and its ratios.
-
-    The heading is the first sentence of a table's title, and the rest of the title follows it. In brackets is
-    the share of its limit that a ratio's first kernel reaches, once for each kernel.
-    """
-    assert found.ceilings is not None
-    machine, rates, command = circumstances(found)
-    run = (
-        f"Ratios of speed, of medians within one run of `{command}`; in brackets, the share of its limit\n"
-        f"that a kernel reaches. {machine}; {rates}."
-    )
-    blocks = []
-    for table in found.tables:
-        columns = _measured(table)
-        first = {ratio.of: ratio for ratio in reversed(columns)}
-        header = ["problem", *map(str, columns)]
-        lines = [" | ".join(header), " | ".join("---" for _ in header)]
-        for problem in table.problems:
-            cells = []
-            for ratio in columns:
-                share = problem.share(ratio.of, found.ceilings) if first[ratio.of] is ratio else None
-                cells.append(
-                    _plain(problem.ratio(ratio), ".2f")
-                    + (f" ({share:.0%})" if share is not None and problem.ratio(ratio) is not None else "")
-                )
-            lines.append(" | ".join([problem.name, *cells]))
-        heading, _, names = table.title.partition(". ")
-        blocks += [f"### {heading}", *([f"{names}."] if names else []), run, _table(lines)]
-    return "\n\n".join(blocks)
-
-
-def models_markdown(found: Results) -> str:
-    """The table in docs/benchmarks.md of a run that timed whole models."""
-    assert found.ceilings is not None
-    header = ["model", "eager us", "inductor us", "cute us", "cute / inductor", "predicted ceiling"]
-    header += ["kernels", *(f"{part.value} us" for part in KernelKind), "other's bytes us"]
-    lines = [" | ".join(header), " | ".join("---" for _ in header)]
-    for model, eager, *both in _timed(found):
-        cells = [model.name, *(f"{each.timing.median_us:.0f}" for each in (eager, *both))]
-        cells += [_plain(model.speed(Runner.CUTE, Runner.INDUCTOR), ".2f")]
-        cells += [_plain(model.most(found.ceilings.bandwidth), ".2f")]
-        cells += [_change(each.launches for each in both)]
-        cells += [_change(each.us(part) for each in both) for part in KernelKind]
-        cells += [_change(_least_us(found, each) for each in both)]
-        lines.append(" | ".join(cells))
-    machine, rates, command = circumstances(found)
-    title = """\
-### Two layers of whole models
-
-Times are in microseconds.
-
-- `predicted ceiling`: the ratio `cute / inductor` of a program whose epilogues cost nothing, whose products
-  take no longer than Inductor's bare ones, and whose other kernels move what our kernels leave to them at a
-  copy's rate. It counts the times of kernels in a profile. A program with fewer launches also saves the gaps
-  between kernels, so the measured ratio can exceed it.
-- `kernels`: launches of a call. `39 to 32` means 39 by Inductor and 32 by cute, here and in the next columns.
-- `product us`, `attention us`, `other us`: times in a profile of products with their epilogues, of attention
-  and of all other kernels. A kernel of this package is counted from its start, which
-  may lie before the end of the kernel ahead of it.
-- `other's bytes us`: the time in which a copy would move the bytes of the other kernels."""
-    names: dict[str, list[str]] = {}
-    for model, *_ in _timed(found):
-        names.setdefault(model.sources, []).append(model.name)
-    versions = [f"{', '.join(each)} with {sources}" for sources, each in names.items()]
-    run = f"Medians of `{command}`, {machine}; {rates}."
-    if len(versions) > 1:
-        run += f" By the digest of its source files, the package's version was: {'; '.join(versions)}."
-    return "\n\n".join([title, run, _table(lines)])
-
-
-def first_calls_markdown(found: Results) -> str:
-    """The table in docs/benchmarks.md of a run that timed first calls."""
-    assert found.first_calls is not None
-    lines = [" | ".join(FIRST_CALLS), " | ".join("---" for _ in FIRST_CALLS)]
-    lines += [" | ".join(row) for row in first_call_rows(found.first_calls)]
-    machine, command = circumstances(found)
-    title = f"### {_first_calls_of(found.first_calls).capitalize()}"
-    run = (
-        f"Seconds, one run of `{command}`, {machine}. Caches are empty for a cold call; a warm one\n"
-        "finds what the cold one left. `processor`: processor time of the cold call, of all its\n"
-        "processes; `30 to 40` means 30 by Inductor and 40 by cute."
-    )
-    return "\n\n".join([title, run, _table(lines)])
-
-
-def host_markdown(found: Results) -> str:
-    """The table in docs/benchmarks.md of a run that timed the host."""
-    assert found.host is not None
-    lines = ["call | us | 10% to 90%", "--- | --- | ---"]
-    for name, timing in found.host.calls.items():
-        lines.append(f"{name} | {timing.median_us:.1f} | {timing.low_us:.1f} to {timing.high_us:.1f}")
-    cold, warm, imports = _starts(found.host)
-    machine, command = circumstances(found)
-    run = f"Medians of `{command}`, {machine}. {cold.capitalize()}; {warm} {imports}."
-    return "\n\n".join(["### Host time of one call", run, _table(lines)])
-
-
-def _table(lines: Iterable[str]) -> str:
-    return "\n".join(f"| {line} |" for line in lines)
-
-
-def _plain(value: float | None, style: str) -> str:
+def plain(value: float | None, style: str) -> str:
     return "" if value is None else format(value, style)

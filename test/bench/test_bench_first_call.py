@@ -18,7 +18,7 @@ from cute_backend.bench import command, first_call, show
 from cute_backend.bench.models import Model
 from cute_backend.bench.results import FirstCall, FirstCalls, Results
 from cute_backend.bench.table import Runner
-from support import sample_results
+from support import benchmark_tables, sample_results
 
 FAKE = """
 import json, os, sys
@@ -109,7 +109,7 @@ def test_results_are_kept_and_shown(tmp_path: Path) -> None:
     assert "vit, cute: ValueError: it is broken" in text
     rows = list(show.first_call_rows(results.first_calls))  # type: ignore[arg-type]
     assert rows == [["bert", "3.0", "8.0", "1.0", "1.3", "20 to 41", "6"]]
-    page = show.first_calls_markdown(results)
+    page = benchmark_tables.first_calls_markdown(results)
     assert page.startswith("### First call of 2 layers in a new process, 16 cores, seconds\n")
     assert "| bert | 3.0 | 8.0 | 1.0 | 1.3 | 20 to 41 | 6 |" in page
     assert not results.agrees

@@ -17,7 +17,7 @@ from cute_backend.bench.model_results import (
     ModelResult,
     ModelTiming,
     Timing,
-    read_model,
+    read,
 )
 from cute_backend.bench.models import MODELS, Model
 from cute_backend.bench.program_timing import Unit
@@ -102,7 +102,7 @@ def test_a_model_is_measured(trains, monkeypatch, tmp_path):
     assert len(ran) == 3 and all(len(calls) == 4 for calls in ran)  # 64 rows
     results = ran[0][0]
     assert len(results) == 5 if trains else results.shape == (64, 32)
-    assert read_model(json.loads(json.dumps(asdict(found)))) == found
+    assert read(ModelResult, json.loads(json.dumps(asdict(found)))) == found
 
 
 @pytest.mark.parametrize(

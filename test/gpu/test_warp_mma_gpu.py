@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
-from cute_backend.bench.elsewhere import built_for
 from cute_backend.kinds import reductions
 from cute_backend.planning import Alignment, Arch, offered, plan, unserved
 from cute_backend.planning.targets import Kind
@@ -83,6 +83,9 @@ def built_for_hopper(kernels: list[Kernel], folder: Path) -> Functions:
     """Kernels on mma.sync, as functions that run on Hopper."""
     if torch.cuda.get_device_capability() != Arch.SM90A.target.capability:
         pytest.skip("they are compiled for Hopper")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+        built_for = import_module("elsewhere").built_for
     return {kernel: load(built_for(Arch.SM90A, kernel, folder)) for kernel in kernels}
 
 
