@@ -19,25 +19,17 @@ bounds of all other functions are in `MAX_ULP` of `test/support/device_check.py`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from typing import Any
 
 import torch
 
 from cute_backend import philox
 from cute_backend.kinds.blocks import BLOCK_OPS, BlockOp
 from cute_backend.numerics import e8m0_value
-from cute_backend.spec import (
-    PAIRED_DTYPES,
-    Const,
-    DType,
-    EpilogueSpec,
-    Op,
-    Overflow,
-    Precision,
-    SpecError,
-)
+from cute_backend.spec import PAIRED_DTYPES, Const, DType, EpilogueSpec, Op, Overflow, Precision, SpecError
 
 
 class OperandError(ValueError):
@@ -117,132 +109,72 @@ def _targets(name: str, overloads: Sequence[str] = ("default",)) -> tuple[str, .
 _BINARY = ("Tensor", "Scalar")
 
 
-def _function(
-    name: str, arity: int = 1, aten: tuple[str, ...] = (), is_transcendental: bool = False
+def _call(
+    name: str,
+    arity: int = 1,
+    aten: tuple[str, ...] = (),
+    operands: OperandRule = OperandRule.FLOAT,
+    result: ResultRule = ResultRule.SAME,
+    **more: Any,
 ) -> PointwiseOp:
-    """A function on fp32, to which integers are converted first: `math.name` on the device."""
+    """torch's function of this name: `math.name` on the device, for fp32 alone unless `more` says so."""
     arguments = ", ".join(f"{{{index}}}" for index in range(arity))
-    return PointwiseOp(
-        name=name,
-        aten=aten or _targets(name),
-        arity=arity,
-        operands=OperandRule.FLOAT,
-        result=ResultRule.SAME,
-        cute=f"math.{name}({arguments})",
-        formula=f"{name}({arguments})",
-        reference=getattr(torch, name),
-        is_transcendental=is_transcendental,
-    )
+    cute, formula, aten = f"math.{name}({arguments})", f"{name}({arguments})", aten or _targets(name)
+    return PointwiseOp(name, aten, arity, operands, result, cute, formula, getattr(torch, name), **more)
 
 
-_elementary = partial(_function, is_transcendental=True)
+_elementary = partial(_call, is_transcendental=True)
 
-
-def _rounding(name: str) -> PointwiseOp:
-    """fp32 to an integral fp32; an integer is itself."""
-    return PointwiseOp(
-        name=name,
-        aten=_targets(name),
-        arity=1,
-        operands=OperandRule.PROMOTE,
-        result=ResultRule.SAME,
-        cute=f"math.{name}({{0}})",
-        cute_int="{0}",
-        formula=f"{name}({{0}})",
-        reference=getattr(torch, name),
-    )
+_rounding = partial(_call, operands=OperandRule.PROMOTE, cute_int="{0}")
+"""fp32 to an integral fp32; an integer is itself."""
 
 
 def _extremum(name: str, aten: tuple[str, ...], cute_bool: str) -> PointwiseOp:
-    return PointwiseOp(
-        name=name,
-        aten=aten,
-        arity=2,
-        operands=OperandRule.PROMOTE,
-        result=ResultRule.SAME,
-        cute=f"math.{name}({{0}}, {{1}})",
-        cute_int=f"math.{name}_int({{0}}, {{1}})",
-        cute_bool=cute_bool,
-        formula=f"{name}({{0}}, {{1}})",
-        reference=getattr(torch, name),
-    )
-
-
-def _comparison(name: str, symbol: str) -> PointwiseOp:
-    return PointwiseOp(
-        name=name,
-        aten=_targets(name, _BINARY),
-        arity=2,
-        operands=OperandRule.NUMBER,
-        result=ResultRule.BOOL,
-        cute=f"{{0}} {symbol} {{1}}",
-        cute_int=f"{{0}} {symbol} {{1}}",
-        formula=f"{{0}} {symbol} {{1}}",
-        reference=getattr(torch, name),
-    )
+    cute_int = f"math.{name}_int({{0}}, {{1}})"
+    return _call(name, 2, aten, OperandRule.PROMOTE, cute_int=cute_int, cute_bool=cute_bool)
 
 
 def _predicate(name: str) -> PointwiseOp:
     """A predicate of an fp32 value, to which integers are converted first."""
-    return PointwiseOp(
-        name=name,
-        aten=_aten(name),
-        arity=1,
-        operands=OperandRule.FLOAT,
-        result=ResultRule.BOOL,
-        cute=f"math.{name}({{0}})",
-        formula=f"{name}({{0}})",
-        reference=getattr(torch, name),
-    )
+    return _call(name, aten=_aten(name), result=ResultRule.BOOL)
+
+
+def _infix(
+    name: str,
+    symbol: str,
+    aten: tuple[str, ...],
+    operands: OperandRule,
+    result: ResultRule,
+    *registers: DType,
+) -> PointwiseOp:
+    """torch's function of this name: a symbol between two operands of these register dtypes."""
+    text = f"{{0}} {symbol} {{1}}"
+    cute, *others = (text if each in registers else None for each in (DType.F32, DType.I32, DType.BOOL))
+    return PointwiseOp(name, aten, 2, operands, result, cute, text, getattr(torch, name), *others)
+
+
+def _comparison(name: str, symbol: str) -> PointwiseOp:
+    aten = _targets(name, _BINARY)
+    return _infix(name, symbol, aten, OperandRule.NUMBER, ResultRule.BOOL, DType.F32, DType.I32)
 
 
 def _logical(name: str, symbol: str) -> PointwiseOp:
-    return PointwiseOp(
-        name=name,
-        aten=_aten(name),
-        arity=2,
-        operands=OperandRule.BOOL,
-        result=ResultRule.BOOL,
-        cute=None,
-        cute_bool=f"{{0}} {symbol} {{1}}",
-        formula=f"{{0}} {symbol} {{1}}",
-        reference=getattr(torch, name),
-    )
+    return _infix(name, symbol, _aten(name), OperandRule.BOOL, ResultRule.BOOL, DType.BOOL)
 
 
 def _bitwise(name: str, symbol: str) -> PointwiseOp:
-    return PointwiseOp(
-        name=name,
-        aten=_targets(name, (*_BINARY, "Scalar_Tensor")),
-        arity=2,
-        operands=OperandRule.PROMOTE,
-        result=ResultRule.SAME,
-        cute=None,
-        cute_int=f"{{0}} {symbol} {{1}}",
-        cute_bool=f"{{0}} {symbol} {{1}}",
-        formula=f"{{0}} {symbol} {{1}}",
-        reference=getattr(torch, name),
-    )
+    aten = _targets(name, (*_BINARY, "Scalar_Tensor"))
+    return _infix(name, symbol, aten, OperandRule.PROMOTE, ResultRule.SAME, DType.I32, DType.BOOL)
 
 
 def _shift(direction: str) -> PointwiseOp:
     """A shift of int32 by a number of bits. If that is negative or 32 and more, no bit is left but copies of
     the sign."""
-    name = f"bitwise_{direction}_shift"
-    return PointwiseOp(
-        name=name,
-        aten=(
-            *_aten(name, ("Tensor", "Tensor_Scalar", "Scalar_Tensor")),
-            *_aten(f"__{direction[0]}shift__", _BINARY),
-        ),
-        arity=2,
-        operands=OperandRule.PROMOTE,
-        result=ResultRule.SAME,
-        cute=None,
-        cute_int=f"math.shift_{direction}({{0}}, {{1}})",
-        formula=f"{{0}} {'<<' if direction == 'left' else '>>'} {{1}}",
-        reference=getattr(torch, name),
-    )
+    name, symbol = f"bitwise_{direction}_shift", "<<" if direction == "left" else ">>"
+    overloads = _aten(name, ("Tensor", "Tensor_Scalar", "Scalar_Tensor"))
+    aten = (*overloads, *_aten(f"__{direction[0]}shift__", _BINARY))
+    row = _infix(name, symbol, aten, OperandRule.PROMOTE, ResultRule.SAME)
+    return replace(row, cute_int=f"math.shift_{direction}({{0}}, {{1}})")
 
 
 def _narrowing(name: str, dtype: torch.dtype) -> PointwiseOp:
@@ -306,8 +238,7 @@ _ROWS: tuple[PointwiseOp, ...] = (
     # Arithmetic. On truth values torch adds with `or` and multiplies with `and`.
     PointwiseOp("add", _targets("add", _BINARY), 2, _P, _SAME, "{0} + {1}", "{0} + {1}", torch.add,
                 cute_int="{0} + {1}", cute_bool="{0} | {1}"),
-    PointwiseOp("sub", _targets("sub", _BINARY), 2, _P, _SAME, "{0} - {1}", "{0} - {1}", torch.sub,
-                cute_int="{0} - {1}"),
+    _infix("sub", "-", _targets("sub", _BINARY), _P, _SAME, DType.F32, DType.I32),
     PointwiseOp("mul", _targets("mul", _BINARY), 2, _P, _SAME, "{0} * {1}", "{0} * {1}", torch.mul,
                 cute_int="{0} * {1}", cute_bool="{0} & {1}"),
     PointwiseOp("div", ("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"), 2,
@@ -316,20 +247,16 @@ _ROWS: tuple[PointwiseOp, ...] = (
                 _div_trunc),
     PointwiseOp("div_floor", (), 2, _P, _SAME, "math.div_floor({0}, {1})", "floor({0} / {1})", _div_floor),
     PointwiseOp("neg", _targets("neg"), 1, _P, _SAME, "-{0}", "-{0}", torch.neg, cute_int="-{0}"),
-    PointwiseOp("abs", _targets("abs"), 1, _P, _SAME, "math.abs({0})", "abs({0})", torch.abs,
-                cute_int="math.abs_int({0})"),
-    PointwiseOp("sign", _targets("sign"), 1, _P, _SAME, "math.sign({0})", "sign({0})", torch.sign,
-                cute_int="math.sign_int({0})"),
+    _call("abs", operands=_P, cute_int="math.abs_int({0})"),
+    _call("sign", operands=_P, cute_int="math.sign_int({0})"),
     PointwiseOp("relu", _aten("relu"), 1, _P, _SAME, "math.maximum({0}, 0.0)", "relu({0})",
                 torch.relu, cute_int="math.maximum_int({0}, 0)"),
-    _function("copysign", arity=2, aten=_aten("copysign", _BINARY)),
+    _call("copysign", arity=2, aten=_aten("copysign", _BINARY)),
     # Powers and roots.
-    PointwiseOp("pow", ("aten.pow.Tensor_Tensor", "aten.pow.Tensor_Scalar", "aten.pow.Scalar",
-                        "prims.pow.default"),
-                2, _P, _SAME, "math.pow({0}, {1})", "pow({0}, {1})", torch.pow, is_transcendental=True),
-    _function("sqrt"),
-    _function("rsqrt"),
-    _function("reciprocal"),
+    _elementary("pow", 2, _targets("pow", ("Tensor_Tensor", "Tensor_Scalar", "Scalar")), _P),
+    _call("sqrt"),
+    _call("rsqrt"),
+    _call("reciprocal"),
     # Exponentials, logarithms and the rest of the elementary functions.
     _elementary("exp"),
     _elementary("exp2"),
@@ -361,13 +288,11 @@ _ROWS: tuple[PointwiseOp, ...] = (
                           "aten.max.other", "prims.maximum.default"), "{0} | {1}"),
     _extremum("minimum", ("aten.minimum.default", "aten.clamp_max.default", "aten.clamp_max.Tensor",
                           "aten.min.other", "prims.minimum.default"), "{0} & {1}"),
-    PointwiseOp("fmax", _targets("fmax"), 2, _P, _SAME, "math.fmax({0}, {1})", "fmax({0}, {1})", torch.fmax),
-    PointwiseOp("fmin", _targets("fmin"), 2, _P, _SAME, "math.fmin({0}, {1})", "fmin({0}, {1})", torch.fmin),
+    _call("fmax", 2, operands=_P),
+    _call("fmin", 2, operands=_P),
     # Selection, comparisons and predicates.
-    PointwiseOp("where", ("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf",
-                          "aten.where.Scalar", "prims.where.default"),
-                3, OperandRule.WHERE, _SAME, "math.where({0}, {1}, {2})", "where({0}, {1}, {2})", torch.where,
-                cute_int="math.where({0}, {1}, {2})", cute_bool="math.where({0}, {1}, {2})"),
+    _call("where", 3, _targets("where", ("self", "ScalarOther", "ScalarSelf", "Scalar")), OperandRule.WHERE,
+          cute_int="math.where({0}, {1}, {2})", cute_bool="math.where({0}, {1}, {2})"),
     _comparison("eq", "=="),
     _comparison("ne", "!="),
     _comparison("lt", "<"),

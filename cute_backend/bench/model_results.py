@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from cute_backend.bench.table import Runner
 
@@ -127,5 +127,5 @@ def read(kind: Any, data: Any) -> Any:
     if is_dataclass(kind):
         types = get_type_hints(kind)
         made = (each.name for each in fields(kind) if each.init)
-        return kind(**{name: read(types[name], data[name]) for name in made if name in data})
+        return cast(Any, kind)(**{name: read(types[name], data[name]) for name in made if name in data})
     return kind(data)

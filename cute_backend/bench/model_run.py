@@ -103,7 +103,7 @@ def _result(process: _Process) -> ModelResult:
         process.output.seek(0)
         process.errors.seek(0)
         if process.running.returncode == 0:
-            return read(ModelResult, json.loads(process.output.read().splitlines()[-1]))  # type: ignore[no-any-return]
+            return read(ModelResult, json.loads(process.output.read().splitlines()[-1]))
         note = failure(process.errors.read(), process.running.returncode)
     return ModelResult(process.model.name, agrees=False, note=note)
 

@@ -33,12 +33,13 @@ from cute_backend.operators.kernels import (
     check,
     is_ours,
 )
-from cute_backend.operators.metadata import AmpereDesign, BlackwellDesign, HopperDesign
+from cute_backend.operators.metadata import AmpereDesign, BlackwellDesign, FusedDesign, HopperDesign
 
 __all__ = [
     "AmpereDesign",
     "BlackwellDesign",
     "EpilogueArguments",
+    "FusedDesign",
     "HopperDesign",
     "Sm80FusedGemm",
     "Sm86FusedGemm",

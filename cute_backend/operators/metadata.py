@@ -36,8 +36,8 @@ TARGETS = {arch: TargetSm(arch.value.removeprefix("sm_")) for arch in Arch}
 
 
 @dataclass(kw_only=True)
-class HopperDesign(BLASDesignMetadata):
-    """The tiles and the schedule of a wgmma kernel.
+class FusedDesign(BLASDesignMetadata):
+    """The tiles and the schedule of a kernel.
 
     `config` is the whole configuration, with `pingpong`, `subtile_n` and the raster. `fast_accum` is whether
     fp8 sums stay in the tensor cores; otherwise they are promoted to fp32 after each k tile. `aligned` is
@@ -49,25 +49,20 @@ class HopperDesign(BLASDesignMetadata):
     aligned: bool
 
 
+class HopperDesign(FusedDesign):
+    """The design of a wgmma kernel."""
+
+
+class AmpereDesign(FusedDesign):
+    """The design of a kernel on mma.sync."""
+
+
 @dataclass(kw_only=True)
-class AmpereDesign(BLASDesignMetadata):
-    """The tiles and the schedule of a kernel on mma.sync. Its fields are those of `HopperDesign`."""
-
-    config: TileConfig
-    fast_accum: bool
-    aligned: bool
+class BlackwellDesign(FusedDesign, Sm100DesignMetadata):
+    """The design of a tcgen05 kernel."""
 
 
-@dataclass(kw_only=True)
-class BlackwellDesign(Sm100DesignMetadata):
-    """The tiles and the schedule of a tcgen05 kernel. Its fields are those of `HopperDesign`."""
-
-    config: TileConfig
-    fast_accum: bool
-    aligned: bool
-
-
-Design = Callable[[Kernel], "AmpereDesign | HopperDesign | BlackwellDesign"]
+Design = Callable[[Kernel], FusedDesign]
 
 
 @dataclass(kw_only=True)
