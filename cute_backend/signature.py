@@ -214,11 +214,6 @@ class Argument:
         return self.alignment in (ArgumentAlignment.PLANE, ArgumentAlignment.TMA)
 
     @property
-    def has_modes(self) -> bool:
-        """Whether several of its axes make up M."""
-        return any(dim.extent is Extent.MODE for dim in self.dims)
-
-    @property
     def repeated(self) -> tuple[int, ...]:
         """The axes along which its elements are repeated."""
         return tuple(axis for axis, dim in enumerate(self.dims) if dim.stride is Stride.ZERO)

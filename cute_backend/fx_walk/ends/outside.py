@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import fx
 
 from cute_backend.fx_walk.ends.consumers import InductorKernel, Waves, picks_elements, reads_in_place
 from cute_backend.fx_walk.graph.axes import is_concatenation, is_reduction
-from cute_backend.fx_walk.graph.mutation import is_view
+from cute_backend.fx_walk.graph.mutation import is_view, writes_in_place
 from cute_backend.fx_walk.graph.static import fake, known, target_name, tensor_of, usual
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.region.draft import Draft
@@ -117,7 +116,7 @@ def needed(draft: Draft, nodes: list[fx.Node], outside: Outside) -> Need:
                 need.in_memory = need.followed = True
             elif is_reduced and _is_as_small(user, use.node):
                 uses.append(replace(use, node=user, followed=True))
-            elif (is_pointwise(user) or is_reduction(user)) and not _writes(user):
+            elif (is_pointwise(user) or is_reduction(user)) and not writes_in_place(user):
                 of(use).kernels.add(kernel_of(user))
             elif is_reduced or not reads_in_place(user):
                 # A result that is a view has the memory of the whole value.
@@ -153,9 +152,5 @@ def _joins(node: fx.Node) -> bool:
 
 def _is_as_small(user: fx.Node, node: fx.Node) -> bool:
     """Whether a reader of a reduction's result has a result of that size itself, and no plane."""
-    result = tensor_of(user) if is_pointwise(user) and not _writes(user) else None
+    result = tensor_of(user) if is_pointwise(user) and not writes_in_place(user) else None
     return result is not None and known(result.numel() == fake(node).numel())
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

@@ -81,6 +81,11 @@ def _gives_views(op: torch._ops.OpOverload) -> bool:
     return any(result.alias_info is not None for result in op._schema.returns)
 
 
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether a call of aten writes to its arguments."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
 def _written(node: fx.Node) -> Iterator[fx.Node]:
     if node.op != "call_function":
         return

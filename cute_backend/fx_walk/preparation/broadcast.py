@@ -8,11 +8,12 @@ stride, the product is an `mm` of all rows, which reads the weight once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import fx
 
+from cute_backend.fx_walk.graph.new_calls import call
 from cute_backend.fx_walk.graph.static import (
     Size,
     arguments,
@@ -60,14 +61,8 @@ def _joined(graph: fx.Graph, node: fx.Node) -> fx.Node:
     args = arguments(node)
     a, b, shape = args["self"], args["mat2"], fake(node).shape
 
-    def call(target: Any, value: Any, *rest: Any) -> fx.Node:
-        made = graph.call_function(target, (value, *rest))
-        made.meta.update({key: node.meta[key] for key in ("stack_trace",) if key in node.meta})
-        with fake(node).fake_mode:  # type: ignore[attr-defined]
-            made.meta["val"] = target(*fx.map_arg(made.args, fake))
-        return made
-
-    rows = call(aten.reshape.default, a, [-1, fake(a).shape[2]])
-    result = call(aten.mm.default, rows, call(aten.select.int, b, 0, 0))
+    new = partial(call, graph, node)
+    rows = new(aten.reshape.default, a, [-1, fake(a).shape[2]])
+    result = new(aten.mm.default, rows, new(aten.select.int, b, 0, 0))
     assert known(fake(result).shape[0] == product(shape[:2]))
-    return call(aten.reshape.default, result, with_one_open(shape))
+    return new(aten.reshape.default, result, with_one_open(shape))

@@ -16,6 +16,8 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.graph.axes import is_reduction
+from cute_backend.fx_walk.graph.mutation import writes_in_place
+from cute_backend.fx_walk.graph.new_calls import evaluate
 from cute_backend.fx_walk.graph.static import (
     arguments,
     fake,
@@ -38,7 +40,7 @@ def lay_in_rows(graph: fx.Graph) -> None:
     changes only metas of the graph's nodes."""
     after = after_products(graph.nodes)
     for node in graph.nodes:
-        if not is_pointwise(node) or _writes(node) or _is_in_rows(node):
+        if not is_pointwise(node) or writes_in_place(node) or _is_in_rows(node):
             continue
         meets_rows = node in after and any(
             source in after and same_sizes(fake(source).shape, fake(node).shape) and _is_in_rows(source)
@@ -50,9 +52,8 @@ def lay_in_rows(graph: fx.Graph) -> None:
             continue
         with fake(node).fake_mode:  # type: ignore[attr-defined]
             node.meta["val"] = fake(node).new_empty(fake(node).shape)
-            for view in views:
-                args, kwargs = fx.map_arg((view.args, view.kwargs), lambda source: source.meta["val"])
-                view.meta["val"] = view.target(*args, **kwargs)  # type: ignore[operator]
+        for view in views:
+            evaluate(view, fake(node))
 
 
 def _is_in_rows(node: fx.Node) -> bool:
@@ -75,7 +76,7 @@ def _views(node: fx.Node) -> list[fx.Node] | None:
         for user in each.users:
             if is_reshape(user):
                 found.append(user)
-            elif _writes(user) or not _takes_any_strides(user):
+            elif writes_in_place(user) or not _takes_any_strides(user):
                 return None
     return found[1:]
 
@@ -94,7 +95,3 @@ def _has_one_matrix(rows: fx.Node) -> bool:
 
 def _takes_any_strides(user: fx.Node) -> bool:
     return is_pointwise(user) or is_reduction(user) or target_name(user) in _ANY_LAYOUT
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

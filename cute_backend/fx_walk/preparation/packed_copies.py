@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from operator import getitem
 
 import torch
 from torch import fx
 
 from cute_backend.fx_walk.graph.mutation import root
+from cute_backend.fx_walk.graph.new_calls import call
 from cute_backend.fx_walk.graph.static import arguments, fake, first_argument, known, target_name, tensor_of
 from cute_backend.fx_walk.preparation.broadcast import with_one_open
 from cute_backend.fx_walk.values.lower import is_reshape
@@ -43,11 +45,10 @@ def separate_copies(graph: fx.Graph, names: Collection[str]) -> None:
         if copy.product.name in names:
             for part, index in copy.parts:
                 with graph.inserting_before(part):
-                    whole = _call(graph, part, aten.select.int, first_argument(copy.node), 0, index)
-                    whole = _call(
-                        graph, part, aten.clone.default, whole, memory_format=torch.contiguous_format
-                    )
-                    own = _call(graph, part, aten.reshape.default, whole, with_one_open(fake(part).shape))
+                    new = partial(call, graph, part)
+                    whole = new(aten.select.int, first_argument(copy.node), 0, index)
+                    whole = new(aten.clone.default, whole, memory_format=torch.contiguous_format)
+                    own = new(aten.reshape.default, whole, with_one_open(fake(part).shape))
                 part.replace_all_uses_with(own)
     graph.eliminate_dead_code()
 
@@ -82,12 +83,3 @@ def _parts(copy: fx.Node, count: object) -> list[tuple[fx.Node, int]] | None:
             else:
                 return None
     return found if all(with_one_open(fake(part).shape) is not None for part, _ in found) else None
-
-
-def _call(graph: fx.Graph, like: fx.Node, target: object, *args: object, **kwargs: object) -> fx.Node:
-    made = graph.call_function(target, args, kwargs)  # type: ignore[arg-type]
-    made.meta.update({key: like.meta[key] for key in ("stack_trace", "nn_module_stack") if key in like.meta})
-    values, named = fx.map_arg((made.args, made.kwargs), lambda each: each.meta["val"])
-    with fake(like).fake_mode:  # type: ignore[attr-defined]
-        made.meta["val"] = made.target(*values, **named)  # type: ignore[operator]
-    return made

@@ -16,6 +16,7 @@ from torch import fx
 
 from cute_backend.fx_walk.graph.axes import is_reduction
 from cute_backend.fx_walk.graph.mutation import Mutations, is_view
+from cute_backend.fx_walk.graph.new_calls import call
 from cute_backend.fx_walk.graph.static import Size, arguments, fake, known, target_name
 from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 
@@ -140,8 +141,4 @@ def _call(graph: fx.Graph, like: fx.Node, args: dict[str, Any]) -> fx.Node:
     target: Any = like.target
     count = len(like.args)
     positional, named = tuple(args.values())[:count], dict(tuple(args.items())[count:])
-    node = graph.call_function(target, positional, {name: named[name] for name in like.kwargs})
-    node.meta.update(like.meta)
-    with fake(like).fake_mode:  # type: ignore[attr-defined]
-        node.meta["val"] = target(*fx.map_arg(node.args, fake), **fx.map_arg(dict(node.kwargs), fake))
-    return node
+    return call(graph, like, target, *positional, **{name: named[name] for name in like.kwargs})
