@@ -14,42 +14,18 @@ a symbol in the process before it searches the libraries in that variable.)
 from __future__ import annotations
 
 import ctypes
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from cute_backend.simulator.linking import load_with_stub
-from cute_backend.simulator.machine import Progress, run_kernel
+from cute_backend.simulator.machine import Launch, Progress, run_kernel
 from cute_backend.simulator.memory import GlobalMemory
 from cute_backend.simulator.ptx_parser import parse
 from cute_backend.simulator.report import Recorder, Report
-from cute_backend.simulator.simulated_gpu import Device, Executor, Launch
+from cute_backend.simulator.simulated_gpu import Device, Executor
 from cute_backend.simulator.simulation_errors import SimulationError
-
-_EXPORTED = "simulated"
-
-
-def launch(
-    compiled: Any,
-    args: Sequence[Any],
-    *,
-    sm_count: int = 4,
-    async_seed: int | None = None,
-    observer: Recorder | None = None,
-    progress: Progress | None = None,
-) -> list[Report]:
-    """Calls `compiled` (from `cute.compile` with `--keep-ptx`) on CPU tensors, with its kernels simulated.
-
-    `args` are the arguments of one call. A TVM-FFI function takes torch CPU tensors and numbers, without its
-    stream. A plain function takes `from_dlpack(device_tensor(t))` for a tensor t, and the stream
-    `CUstream(0)`. The other parameters are those of `HostProgram.launch`.
-    """
-    return host_program(compiled).launch(
-        args, sm_count=sm_count, async_seed=async_seed, observer=observer, progress=progress
-    )
 
 
 class HostProgram:
@@ -60,9 +36,9 @@ class HostProgram:
 
     def __init__(self, ptx: str, host_object: bytes, symbol: str) -> None:
         self._ptx = ptx
-        self._symbol = symbol
+        self.symbol = symbol
         self._module = parse(ptx)
-        self._host = load_with_stub(host_object)
+        self.host = load_with_stub(host_object)
 
     def launch(
         self,
@@ -89,14 +65,8 @@ class HostProgram:
             first, hearing = hearing, None
             return run_kernel(
                 self._ptx,
-                one.kernel,
-                one.params,
-                grid=one.grid,
-                block=one.block,
-                cluster=one.cluster,
-                smem_bytes=one.smem_bytes,
-                memory=memory,
-                overlaps=one.overlaps,
+                one,
+                memory,
                 async_seed=async_seed,
                 observer=first,
                 progress=progress,
@@ -109,10 +79,10 @@ class HostProgram:
         """Runs the host code on `args`. `execute` is called with each launch, while the host code waits."""
         device = Device(self._module, execute, sm_count)
         device.register(args)
-        attach = self._host.library.cute_simulator_attach
+        attach = self.host.library.cute_simulator_attach
         attach(ctypes.byref(device.table))
         try:
-            self._call(args)
+            self.call(args)
         except Exception:
             if device.failure:
                 raise device.failure from None
@@ -121,56 +91,9 @@ class HostProgram:
             attach(None)
         return device.reports
 
-    def _call(self, args: Sequence[Any]) -> None:
-        self._host.module[self._symbol](*map(_as_tvm_ffi, args))
-
-
-class PlainHostProgram(HostProgram):
-    """The host code of a function that was compiled without TVM-FFI. It takes packed arguments unchecked."""
-
-    def __init__(self, ptx: str, host_object: bytes, symbol: str, compiled: Any) -> None:
-        super().__init__(ptx, host_object, symbol)
-        self._compiled = compiled
-
-    def _call(self, args: Sequence[Any]) -> None:
-        """Loads the library, then calls it with an array of pointers, as the DSL's own executor does."""
-        library = ctypes.c_void_p()
-        state, ordinal = ctypes.pointer(library), ctypes.c_int32(0)
-        self._packed("cuda_init", [ctypes.addressof(state)])
-        self._packed("cuda_load_to_device", [ctypes.addressof(state), ctypes.addressof(ordinal)])
-        # The second value owns what the pointers point to.
-        pointers, _adapted = self._compiled.execution_args.generate_execution_args(tuple(args), {})
-        self._packed(f"_mlir_ciface_{self._compiled.function_name}", pointers)
-
-    def _packed(self, name: str, pointers: Sequence[Any]) -> None:
-        """Calls a function of the object in MLIR's packed form; the last pointer is that of the result."""
-        error = ctypes.c_int32(0)
-        packed = (ctypes.c_void_p * (len(pointers) + 1))(*pointers, ctypes.addressof(error))
-        function = self._host.library[f"_mlir_{self._symbol}_{name}"]
-        function.restype = None
-        function(packed)
-        if error.value:
-            raise SimulationError(f"the host code's {name} returned CUDA error {error.value}")
-
-
-def host_program(compiled: Any) -> HostProgram:
-    """The host program of a function from `cute.compile`. Raises SimulationError if it has no PTX."""
-    if not hasattr(compiled, "export_to_c"):
-        raise SimulationError(f"expected a function from cute.compile, not a {type(compiled).__name__}")
-    ptx = compiled.__ptx__ or ""  # a path if the DSL could not write the file
-    if ".entry" not in ptx:
-        raise SimulationError(
-            "the function keeps no PTX: compile it with --keep-ptx, and any --dump-dir must exist"
-        )
-    from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"{_EXPORTED}.o")
-        if isinstance(compiled, TVMFFIJitCompiledFunctionBase):
-            compiled.export_to_c(str(path), function_name=_EXPORTED)
-            return HostProgram(ptx, path.read_bytes(), _EXPORTED)
-        compiled.export_to_c(folder, _EXPORTED, _EXPORTED)
-        return PlainHostProgram(ptx, path.read_bytes(), _EXPORTED, compiled)
+    def call(self, args: Sequence[Any]) -> None:
+        """Calls the exported function by TVM-FFI."""
+        self.host.module[self.symbol](*map(_as_tvm_ffi, args))
 
 
 class device_tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,13 +13,7 @@ import numpy as np
 
 from cute_backend.simulator.asynchrony import Engine
 from cute_backend.simulator.bound_program import Program, parameter_symbols
-from cute_backend.simulator.cta import (
-    MBARRIERS_PER_CTA,
-    SHARED_LIMIT,
-    SHARED_RESERVED,
-    Cluster,
-    Cta,
-)
+from cute_backend.simulator.cta import MBARRIERS_PER_CTA, SHARED_LIMIT, SHARED_RESERVED, Cluster, Cta
 from cute_backend.simulator.global_shadow import GlobalShadow
 from cute_backend.simulator.memory import GlobalMemory
 from cute_backend.simulator.ptx_parser import parse
@@ -47,20 +42,34 @@ PROGRESS_STEP = 100_000
 
 Progress = Callable[[int, int, int], None]
 
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch as the driver would have received it; `params` holds the bytes of each parameter.
+
+    `overlaps` says that it may begin before the kernels ahead of it in the stream have ended (programmatic
+    stream serialization).
+    """
+
+    kernel: str
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3
+    smem_bytes: int
+    params: tuple[bytes, ...]
+    overlaps: bool
+
+
 _parse = lru_cache(maxsize=32)(parse)
 
 
 def run_kernel(
     ptx: str,
-    entry: str,
-    params: Sequence[bytes],
-    *,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    cluster: tuple[int, int, int] = (1, 1, 1),
-    smem_bytes: int = 0,
+    launch: Launch,
     memory: GlobalMemory,
-    overlaps: bool = False,
+    *,
     async_seed: int | None = None,
     observer: Recorder | None = None,
     progress: Progress | None = None,
@@ -68,52 +77,36 @@ def run_kernel(
 ) -> Report:
     """Runs one kernel launch to its end.
 
-    ptx: the module's text. entry: the name of its .entry; an empty name takes the only one. params: the bytes
-    of each .param, in order. smem_bytes: dynamic shared memory. memory: the memory behind the kernel's global
-    addresses. overlaps: whether earlier kernels of the stream may still run, so that the kernel must not
-    access global memory before griddepcontrol.wait. async_seed: None for fixed delays of asynchronous work,
+    ptx: the module's text; an empty name of a kernel stands for its only entry. memory: the memory behind the
+    kernel's global addresses. async_seed: None for fixed delays of asynchronous work,
     else the seed of random delays, warp order and warp speed. progress: called with (clusters done, clusters
     in all, warp instructions so far) after each cluster and every PROGRESS_STEP instructions.
     most_instructions: the number of instructions beyond which a loop is assumed to be endless.
 
     Raises a `SimulationError` that names the instruction and the warp.
     """
-    module = _parse(ptx)
+    module, entry = _parse(ptx), launch.kernel
     if not entry and len(module.entries) == 1:
         entry = next(iter(module.entries))
     if entry not in module.entries:
         raise SimulationError(f"no entry {entry!r}; the module has {', '.join(module.entries) or 'none'}")
-    launch = _Launch(
-        module, module.entries[entry], params, grid, block, cluster, smem_bytes, memory, overlaps
-    )
+    running = _Launch(module, module.entries[entry], launch, memory)
     try:
         with np.errstate(all="ignore"):
-            return launch.run(async_seed, observer, progress, most_instructions)
+            return running.run(async_seed, observer, progress, most_instructions)
     finally:
-        launch.close()
+        running.close()
 
 
 class _Launch:
     """The parts of a launch that all its clusters share."""
 
-    def __init__(
-        self,
-        module: Module,
-        entry: Entry,
-        params: Sequence[bytes],
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        cluster: tuple[int, int, int],
-        smem_bytes: int,
-        memory: GlobalMemory,
-        overlaps: bool,
-    ) -> None:
-        self.overlaps = overlaps
-        self.grid, self.block, self.cluster = grid, block, cluster
+    def __init__(self, module: Module, entry: Entry, launch: Launch, memory: GlobalMemory) -> None:
+        self.overlaps, self.smem_bytes = launch.overlaps, launch.smem_bytes
+        self.grid, self.block, self.cluster = launch.grid, launch.block, launch.cluster
         self.entry = entry
         self.memory = memory
         self.shadow = GlobalShadow()
-        self.smem_bytes = smem_bytes
         self._check()
         self.globals: list[np.ndarray] = []
         symbols = parameter_symbols(entry)
@@ -130,22 +123,20 @@ class _Launch:
                 symbols[variable.name] = ("local", start)
                 local_bytes = start + variable.nbytes
             else:
-                symbols[variable.name] = (
-                    "global",
-                    self._allocate(variable.name, variable.nbytes, variable.data),
-                )
+                address = self._allocate(variable.name, variable.nbytes, variable.data)
+                symbols[variable.name] = ("global", address)
         dynamic = self.shared_bytes
         for variable in (*module.variables.values(), *entry.variables.values()):
             if variable.space == "shared" and variable.external:
                 symbols[variable.name] = ("shared", _round_up(dynamic, max(variable.align, 16)))
-                self.shared_bytes = symbols[variable.name][1] + smem_bytes
+                self.shared_bytes = symbols[variable.name][1] + self.smem_bytes
         if self.shared_bytes == dynamic:
-            self.shared_bytes += smem_bytes
+            self.shared_bytes += self.smem_bytes
         if self.shared_bytes - SHARED_RESERVED > SHARED_LIMIT:
             raise ResourceError(
                 f"{self.shared_bytes - SHARED_RESERVED} bytes of shared memory; a CTA can have {SHARED_LIMIT}"
             )
-        self.parameters = self._parameters(params)
+        self.parameters = self._parameters(launch.params)
         try:
             self.program = Program(entry, symbols, self.parameters, local_bytes)
         except SimulationError:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from cute_backend.simulator.machine import Dim3, Launch
 from cute_backend.simulator.memory import GlobalMemory
 from cute_backend.simulator.ptx_parser import Entry, Module
 from cute_backend.simulator.report import Report
@@ -62,26 +63,6 @@ class LaunchAttribute(IntEnum):
     PROGRAMMATIC_STREAM_SERIALIZATION = 6
     PRIORITY = 8
     PREFERRED_CLUSTER_DIMENSION = 11
-
-
-Dim3 = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch as the driver would have received it; `params` holds the bytes of each parameter.
-
-    `overlaps` says that it may begin before the kernels ahead of it in the stream have ended (programmatic
-    stream serialization).
-    """
-
-    kernel: str
-    grid: Dim3
-    block: Dim3
-    cluster: Dim3
-    smem_bytes: int
-    params: tuple[bytes, ...]
-    overlaps: bool
 
 
 Executor = Callable[[Launch, GlobalMemory], Report]

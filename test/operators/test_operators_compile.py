@@ -162,7 +162,7 @@ def test_the_examples_kernel_multiplies(example, arch, tile, tmp_path):
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
 
-    from cute_backend.simulator.host import launch
+    from support.simulator.compiled import launch
 
     a, b = (torch.randint(-9, 10, shape).double() for shape in ((2, 20, 12), (2, 12, 40)))
     out = torch.full((2, 20, 40), torch.nan, dtype=torch.float64)

@@ -12,7 +12,6 @@ from torch import Tensor
 from cute_backend.ops import OPS, SPECIAL
 from cute_backend.philox import upper_tail
 from cute_backend.runtime.kernels.cubin import resources
-from cute_backend.simulator import host
 from cute_backend.spec import DType
 from support.device_check import assert_converted, row_errors
 from support.device_rows import (
@@ -26,6 +25,7 @@ from support.device_rows import (
     row_inputs,
     rows_module,
 )
+from support.simulator.compiled import launch
 
 ARCHES = ["sm_90a", "sm_100a"]
 SAMPLES = 2048
@@ -42,7 +42,7 @@ def simulated(text: str, inputs: dict[str, Tensor], cases: int, folder: Path, ar
     assert needs.frame_bytes == 0
     assert ".local" not in function.__ptx__
     out = torch.full((cases, SAMPLES), -7, dtype=torch.int32)
-    host.launch(function, as_arguments(inputs, out))
+    launch(function, as_arguments(inputs, out))
     return out
 
 

@@ -15,12 +15,14 @@ from cutlass.cute.runtime import from_dlpack
 
 from cute_backend.errors import UnavailableError
 from cute_backend.simulator import linking
-from cute_backend.simulator.host import device_tensor, host_program, launch
+from cute_backend.simulator.host import device_tensor
+from cute_backend.simulator.machine import Launch
 from cute_backend.simulator.ptx_parser import parse
-from cute_backend.simulator.simulated_gpu import Device, DeviceAttribute, Launch, _check_launch, _Kernel
+from cute_backend.simulator.simulated_gpu import Device, DeviceAttribute, _check_launch, _Kernel
 from cute_backend.simulator.simulation_errors import SimulationError
 from cute_backend.simulator.tensormap import Swizzle, decode
 from support.simulator import host_kernels
+from support.simulator.compiled import host_program, launch
 
 EMPTY_PTX = ".version 9.4\n.target sm_90a\n.address_size 64\n"
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.simulator import host
 from cute_backend.simulator.simulated_gpu import Device
+from support.simulator.compiled import launch
 
 EXAMPLE = os.environ.get("CUTLASS_EXAMPLE", "")
 pytestmark = [
@@ -102,7 +102,7 @@ def test_the_published_kernel(
     # The host code is given pointers, from which the device can't tell what memory there is.
     register = Device.register
     monkeypatch.setattr(Device, "register", lambda device, args: register(device, tensors))
-    host.launch(compiled, [*pointers(tensors), sizes, stream], async_seed=1)
+    launch(compiled, [*pointers(tensors), sizes, stream], async_seed=1)
 
     left, right = of_a * by_a.repeat_interleave(block, 1), of_b * by_b.repeat_interleave(block, 1)
     error = (out.double() - left @ right.T).abs() / (left.abs() @ right.abs().T)

@@ -9,7 +9,6 @@ import cutlass
 import pytest
 import torch
 
-from cute_backend.simulator.host import host_program
 from cute_backend.simulator.simulation_errors import DescriptorError
 from cute_backend.simulator.tensormap import (
     ElementType,
@@ -21,6 +20,7 @@ from cute_backend.simulator.tensormap import (
     decode,
 )
 from support.simulator import host_kernels
+from support.simulator.compiled import host_program
 
 BY_HAND = TensorMap(
     address=0x7F00_1234_5670,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cute_backend.simulator.machine import run_kernel
+from cute_backend.simulator.machine import Launch, run_kernel
 from cute_backend.simulator.memory import GlobalMemory
 from cute_backend.simulator.report import Report
 
@@ -84,17 +84,9 @@ def launch(
         memory.register(array.ctypes.data, array.nbytes, f"array {index}", keep=array)
         given.append(struct.pack("<Q", array.ctypes.data))
     shape = (block, 1, 1) if isinstance(block, int) else block
-    return run_kernel(
-        text,
-        "kernel",
-        [*given, *params],
-        grid=grid,
-        block=shape,
-        cluster=cluster,
-        memory=memory,
-        async_seed=seed,
-        **options,
-    )
+    smem_bytes, overlaps = options.pop("smem_bytes", 0), options.pop("overlaps", False)
+    one = Launch("kernel", grid, shape, cluster, smem_bytes, (*given, *params), overlaps)
+    return run_kernel(text, one, memory, async_seed=seed, **options)
 
 
 _LETTER = {1: "h", 2: "h", 4: "r", 8: "rd"}
