@@ -149,8 +149,9 @@ def _infix(
 ) -> PointwiseOp:
     """torch's function of this name: a symbol between two operands of these register dtypes."""
     text = f"{{0}} {symbol} {{1}}"
-    cute, *others = (text if each in registers else None for each in (DType.F32, DType.I32, DType.BOOL))
-    return PointwiseOp(name, aten, 2, operands, result, cute, text, getattr(torch, name), *others)
+    on = dict.fromkeys(registers, text).get
+    reference, of_int, of_bool = getattr(torch, name), on(DType.I32), on(DType.BOOL)
+    return PointwiseOp(name, aten, 2, operands, result, on(DType.F32), text, reference, of_int, of_bool)
 
 
 def _comparison(name: str, symbol: str) -> PointwiseOp:

@@ -7,7 +7,7 @@ import gc
 import importlib.util
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -147,13 +147,10 @@ def steps(tables: Iterable[Table]) -> int:
 
 @dataclass(frozen=True)
 class _Variant:
-    """A cell that is being prepared for timing."""
+    """A cell that is being prepared for timing, and its measurement so far."""
 
-    cell: Cell
-    unit: Unit | None
-    difference: float | None = None
-    agrees: bool = True
-    note: str = ""
+    measurement: Measurement
+    unit: Unit | None = None
 
 
 @dataclass(frozen=True)
@@ -167,20 +164,12 @@ class Prepared:
     @property
     def units(self) -> dict[Cell, Unit]:
         """The units to time, by cell."""
-        return {variant.cell: variant.unit for variant in self.variants if variant.unit is not None}
+        return {each.measurement.cell: each.unit for each in self.variants if each.unit is not None}
 
     def result(self, timings: Mapping[Cell, Timing], clock: Clock | None = None) -> ProblemResult:
         """The problem's result with the timings of its units."""
         measurements = (
-            Measurement(
-                each.cell,
-                timings.get(each.cell),
-                each.unit.calls if each.unit else 0,
-                each.difference,
-                each.agrees,
-                each.note,
-            )
-            for each in self.variants
+            replace(each.measurement, timing=timings.get(each.measurement.cell)) for each in self.variants
         )
         return ProblemResult(self.name, tuple(self.works), tuple(measurements), clock)
 
@@ -242,17 +231,12 @@ def _variant(
             del result
             unit = unit_of(program, sets)
     except Exception as error:  # a peer's failure is a result: the others are still timed
-        return _Variant(cell, None, agrees=runner is not Runner.CUTE, note=_reason(error))
+        return _Variant(Measurement(cell, agrees=runner is not Runner.CUTE, note=_reason(error)))
     replayed = counters["cute_backend"]["replayed"] > replays
     notes = [note, unit.uncaptured, "no kernel could be built: aten ops were timed" if replayed else ""]
     agrees = workload.tolerance is None or difference <= workload.tolerance
-    return _Variant(
-        cell,
-        unit,
-        difference if math.isfinite(difference) else None,
-        agrees,
-        note="; ".join(filter(None, notes)),
-    )
+    finite, note = difference if math.isfinite(difference) else None, "; ".join(filter(None, notes))
+    return _Variant(Measurement(cell, None, unit.calls, finite, agrees, note), unit)
 
 
 def _reason(error: BaseException) -> str:

@@ -163,7 +163,7 @@ def test_timings_tell_kernels_apart_and_repeat() -> None:
     plane = torch.randn(8192, 8192, device="cuda")
     timer = GpuTimer(gpu)
     first, second = (
-        timer(4096, 4096, 4096, {**functions, broken: refused}, lambda: plane * 2) for _ in range(2)
+        timer((4096, 4096, 4096), {**functions, broken: refused}, lambda: plane * 2) for _ in range(2)
     )
     assert set(first.kernels) == set(functions)
     assert first.unfused is not None and second.unfused is not None

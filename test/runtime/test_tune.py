@@ -69,14 +69,12 @@ class FakeTimer:
 
     def __call__(
         self,
-        m: int,
-        n: int,
-        k: int,
+        sizes: tuple[int, int, int],
         functions: Mapping[Kernel, Any],
         unfused: Run | None,
         groups: int | None = None,
     ) -> Timings:
-        self.asked.append(((m, n, k), list(functions)))
+        self.asked.append((sizes, list(functions)))
         self.groups.append(groups)
         if self.error is not None:
             raise self.error
@@ -216,7 +214,7 @@ def test_groups_of_rows_are_timed_in_two_splits(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(timing, "_works", lambda run: True)
     monkeypatch.setattr(timing, "_medians", medians)
     functions: Any = {kernel: lambda *arguments: splits.append(arguments[place].tolist())}
-    timed = GpuTimer(replace(GPU, index=0))._time(64, 128, 64, functions, None, groups=4)
+    timed = GpuTimer(replace(GPU, index=0))._time((64, 128, 64), functions, None, groups=4)
     assert splits == [[16, 32, 48, 64], [32, 42, 53, 64]] and timed.kernels == {kernel: 15.0}
 
 

@@ -100,6 +100,9 @@ _LOOKS = 16
 """After operands were refused, the number of launches in a row whose operands must fit before operands are
 passed on unchecked again."""
 
+_Sizes = tuple[int, int, int, "int | None"]
+"""M, N, K and the number of groups."""
+
 _MAX_CHOICES = 4096
 """The number of sizes for which a launcher remembers its choice."""
 
@@ -355,7 +358,7 @@ class Launcher:
         self.binding = Binding(spec)
         self._kernels: dict[Plan, Ready | None] = {}
         self._expected: set[Kernel] = set()
-        self._choices: dict[tuple[int, int, int, int | None], _Choice] = {}
+        self._choices: dict[_Sizes, _Choice] = {}
         self.chosen = object()
         """An object that is replaced whenever a kernel is added."""
         self.announced: set[Problem] = set()
@@ -423,18 +426,17 @@ class Launcher:
     ) -> list[Tensor]:
         """Runs a kernel. Returns the results, which may be `given`."""
         try:
-            m, n = plane_of(self._spec, a, b)
-            if self._is_converted and m > MOST_CONVERTED_ROWS:
+            sizes = *plane_of(self._spec, a, b), a[0].shape[-1], groups_of(self._spec, a)
+            if self._is_converted and sizes[0] > MOST_CONVERTED_ROWS:
                 return self._widened(a, b, loads, given)
-            k = a[0].shape[-1]
-            choice = self._choices.get((m, n, k, groups_of(self._spec, a)))
+            choice = self._choices.get(sizes)
             if choice is None or choice.fitted is None:
-                return self._consider(a, b, loads, m, n, k, given)
+                return self._consider(a, b, loads, sizes, given)
             try:
                 return choice.fitted.run(a, b, loads, given)
             except REFUSED:  # the host code found layouts that differ from the earlier ones
                 choice.fitted, choice.looks = None, _LOOKS
-                return self._consider(a, b, loads, m, n, k, given)
+                return self._consider(a, b, loads, sizes, given)
         except Exception:
             _check(self._spec, a, b, loads, given)  # raises a better message if the operands are at fault
             raise
@@ -455,8 +457,8 @@ class Launcher:
 
     def fitted(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Fitted | None:
         """The kernel that ran on the last operands of these sizes without copies or views, or None."""
-        m, n = plane_of(self._spec, a, b)
-        choice = self._choices.get((m, n, a[0].shape[-1], groups_of(self._spec, a)))
+        sizes = *plane_of(self._spec, a, b), a[0].shape[-1], groups_of(self._spec, a)
+        choice = self._choices.get(sizes)
         return None if choice is None else choice.fitted
 
     def _consider(
@@ -464,18 +466,16 @@ class Launcher:
         a: Sequence[Tensor],
         b: Sequence[Tensor],
         loads: Sequence[Tensor],
-        m: int,
-        n: int,
-        k: int,
+        sizes: _Sizes,
         given: Sequence[Tensor] | None,
     ) -> list[Tensor]:
         """A launch that inspects the addresses and strides of its operands."""
-        groups = groups_of(self._spec, a)
+        m, n, k, groups = sizes
         if not (m and n and k) or groups == 0:
             return deliver(self._spec, self._empty_product(a, b, loads, m, n), loads, given)
         bound = self.binding.bind(a, b, loads)
         while True:
-            choice = self._choices.get((m, n, k, groups)) or self._choose(m, n, k, groups)
+            choice = self._choices.get(sizes) or self._choose(sizes)
             aligned = choice.stores_aligned and bound.aligned
             ready = choice.tma if aligned else choice.plain
             if isinstance(ready, Ready):
@@ -492,16 +492,16 @@ class Launcher:
             choice.fitted = Fitted(self, ready, m, n)
         return outputs
 
-    def _choose(self, m: int, n: int, k: int, groups: int | None) -> _Choice:
+    def _choose(self, sizes: _Sizes) -> _Choice:
         """Chooses the kernels for these sizes among those that were prepared or are on disk."""
-        problem = self._problem(m, n, k, groups)
+        problem, (m, n, k, groups) = self._problem(*sizes), sizes
         with _state:
             kernels = [self._wanted(problem, alignment) for alignment in (Alignment.TMA, Alignment.PLAIN)]
             tma, plain = (self._fastest(kernel, m, n, k, groups) for kernel in kernels)
             choice = _Choice(kernels, stores_aligned(self._spec, m, n) is True, tma or plain, plain)
             if len(self._choices) >= _MAX_CHOICES:
                 self._choices.clear()
-            self._choices[m, n, k, groups] = choice
+            self._choices[sizes] = choice
             if log.isEnabledFor(logging.DEBUG):  # making a name takes longer than choosing
                 log.debug("M %d, N %d, K %d of %s take %s", m, n, k, self._spec.key, kernels[0].entry)
             return choice

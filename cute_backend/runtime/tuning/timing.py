@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Union
 
 import torch
 from torch import Tensor
@@ -34,18 +34,11 @@ class Timings:
     unfused: float | None = None
 
 
-class Timer(Protocol):
-    """Times kernels of one spec and, interleaved with them, code that computes the same without them."""
-
-    def __call__(
-        self,
-        m: int,
-        n: int,
-        k: int,
-        functions: Mapping[Kernel, KernelFunction],
-        unfused: Run | None,
-        groups: int | None = None,
-    ) -> Timings: ...
+Timer = Callable[
+    [tuple[int, int, int], Mapping[Kernel, KernelFunction], Union[Run, None], Union[int, None]], Timings
+]
+"""Times kernels of one spec for (M, N, K) and, interleaved with them, code that computes the same without
+them, if there is any. The last argument is the number of groups of rows, or None."""
 
     def free_bytes(self) -> int:
         """The bytes of the GPU's memory that operands can have."""
@@ -76,18 +69,16 @@ class GpuTimer:
 
     def __call__(
         self,
-        m: int,
-        n: int,
-        k: int,
+        sizes: tuple[int, int, int],
         functions: Mapping[Kernel, KernelFunction],
         unfused: Run | None,
         groups: int | None = None,
     ) -> Timings:
-        """Times kernels, and `unfused` if there is such a run, at one M, N and K. Raises
+        """Times kernels, and `unfused` if there is such a run, at one (M, N, K). Raises
         torch.OutOfMemoryError if the operands don't fit into the free memory of the GPU."""
         with torch.no_grad(), torch.cuda.device(self.gpu.index):
             try:
-                return self._time(m, n, k, functions, unfused, groups)
+                return self._time(sizes, functions, unfused, groups)
             finally:
                 torch.cuda.empty_cache()
 
@@ -99,16 +90,14 @@ class GpuTimer:
 
     def _time(
         self,
-        m: int,
-        n: int,
-        k: int,
+        sizes: tuple[int, int, int],
         functions: Mapping[Kernel, KernelFunction],
         unfused: Run | None,
         groups: int | None,
     ) -> Timings:
         device = torch.device("cuda", self.gpu.index)
         plans, generator = [kernel.plan for kernel in functions], torch.Generator(device).manual_seed(0)
-        memory = arguments_of(plans, m, n, k, generator, groups or 1)
+        memory = arguments_of(plans, *sizes, generator, groups or 1)
         runs: dict[Kernel | None, Run] = {
             kernel: _call(
                 function,
@@ -123,7 +112,7 @@ class GpuTimer:
         medians = dict(zip(runs, _medians(list(runs.values()), device), strict=True))
         if groups is not None:
             place = next(i for i, each in enumerate(plans[0].arguments) if each.role is Role.OFFSETS)
-            memory[place].copy_(skewed_split(m, groups))
+            memory[place].copy_(skewed_split(sizes[0], groups))
             skewed = _medians(list(runs.values()), device)
             medians = {
                 name: (us + more) / 2 for (name, us), more in zip(medians.items(), skewed, strict=True)

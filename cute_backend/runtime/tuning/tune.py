@@ -232,7 +232,7 @@ class Tuner:
         if not functions:
             Untuned.FAILED.note()
             return None
-        timings = self._timer(job.m, job.n, job.k, functions, unfused, job.groups)
+        timings = self._timer((job.m, job.n, job.k), functions, unfused, job.groups)
         if not timings.kernels:
             Untuned.FAILED.note()
             return None
