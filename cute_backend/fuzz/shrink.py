@@ -52,7 +52,8 @@ def _smaller(program: Program) -> Iterator[Program]:
         yield from _earlier(program, output)
     for step in program.steps:
         for operand in step.operands:
-            if _alike(values[operand], values[step.name]):
+            given, made = values[operand], values[step.name]
+            if given.shape == made.shape and given.dtype is made.dtype:
                 yield _without(program, step, operand)
         yield _cut(program, step, values[step.name])
         if is_write(step):
@@ -62,7 +63,8 @@ def _smaller(program: Program) -> Iterator[Program]:
     for name, sizes in _SMALL.items():
         yield from (_resized(program, name, size) for size in sizes if size < dict(program.sizes)[name])
     for each in program.inputs:
-        yield from (_with_input(program, each, simpler) for simpler in _simpler(each))
+        for simpler in _simpler(each):
+            yield replace(program, inputs=tuple(simpler if old is each else old for old in program.inputs))
 
 
 def _values(program: Program) -> dict[str, Tensor]:
@@ -72,10 +74,6 @@ def _values(program: Program) -> dict[str, Tensor]:
     for step in program.steps:
         values[step.name] = step.eager([values[name] for name in step.operands], dict(program.sizes))
     return values
-
-
-def _alike(left: Tensor, right: Tensor) -> bool:
-    return left.shape == right.shape and left.dtype is right.dtype
 
 
 def _earlier(program: Program, output: str) -> Iterator[Program]:
@@ -109,10 +107,6 @@ def _resized(program: Program, name: str, size: int) -> Program:
     sizes = {**dict(program.sizes), name: size}
     sizes["M"] = sizes["B"] * sizes["S"]
     return replace(program, sizes=tuple(sizes.items()))
-
-
-def _with_input(program: Program, old: Input, new: Input) -> Program:
-    return replace(program, inputs=tuple(new if each is old else each for each in program.inputs))
 
 
 def _simpler(each: Input) -> Iterator[Input]:

@@ -11,7 +11,6 @@ import cute_backend.simulator.isa  # noqa: F401  (fills the opcode table)
 from cute_backend.simulator.binder import Binder
 from cute_backend.simulator.isa.tcgen05 import complete_before_use, follow_copy
 from cute_backend.simulator.isa.wgmma import guard_registers
-from cute_backend.simulator.memory import PARAM_WINDOW
 from cute_backend.simulator.opcodes import Step, lookup
 from cute_backend.simulator.roles import Roles
 from cute_backend.simulator.simulation_errors import ResourceError
@@ -143,8 +142,3 @@ def _guarded(step: Step, slot: int, negated: bool) -> Step:
         return outcome
 
     return guarded
-
-
-def parameter_symbols(entry: Entry) -> dict[str, tuple[str, int]]:
-    """Addresses of the entry's parameters, in the window of the parameter space."""
-    return {p.name: ("param", PARAM_WINDOW + p.offset) for p in entry.parameters}

@@ -259,7 +259,9 @@ class GlobalShadow:
         watched.put(cells, event, lambda old: event.hides(old) and old.known_to(event.cta, clock))
         if self._flags and event.order.scope is None:
             starts, nbytes = event.footprint.runs()
-            for address in [a for a in self._flags if _within(a - place.address, starts, nbytes)]:
+            flags = np.array([*self._flags])
+            offsets = flags[:, None] - place.address - starts
+            for address in flags[((offsets >= 0) & (offsets < nbytes)).any(axis=1)].tolist():
                 del self._flags[address]
 
     def record_releases(self, addresses: np.ndarray, order: Order, releases: list[Release]) -> None:
@@ -327,7 +329,3 @@ class GlobalShadow:
 def _crosses(old: Event, new: Event) -> bool:
     """Whether the async proxy accesses data that the generic proxy wrote."""
     return new.proxy == "async" and old.writes and old.proxy == "generic"
-
-
-def _within(offset: int, starts: np.ndarray, nbytes: int) -> bool:
-    return bool(((starts <= offset) & (offset < starts + nbytes)).any())

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from cute_backend.simulator.asynchrony import Engine
-from cute_backend.simulator.bound_program import Program, parameter_symbols
+from cute_backend.simulator.bound_program import Program
 from cute_backend.simulator.cta import MBARRIERS_PER_CTA, SHARED_LIMIT, SHARED_RESERVED, Cluster, Cta
 from cute_backend.simulator.global_shadow import GlobalShadow
-from cute_backend.simulator.memory import GlobalMemory
+from cute_backend.simulator.memory import PARAM_WINDOW, GlobalMemory
 from cute_backend.simulator.ptx_parser import parse
 from cute_backend.simulator.report import Recorder, Report, ReportBuilder
 from cute_backend.simulator.roles import UNNAMED
@@ -109,7 +109,7 @@ class _Launch:
         self.shadow = GlobalShadow()
         self._check()
         self.globals: list[np.ndarray] = []
-        symbols = parameter_symbols(entry)
+        symbols = {each.name: ("param", PARAM_WINDOW + each.offset) for each in entry.parameters}
         self.shared_bytes = SHARED_RESERVED
         local_bytes = 0
         for variable in (*module.variables.values(), *entry.variables.values()):

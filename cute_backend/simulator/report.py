@@ -27,8 +27,8 @@ class Recorder:
 
 
 @dataclass
-class RoleReport:
-    """Sums over the warps of one role.
+class Counts:
+    """Counters of warps.
 
     bytes: bytes moved, by kind ("ld.global", "st.shared", "TMA load", ...). waits: the number of times that a
     warp was parked, by barrier instruction. exposed_loads: for each tile, the global loads between the
@@ -37,15 +37,21 @@ class RoleReport:
     because counting takes a tenth of a run's time.
     """
 
-    role: str
-    warps: int = 0
-    instructions: int = 0
-    opcodes: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
     exposed_loads: list[int] = field(default_factory=list)
     wavefronts: Counter[str] = field(default_factory=Counter)
     conflicts: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class RoleReport(Counts):
+    """Sums over the warps of one role."""
+
+    role: str = ""
+    warps: int = 0
+    instructions: int = 0
+    opcodes: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -88,17 +94,13 @@ class Report:
         return "\n".join(lines)
 
 
-class WarpReport:
+class WarpReport(Counts):
     """The counters of one warp while it runs."""
 
     def __init__(self, warp: Warp, observer: Recorder | None) -> None:
+        super().__init__()
         self.warp = warp
         self.observer = observer
-        self.bytes: Counter[str] = Counter()
-        self.waits: Counter[str] = Counter()
-        self.exposed: list[int] = []
-        self.wavefronts: Counter[str] = Counter()
-        self.conflicts: Counter[str] = Counter()
         self.loads_since_wait: int | None = None
 
     def waited(self, wait: Wait) -> None:
@@ -126,7 +128,7 @@ class WarpReport:
 
     def stored(self) -> None:
         if self.loads_since_wait is not None:
-            self.exposed.append(self.loads_since_wait)
+            self.exposed_loads.append(self.loads_since_wait)
             self.loads_since_wait = None
 
 
@@ -144,7 +146,7 @@ class ReportBuilder:
         role = warp.role
         if self.observer is not None:
             self.observer.exits.append((warp.name, role, warp.cta.cluster.engine.now))
-        summary = self.report.roles.setdefault(role, RoleReport(role))
+        summary = self.report.roles.setdefault(role, RoleReport(role=role))
         summary.warps += 1
         counts = np.array(warp.counts)
         total = int(counts.sum())
@@ -155,6 +157,6 @@ class ReportBuilder:
             summary.opcodes[instructions[place].opcode] += int(counts[place])
         summary.bytes.update(warp.report.bytes)
         summary.waits.update(warp.report.waits)
-        summary.exposed_loads.extend(warp.report.exposed)
+        summary.exposed_loads.extend(warp.report.exposed_loads)
         summary.wavefronts.update(warp.report.wavefronts)
         summary.conflicts.update(warp.report.conflicts)

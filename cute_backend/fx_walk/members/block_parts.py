@@ -102,7 +102,7 @@ def _read(head: fx.Node, found: dict[fx.Node, Taken], joined: list[Joined]) -> N
     for node, (start, end) in zip(args["tensors"], pairwise((0, *ends)), strict=True):
         part, of_source = BlockPart(start, end - start, ends[-1]), dict[fx.Node, set[Taken]]()
         for each in _slices_behind(node):
-            if _has_shape(each.source, tensor.shape):
+            if same_sizes(fake(each.source).shape, tensor.shape):
                 of_source.setdefault(each.source, set()).add(each)
         own = {
             source: taken for source, taken in of_source.items() if {each.part for each in taken} == {part}
@@ -113,10 +113,6 @@ def _read(head: fx.Node, found: dict[fx.Node, Taken], joined: list[Joined]) -> N
         found.update((each.head, each) for own in of_each for each in own[source])
     if sources:
         joined.append(Joined(head, (), ends))
-
-
-def _has_shape(node: fx.Node, shape: Sequence[int]) -> bool:
-    return same_sizes(fake(node).shape, shape)
 
 
 def _slices_behind(node: fx.Node) -> Iterator[Taken]:

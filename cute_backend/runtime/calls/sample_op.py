@@ -171,7 +171,8 @@ def _spec(hidden: _Layout, weight: _Layout, operands: _Signature, samples: int, 
     accumulator = Accumulator("acc", _DTYPES[hidden[0]], _DTYPES[weight[0]], hidden[1], weight[1])
     loads = _loads(operands)
     steps = _Steps(loads)
-    stores = _draws(steps, loads, samples, normaliser) if samples else _best(steps)
+    best = [_store(0, steps.logits, reductions.ARGMAX)]
+    stores = _draws(steps, loads, samples, normaliser) if samples else best
     return EpilogueSpec((accumulator,), loads, tuple(steps.ops), tuple(stores)).to_json()
 
 
@@ -207,11 +208,6 @@ def _store(index: int, value: Operand, kind: reductions.ReductionKind) -> Store:
     assert isinstance(value, str)
     dtype = kind.stored_as(DType.F32)[0]
     return Store(f"out{index}", value, dtype, reduce=Reduction(Axis.ROW, kind))
-
-
-def _best(steps: _Steps) -> list[Store]:
-    """The argmax over the vocabulary."""
-    return [_store(0, steps.logits, reductions.ARGMAX)]
 
 
 def _draws(steps: _Steps, loads: tuple[Load, ...], samples: int, normaliser: bool) -> list[Store]:

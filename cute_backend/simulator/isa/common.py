@@ -54,14 +54,13 @@ def compute(
 def scalar(binder: Binder, operand: Operand, kind: str, instruction: Instruction) -> Callable[[Warp], int]:
     """A function that returns an operand, which must be the same in all active lanes, as a Python int."""
     get = binder.get(operand, kind, instruction)
+    return lambda w: of_all(w, get(w))
 
-    def value(w: Warp) -> int:
-        lanes = get(w)
-        if lanes.ndim == 0:
-            return int(lanes)
-        return int(lanes[int(w.mask.argmax())])
 
-    return value
+def of_all(w: Warp, value: Any) -> int:
+    """A getter's value, which must be the same in all active lanes, as a Python int."""
+    lanes = np.asarray(value)
+    return int(lanes) if lanes.ndim == 0 else int(lanes[int(w.mask.argmax())])
 
 
 def lane_by_lane(function: Callable[..., int], bits: int) -> Callable[..., Any]:
@@ -77,9 +76,4 @@ def lane_by_lane(function: Callable[..., int], bits: int) -> Callable[..., Any]:
 def scalar_address(binder: Binder, operand: Any, instruction: Instruction) -> Any:
     """An address that all lanes share, as an int."""
     get = binder.address(operand, instruction)
-
-    def address(w: Warp) -> int:
-        lanes = np.asarray(get(w))
-        return int(lanes) if lanes.ndim == 0 else int(lanes[int(w.mask.argmax())])
-
-    return address
+    return lambda w: of_all(w, get(w))

@@ -251,15 +251,10 @@ def bind_div(binder: Binder, instruction: Instruction) -> Step:
     )
 
 
-def least(a: Any, b: Any) -> Any:
-    """The smaller operand, or the number if the other is NaN; -0 is less than +0."""
-    tie = np.where(np.signbit(a), a, b)
-    return np.where(np.equal(a, b), tie, np.fmin(a, b))
-
-
-def greatest(a: Any, b: Any) -> Any:
-    tie = np.where(np.signbit(a), b, a)
-    return np.where(np.equal(a, b), tie, np.fmax(a, b))
+def extremum(a: Any, b: Any, low: bool) -> Any:
+    """The smaller or larger operand, or the number if the other is NaN; -0 is less than +0."""
+    tie = np.where(np.signbit(a) == low, a, b)
+    return np.where(np.equal(a, b), tie, np.fmin(a, b) if low else np.fmax(a, b))
 
 
 @opcode("min", "max", section="9.7.1.12-13, 9.7.3.11-12, 9.7.4.9-10", meaning="The lesser or greater operand")
@@ -268,7 +263,6 @@ def bind_extreme(binder: Binder, instruction: Instruction) -> Step:
     if not _float(instruction):
         return _integer_extreme(binder, instruction, low)
     kind = types_of(instruction)[-1]
-    choose = least if low else greatest
     propagate, xorsign, magnitude = (instruction.has(m) for m in ("NaN", "xorsign", "abs"))
 
     def extreme(*operands: Any) -> Any:
@@ -277,7 +271,7 @@ def bind_extreme(binder: Binder, instruction: Instruction) -> Step:
             operands = tuple(np.abs(x) for x in operands)
         result = operands[0]
         for other in operands[1:]:
-            result = choose(result, other)
+            result = extremum(result, other, low)
         if propagate:
             for x in operands:
                 result = np.where(np.isnan(x), x, result)

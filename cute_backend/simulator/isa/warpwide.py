@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.isa.common import the_type
+from cute_backend.simulator.isa.common import of_all, the_type
 from cute_backend.simulator.lane_accesses import bits
 from cute_backend.simulator.opcodes import Step, after, opcode, unsupported
 from cute_backend.simulator.simulation_errors import SimulationError
@@ -28,9 +28,7 @@ class Members:
         self.opcode = instruction.opcode
 
     def lanes(self, w: Warp) -> np.ndarray:
-        value = np.asarray(self.get(w))
-        number = value if value.ndim == 0 else value[int(w.mask.argmax())]
-        return (np.uint32(number) & BITS) != 0
+        return (np.uint32(of_all(w, self.get(w))) & BITS) != 0
 
     def absent(self, w: Warp) -> Any:
         """A wait for the lanes of the membermask, or None if all have come. Raises `SimulationError` if a

@@ -98,29 +98,23 @@ def result_rows(w: Warp, slots: list[int], kind: str) -> np.ndarray:
     """D of a warp (16, N), raw, from its registers (PTX ISA 9.7.15.5.1.1.1, figure of the D fragment)."""
     raw = w.u32[slots]
     if kind == "f16":
-        halves = raw.view(np.uint16).reshape(len(slots), 32, 2).transpose(0, 2, 1)
-        return _place(halves.reshape(-1, 2, 2, 32).astype(np.uint32))
-    return _place(raw.reshape(-1, 2, 2, 32))
-
-
-def _place(pieces: np.ndarray) -> np.ndarray:
-    """(columns / 8, upper or lower half, left or right, lane) to (16, columns)."""
+        raw = raw.view(np.uint16).reshape(len(slots), 32, 2).transpose(0, 2, 1).astype(np.uint32)
+    pieces = raw.reshape(-1, 2, 2, 32)
     out = np.empty((16, 8 * len(pieces)), np.uint32)
-    for half in range(2):
-        for side in range(2):
-            columns = 8 * np.arange(len(pieces))[:, None] + 2 * _PAIR + side
-            out[_ROW + 8 * half, columns] = pieces[:, half, side, :]
+    out[_places(len(pieces))] = pieces
     return out
+
+
+def _places(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The row and the column of D of each element of (columns / 8, upper or lower half, left or right,
+    lane)."""
+    eighth, half, side, _ = np.ogrid[:count, :2, :2, :32]
+    return _ROW + 8 * half, 8 * eighth + 2 * _PAIR + side
 
 
 def put_result(w: Warp, slots: list[int], kind: str, d: np.ndarray) -> None:
     """The reverse of `result_rows`."""
-    count = d.shape[1] // 8
-    pieces = np.empty((count, 2, 2, 32), np.uint32)
-    for half in range(2):
-        for side in range(2):
-            columns = 8 * np.arange(count)[:, None] + 2 * _PAIR + side
-            pieces[:, half, side, :] = d[_ROW + 8 * half, columns]
+    pieces = d[_places(d.shape[1] // 8)]
     if kind == "f16":
         w.u32[slots] = (pieces[:, :, 0] | (pieces[:, :, 1] << np.uint32(16))).reshape(-1, 32)
     else:
