@@ -22,7 +22,8 @@ def now() -> str:
 
 
 class Nvml:
-    """The NVIDIA Management Library's view of the current GPU; without the library, every value is None.
+    """The NVIDIA Management Library's view of the current GPU; without the library, every value is None, and
+    without a GPU, every value but the driver's version.
 
     The library comes with the driver. A query takes microseconds, where nvidia-smi starts a process.
     """
@@ -35,10 +36,11 @@ class Nvml:
         except OSError:
             self._found = False
             return
-        uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-        self._found = self._ask("nvmlInit_v2") and self._ask(
-            "nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self._device)
-        )
+        self._found = self._ask("nvmlInit_v2")
+        if self._found and torch.cuda.is_available():
+            uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+            device = ctypes.byref(self._device)
+            self._found = self._ask("nvmlDeviceGetHandleByUUID", uuid.encode(), device)
 
     def _ask(self, name: str, *arguments: object) -> bool:
         return getattr(self._library, name)(*arguments) == 0

@@ -6,7 +6,6 @@ Every row is found by itself: where torch or the CuTe DSL is missing or does not
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import platform
 import shutil
@@ -72,8 +71,10 @@ def _packages() -> Rows:
 def _devices() -> Rows:
     import torch
 
+    from cute_backend.bench.environment import Nvml  # here, as torch
+
     yield "torch.cuda", str(torch.version.cuda or "none: this build of torch has no CUDA")
-    yield "driver", _driver() or "none"
+    yield "driver", Nvml().driver or "none"
     if not torch.cuda.is_available():
         yield _MISSING, "a GPU that torch can use: on a CPU, aten computes the fused regions"
     for index in range(torch.cuda.device_count()):
@@ -85,18 +86,6 @@ def _devices() -> Rows:
             f"{properties.multi_processor_count} multiprocessors, {properties.total_memory / 2**30:.0f} GiB, "
             + (f"kernels for {arch.value}" if arch else "for which no kernels are generated"),
         )
-
-
-def _driver() -> str | None:
-    """The version of the NVIDIA driver, by its management library."""
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    text = ctypes.create_string_buffer(80)
-    if library.nvmlInit_v2() or library.nvmlSystemGetDriverVersion(text, len(text)):
-        return None
-    return text.value.decode()
 
 
 def _host_compiler() -> Rows:

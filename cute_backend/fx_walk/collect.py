@@ -93,13 +93,13 @@ def collect(
                 given = tuple(args), dict(kwargs)
                 fakes, named_fakes = tree_map(lambda value: _to_fake(mode, value), given)
                 with mode:
-                    torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*fakes, **named_fakes)
+                    torch.compile(call_of(fn), backend=backend, dynamic=dynamic)(*fakes, **named_fakes)
                 return reports
         except (DataDependentOutputException, DynamicOutputShapeException):
             if any(isinstance(value, FakeTensor) for value in tensors):
                 raise
             reports.clear()
-        torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*args, **kwargs)
+        torch.compile(call_of(fn), backend=backend, dynamic=dynamic)(*args, **kwargs)
     return reports
 
 
@@ -139,7 +139,7 @@ def _compiled_codes() -> list[CodeType]:
     return [code for code in seen if code is not None and _debug_get_cache_entry_list(code)]
 
 
-def _call_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+def call_of(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A function that calls `fn`, with code of its own: Dynamo keeps what it compiles with the code."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -258,7 +258,7 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _user_names(fn: Callable[..., Any]) -> Callable[[str], str]:
-    """Maps an input's name in the graph that Dynamo made of `_call_of(fn)` to its name in the program.
+    """Maps an input's name in the graph that Dynamo made of `call_of(fn)` to its name in the program.
 
     `bias` for a parameter, a variable of a closure or a global, `self.up.weight` for a module's.
     """

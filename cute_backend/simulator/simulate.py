@@ -21,20 +21,12 @@ from torch.utils._pytree import tree_leaves
 
 from cute_backend.caches import deliver
 from cute_backend.errors import UsageError, check_function
-from cute_backend.fx_walk.collect import as_the_pass_meets_it
+from cute_backend.fx_walk.collect import as_the_pass_meets_it, call_of
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass, prepare
 from cute_backend.fx_walk.products.capability import Capability, Named, device_capability
 from cute_backend.fx_walk.refusals.reasons import Rejection
 from cute_backend.fx_walk.replacement.rewrite import rewrite
-from cute_backend.planning import (
-    TILE_K_BYTES,
-    Alignment,
-    Arch,
-    Constraints,
-    TileConfig,
-    plan,
-    unserved,
-)
+from cute_backend.planning import TILE_K_BYTES, Alignment, Arch, Constraints, TileConfig, plan, unserved
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.operands import check_operands, groups_of, parse_spec, plane_of
 from cute_backend.runtime.arguments.outputs import Outputs
@@ -216,15 +208,9 @@ def run_with(
 ) -> Any:
     """Calls `fn(*args, **kwargs)` with each of its fused regions computed by `execute`."""
     check_function(fn)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return fn(*args, **kwargs)
-
-    # Dynamo keeps compiled code with the code object: this copy is thrown away, so the original stays clean.
-    call.__code__ = call.__code__.replace()
     backend = _Backend(execute, capability)
     with torch.no_grad():
-        outputs = torch.compile(call, backend=backend, dynamic=False)(*args, **(kwargs or {}))
+        outputs = torch.compile(call_of(fn), backend=backend, dynamic=False)(*args, **(kwargs or {}))
     if not backend.regions:
         why = f": {backend.rejections[0].message}" if backend.rejections else ""
         raise UsageError(f"nothing in the function is fused, so there is no kernel to simulate{why}")

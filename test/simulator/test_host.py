@@ -180,7 +180,7 @@ def test_the_stub_stays_inside_its_own_library(add, options):
     program.run((*vectors(), 1.0), Recorder())
     everyone = ctypes.CDLL(None)
     assert not hasattr(everyone, "cute_simulator_attach")
-    assert not hasattr(program._host.library, "cuda_dialect_init_library_once")
+    assert not hasattr(program.host.library, "cuda_dialect_init_library_once")
     # A compilation afterwards gets the real runtime: without a GPU, its launch fails as it does without us.
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match=r"[Cc]uda"):
