@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,28 +25,7 @@ from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.signature import WORKSPACE_ALIGN, Argument, Extent
 from cute_backend.spec import Store
 
-
-def _add(into: Tensor, result: Tensor) -> None:
-    into.add_(result)
-
-
-def _largest(into: Tensor, result: Tensor) -> None:
-    into.copy_(torch.maximum(into, result.to(into.dtype)))
-
-
-def _smallest(into: Tensor, result: Tensor) -> None:
-    into.copy_(torch.minimum(into, result.to(into.dtype)))
-
-
-def _write(into: Tensor, result: Tensor) -> None:
-    into.copy_(result)
-
-
-_COMBINE: dict[reductions.ReductionKind, Callable[[Tensor, Tensor], None]] = {
-    reductions.SUM: _add,
-    reductions.MAX: _largest,
-    reductions.MIN: _smallest,
-}
+_COMBINE = {reductions.SUM: torch.add, reductions.MAX: torch.maximum, reductions.MIN: torch.minimum}
 """The functions that combine a reduction with the contents of its destination, as the contract of epilogue
 arguments requires. Reductions that the contract does not know overwrite the destination."""
 
@@ -112,7 +91,11 @@ class Implementation:
         function(*bound.tensors, *memory, grid.clusters())
         for store, result, whole in finished:
             assert store.reduce is not None
-            _COMBINE.get(store.reduce.kind, _write)(result, whole.view(result.shape))
+            combine, whole = _COMBINE.get(store.reduce.kind), whole.view(result.shape)
+            if combine is None:
+                result.copy_(whole)
+            else:
+                combine(result, whole, out=result)
 
     @cached_property
     def _binding(self) -> Binding:
