@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,11 +34,17 @@ class Timings:
     unfused: float | None = None
 
 
-Timer = Callable[
-    [tuple[int, int, int], Mapping[Kernel, KernelFunction], Union[Run, None], Union[int, None]], Timings
-]
-"""Times kernels of one spec for (M, N, K) and, interleaved with them, code that computes the same without
-them, if there is any. The last argument is the number of groups of rows, or None."""
+class Timer(Protocol):
+    """Times kernels of one spec for (M, N, K) and, interleaved with them, code that computes the same without
+    them, if there is any."""
+
+    def __call__(
+        self,
+        sizes: tuple[int, int, int],
+        functions: Mapping[Kernel, KernelFunction],
+        unfused: Run | None,
+        groups: int | None,
+    ) -> Timings: ...
 
     def free_bytes(self) -> int:
         """The bytes of the GPU's memory that operands can have."""
