@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +25,11 @@ from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.signature import WORKSPACE_ALIGN, Argument, Extent
 from cute_backend.spec import Store
 
-_COMBINE = {reductions.SUM: torch.add, reductions.MAX: torch.maximum, reductions.MIN: torch.minimum}
+_COMBINE: dict[reductions.ReductionKind, Callable[..., Tensor]] = {
+    reductions.SUM: torch.add,
+    reductions.MAX: torch.maximum,
+    reductions.MIN: torch.minimum,
+}
 """The functions that combine a reduction with the contents of its destination, as the contract of epilogue
 arguments requires. Reductions that the contract does not know overwrite the destination."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +14,7 @@ from cute_backend.simulator.shadow import IN_FLIGHT, Agents, Shadow
 from cute_backend.simulator.simulation_errors import BarrierError, IllegalAccess, ResourceError
 
 if TYPE_CHECKING:
-    from cute_backend.simulator.global_shadow import GlobalShadow
-    from cute_backend.simulator.memory import GlobalMemory
+    from cute_backend.simulator.machine import RunningLaunch
     from cute_backend.simulator.report import ReportBuilder
     from cute_backend.simulator.warp import Warp
 
@@ -194,25 +192,12 @@ class Cluster:
     """CTAs that run together, with their common clock and barrier."""
 
     def __init__(
-        self,
-        index: int,
-        shape: tuple[int, int, int],
-        engine: Engine,
-        agent_count: int,
-        memory: GlobalMemory,
-        global_shadow: GlobalShadow,
-        reports: ReportBuilder,
-        take_unstarted: Callable[[], tuple[int, int, int] | None],
-        *,
-        overlaps: bool,
+        self, index: int, launch: RunningLaunch, engine: Engine, agent_count: int, reports: ReportBuilder
     ) -> None:
-        self.overlaps = overlaps
-        self.take_unstarted = take_unstarted
-        self.memory = memory
-        self.global_shadow = global_shadow
+        self.launch = launch
+        self.memory, self.global_shadow, self.shape = launch.memory, launch.shadow, launch.cluster
         self.reports = reports
         self.index = index
-        self.shape = shape
         self.engine = engine
         self.agents = Agents(agent_count)
         self.ahead = self.agents.new("the kernels ahead in the stream")

@@ -90,7 +90,7 @@ def run_kernel(
         entry = next(iter(module.entries))
     if entry not in module.entries:
         raise SimulationError(f"no entry {entry!r}; the module has {', '.join(module.entries) or 'none'}")
-    running = _Launch(module, module.entries[entry], launch, memory)
+    running = RunningLaunch(module, module.entries[entry], launch, memory)
     try:
         with np.errstate(all="ignore"):
             return running.run(async_seed, observer, progress, most_instructions)
@@ -98,7 +98,7 @@ def run_kernel(
         running.close()
 
 
-class _Launch:
+class RunningLaunch:
     """The parts of a launch that all its clusters share."""
 
     def __init__(self, module: Module, entry: Entry, launch: Launch, memory: GlobalMemory) -> None:
@@ -254,17 +254,7 @@ class _Launch:
         threads = self.block[0] * self.block[1] * self.block[2]
         warps = (threads + LANES - 1) // LANES
         agents = 1 + size * (warps * AGENTS_PER_WARP + AGENTS_PER_CTA + MBARRIERS_PER_CTA)
-        cluster = Cluster(
-            index,
-            self.cluster,
-            engine,
-            agents,
-            self.memory,
-            self.shadow,
-            builder,
-            self.take_unstarted,
-            overlaps=self.overlaps,
-        )
+        cluster = Cluster(index, self, engine, agents, builder)
         for rank in range(size):
             place = (rank % cx, rank // cx % cy, rank // (cx * cy))
             ctaid = (origin[0] + place[0], origin[1] + place[1], origin[2] + place[2])

@@ -109,7 +109,7 @@ class Warp(Registers):
         self.mask = mask
         self.full = bool(mask.all())
         self.exited = False
-        self.alone = not cta.cluster.overlaps
+        self.alone = not cta.cluster.launch.overlaps
         self.timed_out = False
         self.name = f"warp {index} of {cta.name}"
         cluster = cta.cluster

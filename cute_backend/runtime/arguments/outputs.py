@@ -16,7 +16,7 @@ from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.planning import Plan
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.counters import counters_for
-from cute_backend.runtime.arguments.operands import outputs_like, plane_of
+from cute_backend.runtime.arguments.operands import check_operands, outputs_like, plane_of
 from cute_backend.signature import Argument, Extent, Role, of_role
 from cute_backend.spec import EpilogueSpec
 
@@ -59,10 +59,18 @@ class Outputs:
         """The memory for a plane of (m, n)."""
 
 
-def check_results(
-    spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], results: Sequence[Tensor]
+def check_call(
+    spec: EpilogueSpec,
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    loads: Sequence[Tensor],
+    results: Sequence[Tensor] | None,
 ) -> None:
-    """Raises ValueError if results that the caller gives are not like those that the op would return."""
+    """Raises ValueError if operands contradict the spec or one another, or if results that the caller gives
+    are not like those that the op would return."""
+    check_operands(spec, a, b, loads)
+    if results is None:
+        return
     expected = outputs_like(spec, torch.empty(0, device="meta"), *plane_of(spec, a, b))
     if len(results) != len(expected):
         raise ValueError(f"gemm_epilogue_into got {len(results)} results; the spec has {len(expected)}")

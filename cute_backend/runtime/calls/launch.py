@@ -56,7 +56,7 @@ from cute_backend.runtime.arguments.operands import (
     parse_spec,
     plane_of,
 )
-from cute_backend.runtime.arguments.outputs import Outputs, check_results
+from cute_backend.runtime.arguments.outputs import Outputs, check_call
 from cute_backend.runtime.calls.later_kernels import LaterKernels
 from cute_backend.runtime.compiling.build import has_spare_core, load_known
 from cute_backend.runtime.compiling.rungs import (
@@ -126,21 +126,9 @@ def launch(
         launcher = _launchers[spec, a[0].get_device(), constraints]
     except (KeyError, IndexError):
         parsed = parse_spec(spec)
-        _check(parsed, a, b, loads, results)
+        check_call(parsed, a, b, loads, results)
         launcher = _launcher(parsed, a[0].get_device(), Constraints.parse(constraints))
     return launcher(a, b, loads, results)
-
-
-def _check(
-    spec: EpilogueSpec,
-    a: Sequence[Tensor],
-    b: Sequence[Tensor],
-    loads: Sequence[Tensor],
-    given: Sequence[Tensor] | None,
-) -> None:
-    check_operands(spec, a, b, loads)
-    if given is not None:
-        check_results(spec, a, b, given)
 
 
 def fitted_for(a: Sequence[Tensor], b: Sequence[Tensor], spec: str, constraints: str) -> Fitted | None:
@@ -438,7 +426,7 @@ class Launcher:
                 choice.fitted, choice.looks = None, _LOOKS
                 return self._consider(a, b, loads, sizes, given)
         except Exception:
-            _check(self._spec, a, b, loads, given)  # raises a better message if the operands are at fault
+            check_call(self._spec, a, b, loads, given)  # raises a better message if the operands are at fault
             raise
 
     def _widened(

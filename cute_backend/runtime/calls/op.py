@@ -42,8 +42,8 @@ import torch
 from torch import Tensor
 
 from cute_backend.caches import deliver
-from cute_backend.runtime.arguments.operands import check_operands, outputs_like, parse_spec, plane_of
-from cute_backend.runtime.arguments.outputs import check_results
+from cute_backend.runtime.arguments.operands import outputs_like, parse_spec, plane_of
+from cute_backend.runtime.arguments.outputs import check_call
 from cute_backend.runtime.calls.launch import launch
 
 _ARGUMENTS = 'Tensor[] a, Tensor[] b, Tensor[] loads, str spec, str constraints=""'
@@ -59,9 +59,8 @@ def _fake(
     results: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
     parsed = parse_spec(spec)
-    check_operands(parsed, a, b, loads or ())
+    check_call(parsed, a, b, loads or (), results)
     if results is not None:
-        check_results(parsed, a, b, results)
         return list(results)
     m, n = plane_of(parsed, a, b)
     return outputs_like(parsed, a[0], m, n)
@@ -80,9 +79,7 @@ def on_cpu(
     from cute_backend.replay import replay  # imported here, since a serving process only launches kernels
 
     parsed, loads = parse_spec(spec), loads or ()
-    check_operands(parsed, a, b, loads)
-    if results is not None:
-        check_results(parsed, a, b, results)
+    check_call(parsed, a, b, loads, results)
     return deliver(parsed, replay(parsed, a, b, loads), loads, results)
 
 

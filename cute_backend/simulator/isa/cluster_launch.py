@@ -33,7 +33,7 @@ def bind_try_cancel(binder: Binder, instruction: Instruction) -> Step:
 
     def ask(w: Warp) -> None:
         cluster = w.cta.cluster
-        response = encode_response(cluster.take_unstarted())
+        response = encode_response(cluster.launch.take_unstarted())
         mask = (1 << len(cluster.ctas)) - 1 if everywhere else None
         for goal in destinations(w, target(w), barrier(w), mask, False):
             start_load(w, goal, np.array([goal.offset >> 4]), partial(np.copy, response), text)
