@@ -74,16 +74,18 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 @pytest.fixture(scope="session", autouse=True)
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[None]:
     """A kernel cache of this run's own, shared by its workers, so that no test leans on an earlier run; and
-    a folder for what is compiled past it."""
+    the folder of what is compiled for it (`compile_once`)."""
     from support import compile_once
 
     base = tmp_path_factory.getbasetemp()
     run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUTE_BACKEND_CACHE_DIR", str(run / "kernels"))
-        patch.setenv(compile_once.FOLDER, str(run / "built"))
+        patch.setenv(
+            compile_once.FOLDER, str(compile_once.folder_between_runs(pytestconfig) or run / "built")
+        )
         yield
 
 

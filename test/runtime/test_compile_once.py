@@ -1,8 +1,9 @@
-"""A kernel that a run has compiled serves all who ask for the same kernel with the same text, and no
+"""A kernel that was compiled once serves all who ask for the same kernel with the same text, and no
 others."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from cute_backend.planning import Arch
 from cute_backend.runtime.compiling import compile as compiling
 from cute_backend.runtime.kernels.built import Built
 from cute_backend.runtime.kernels.kernel import Kernel
-from support.compile_once import FOLDER, Compile, once
+from support.compile_once import FOLDER, Compile, once, remove_unused
 from support.runtime.handmade import kernel_of, make_spec
 
 KERNEL = kernel_of(make_spec())
@@ -78,3 +79,35 @@ def test_a_text_that_was_never_written_is_left_to_the_compiler(path: Path) -> No
 
 def test_the_package_is_wrapped_in_this_run() -> None:
     assert hasattr(compiling.compile_kernel, "__wrapped__")
+
+
+def test_what_no_run_has_used_for_long_is_removed(path: Path) -> None:
+    """A use counts, whatever the age. Nothing is left of a kernel that is removed."""
+    counting = Counting()
+    for text in ("used", "unused"):
+        ask(once(counting), path, text)
+    folder = path.parent / "built"
+    for each in folder.iterdir():
+        os.utime(each, (0, 0))
+    ask(once(counting), path, "used")
+    remove_unused(folder)
+    assert counting.asked == 2
+    ask(once(counting), path, "used")
+    assert counting.asked == 2
+    ask(once(counting), path, "unused")
+    assert counting.asked == 3
+
+
+def test_a_kernel_that_was_written_in_part_is_compiled_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends_early(self: Path, data: bytes) -> int:
+        self.open("wb").write(data[:7])
+        raise KeyboardInterrupt
+
+    counting = Counting()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", ends_early)
+        with pytest.raises(KeyboardInterrupt):
+            ask(once(counting), path, "text")
+    assert ask(once(counting), path, "text").ptx.endswith("2. time")

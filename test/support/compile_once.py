@@ -1,8 +1,10 @@
-"""A pytest plugin that compiles each kernel once in a run, however many tests and workers need it.
+"""A pytest plugin that compiles each kernel once, however many tests, workers and runs need it.
 
-It wraps `compile_kernel`, which is below every cache of the package. The result for a text is kept in a
-folder of this run, which its workers share; if two need a kernel at once, one waits for the other. Errors are
-not kept. Tests of compilation itself use `afresh`.
+It wraps `compile_kernel`, which is below every cache of the package. The result is kept in pytest's cache
+under a digest of the module's text and of the kernel's name, which depends on the versions of the compiler
+and on every source that makes kernels. Workers share the folder; if two need a kernel at once, one waits for
+the other. A run removes kernels that no run has used for a week. Errors are not kept. Tests of compilation
+itself use `afresh`.
 
 `build` compiles in the test's process, where `compile_kernel` is wrapped. Tests of the processes in which
 kernels of programs are compiled use `apart`.
@@ -15,6 +17,7 @@ import hashlib
 import json
 import os
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +32,9 @@ from cute_backend.runtime.kernels.kernel import Kernel
 
 FOLDER = "TESTS_OF_CUTE_BACKEND_BUILT"
 """The environment variable that names the folder; without it nothing is kept."""
+
+DAYS_KEPT = 7
+"""The days after which a kernel that no run has used is removed."""
 
 Compile = Callable[[Kernel, str, Path], Built]
 
@@ -47,9 +53,13 @@ def once(compile_kernel: Compile) -> Compile:
         place.parent.mkdir(exist_ok=True)
         with FileLock(f"{place}.lock"):
             if place.exists():
+                os.utime(place)
                 return pickle.loads(place.read_bytes())
             built = compile_kernel(kernel, source, path)
-            place.write_bytes(pickle.dumps(built))
+            # A run that is killed leaves no part of a kernel under the name that others read.
+            unfinished = place.with_suffix(".new")
+            unfinished.write_bytes(pickle.dumps(built))
+            unfinished.replace(place)
             return built
 
     return kept
@@ -59,6 +69,25 @@ module.compile_kernel = once(afresh)
 
 apart = building._compile_in_process
 building._compile_in_process = building.compiled
+
+
+def folder_between_runs(config: pytest.Config) -> Path | None:
+    """Where kernels are kept between runs, or None if pytest has no cache (`-p no:cacheprovider`)."""
+    kept: pytest.Cache | None = getattr(config, "cache", None)
+    return None if kept is None else kept.mkdir("kernels")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    folder = folder_between_runs(session.config)
+    if folder is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+        remove_unused(folder)
+
+
+def remove_unused(folder: Path) -> None:
+    oldest = time.time() - DAYS_KEPT * 24 * 3600
+    for path in folder.iterdir():
+        if path.stat().st_mtime < oldest:
+            path.unlink()
 
 
 def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
