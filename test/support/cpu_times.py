@@ -1,4 +1,4 @@
-"""A pytest plugin that reports the tests that take the most processor time.
+"""A pytest plugin that reports the processor time of every folder beside its budget, and the slowest tests.
 
 Processor time, of the process and of the children that it has waited for, can be compared between runs on a
 busy machine, where wall-clock time is not. `--cpu-times FILE` writes the seconds of every test as JSON.
@@ -8,12 +8,31 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 SHOWN = 10
+
+BUDGETS = {
+    "test": 5.0,
+    "test/bench": 1.0,
+    "test/fx_walk": 5.0,
+    "test/memory_ops": 3.0,
+    "test/operators": 1.0,
+    "test/ops": 0.5,
+    "test/planning": 1.0,
+    "test/runtime": 3.0,
+    "test/simulator": 4.0,
+    "test/templates": 1.5,
+}
+"""The minutes that the tests of a folder may take in `make test`, of one processor of an AMD EPYC server.
+
+A run that takes more passes, as other machines and busy ones differ: the line of the folder is marked. Who
+adds tests to a folder moves as much to `make test-exhaustive`, or says in the commit why it may take more.
+"""
 
 _PROPERTY = "cpu_seconds"
 
@@ -60,9 +79,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)
     total = sum(seconds.values())
-    terminalreporter.section(f"{total / 60:.1f} minutes of processor time; the slowest {SHOWN} tests")
+    terminalreporter.section(f"{total / 60:.1f} minutes of processor time, by folder, and their budget")
+    for line in by_folder(seconds):
+        terminalreporter.write_line(line)
+    terminalreporter.section(f"the slowest {SHOWN} tests")
     for name in slowest[:SHOWN]:
         terminalreporter.write_line(f"{seconds[name]:7.1f} s  {name}")
     path = config.getoption("--cpu-times")
     if path is not None:
         path.write_text(json.dumps({name: seconds[name] for name in slowest}, indent=1))
+
+
+def by_folder(seconds: Mapping[str, float]) -> Iterator[str]:
+    """A line for each folder: what its tests took, its budget if it has one, and whether it took more."""
+    taken: Counter[str] = Counter()
+    for name, value in seconds.items():
+        taken[os.path.dirname(name.partition("::")[0])] += value / 60
+    for folder, minutes in sorted(taken.items()):
+        budget = BUDGETS.get(folder)
+        beside = "       " if budget is None else f" of {budget:4.1f}"
+        over = " over" if budget is not None and minutes > budget else ""
+        yield f"{minutes:7.1f}{beside} min  {folder}{over}"
