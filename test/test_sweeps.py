@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.sweeps import covering
+from support.sweeps import covering, in_parts
 
 MAKEFILE = Path(__file__).parents[1] / "Makefile"
 
@@ -52,6 +52,12 @@ def test_the_plugin_divides(letter: str, number: int, request: pytest.FixtureReq
 def test_the_plugin_keeps_two_that_lie_apart(number: int, request: pytest.FixtureRequest) -> None:
     left_out = request.node.get_closest_marker("exhaustive") is not None
     assert left_out == (number not in (0, 8))
+
+
+def test_the_parts_of_a_test_are_the_whole() -> None:
+    name, parts = in_parts(3).mark.args
+    assert name == "part"
+    assert sorted(i for part in parts for i in range(10)[part]) == list(range(10))
 
 
 def test_every_mark_that_make_test_leaves_out_has_a_target() -> None:

@@ -157,7 +157,7 @@ AT_LAUNCH = [
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize(
     ("config", "rows", "batches"), AT_LAUNCH, ids=lambda each: getattr(each, "name", str(each))

@@ -175,7 +175,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("name", "config", "columns"), CONFIGS, ids=lambda each: getattr(each, "name", str(each))
 )
@@ -271,7 +271,7 @@ def test_blocks_of_two_sizes_are_held_by_a_visit() -> None:
     assert two.by_visits and two.visit_columns == 128
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("columns", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])

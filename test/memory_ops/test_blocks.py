@@ -48,6 +48,7 @@ from cute_backend.spec import (
     Stride,
 )
 from support.archs import FIRST
+from support.sweeps import in_parts
 from support.verdicts import assert_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
@@ -192,7 +193,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize(("config", "columns"), CONFIGS, ids=lambda each: getattr(each, "name", str(each)))
@@ -293,7 +294,7 @@ def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
                 assert cut.tile_n % columns == 0 and shared % cut.subtile_n == 0
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 128), (Arch.SM90A, 64), (Arch.SM100A, 64)])
 @pytest.mark.parametrize("name", SPECS)
 def test_every_kernel_of_blocks_has_a_sound_rung(name: str, arch: Arch, columns: int) -> None:
@@ -321,16 +322,15 @@ def test_a_block_in_a_thread_leaves_planes_by_element_registers(loads: int) -> N
     assert_sound([plan(spec, config, Alignment.PLAIN)])
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
+@in_parts(4)
 @pytest.mark.parametrize("columns", [32, 64])
 @pytest.mark.parametrize("loads", [1, 2])
-def test_blocks_in_a_thread_have_a_sound_rung(columns: int, loads: int) -> None:
+def test_blocks_in_a_thread_have_a_sound_rung(columns: int, loads: int, part: slice) -> None:
     spec = beside(columns, loads)
     split = replace(spec, loads=tuple(map(misaligned, spec.loads)))
-    for each in (spec, split):
-        for config in table(Arch.SM100A, each):
-            for alignment in Alignment:
-                assert_sound([plan(each, config, alignment)])
+    cases = ((each, config) for each in (spec, split) for config in table(Arch.SM100A, each))
+    assert_sound([plan(*case, alignment) for case in cases for alignment in Alignment][part])
 
 
 @pytest.mark.sim
@@ -368,7 +368,7 @@ WHOLE_VISITS = {
 """Specs whose blocks only a visit of a whole tile holds."""
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", WHOLE_VISITS)
 def test_visits_of_a_whole_tile_have_a_sound_rung(name: str, alignment: Alignment) -> None:
@@ -378,6 +378,7 @@ def test_visits_of_a_whole_tile_have_a_sound_rung(name: str, alignment: Alignmen
         assert_sound([plan(spec, config, alignment)])
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("columns", [48, 80, 96])
 def test_passes_reduce_blocks_of_promoted_sums(columns: int) -> None:
     """The wider tiles that hold these blocks leave promoted sums no registers, so others serve them."""

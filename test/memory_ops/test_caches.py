@@ -131,14 +131,14 @@ def test_the_replay_leaves_out_rows_beyond_a_cache() -> None:
         assert (~cache.isnan()).any(-1).sum() == written
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("rows", [1, 100, 127])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda each: f"{each.arch.value}-{each.name}")
 def test_kernels_write_rows_from_a_position(config: TileConfig, rows: int) -> None:
     check(attention(rows, 128, FIRST), 2 * rows, torch.tensor(1), config)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("rows", [1, 100, 127])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda each: f"{each.arch.value}-{each.name}")
 def test_kernels_write_rows_at_positions(config: TileConfig, rows: int) -> None:

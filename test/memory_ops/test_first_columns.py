@@ -209,7 +209,7 @@ SPILLS = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", SPILLS)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
@@ -314,7 +314,7 @@ SHARED = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])

@@ -105,7 +105,7 @@ SIZES = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("config", TILES.values(), ids=TILES)
 def test_one_launch_gives_the_bits_of_two(config: TileConfig, size: tuple[int, int]) -> None:
@@ -127,6 +127,7 @@ def test_rows_of_batches_that_are_no_multiple_of_a_strip() -> None:
     check(of_rows(ProductKind.BATCHED), [a], [b], TILES["cooperative"])
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", ["ping-pong", "two blocks of rows"])
 def test_rows_of_groups(config: str) -> None:
     """Groups of one row, of none, and of several tiles; strips of two groups begin within 16 rows."""

@@ -147,7 +147,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("config", "columns"), CONFIGS, ids=lambda each: getattr(each, "name", str(each)))
 def test_kernels_rotate_halves(config: TileConfig, columns: int) -> None:
     """Several tiles, the last of each row and column cut off; and one row."""
@@ -172,7 +172,7 @@ NEIGHBOURS = [
 ]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("config", "head"), NEIGHBOURS, ids=lambda each: getattr(each, "name", str(each)))
 def test_kernels_rotate_neighbours(config: TileConfig, head: int) -> None:
     """Several tiles, the last of each row and column cut off; and one row, of columns that TMA can't take."""
@@ -197,7 +197,7 @@ def test_neighbours_are_rotated_beside_everything_but_even_and_odd_columns(arch:
         table(arch, EpilogueSpec((even, odd), (), ops, (Store("out0", "t1", DType.F32),)))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("head", [128, 24])
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A, Arch.SM80], ids=lambda arch: arch.value)
@@ -209,7 +209,7 @@ def test_every_kernel_that_rotates_neighbours_has_a_sound_rung(
         assert_sound([plan(spec, config, alignment)])
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A], ids=lambda arch: arch.value)
 @pytest.mark.parametrize("case", ["batches", "by element", "columns"])
 def test_other_layouts_rotate_halves(arch: Arch, case: str) -> None:
@@ -225,7 +225,7 @@ def test_other_layouts_rotate_halves(arch: Arch, case: str) -> None:
     check(spec, 100 if case != "columns" else 104, 192, 64, table(arch, spec)[-1])
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize(
     ("arch", "columns"),

@@ -184,6 +184,7 @@ def test_one_head_may_have_several_subtiles(name: str, m: int) -> None:
     check(spec, m, 128, config)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("m", [64, 2048])
 def test_kernels_of_llama_have_a_sound_rung(arch: Arch, m: int) -> None:

@@ -153,7 +153,7 @@ def test_stores(name: str, arch: Arch) -> None:
         torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("n", [N, N - 3])
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A, Arch.SM80])
 def test_parts_of_one_result(arch: Arch, n: int) -> None:
@@ -172,7 +172,7 @@ def test_parts_of_one_result(arch: Arch, n: int) -> None:
     assert all(map(torch.equal, replay(spec, [a], [b], []), (whole, joined)))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A, Arch.SM80])
 @pytest.mark.parametrize("n", [N, N - 3], ids=["by tma", "by element"])
 @pytest.mark.parametrize(

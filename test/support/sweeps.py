@@ -17,6 +17,13 @@ import pytest
 EXHAUSTIVE = pytest.mark.exhaustive
 
 
+def in_parts(count: int) -> pytest.MarkDecorator:
+    """Gives a test a parameter `part`, a slice that takes every `count`-th of what it goes through, so that a
+    sweep can keep some of that."""
+    parts = [slice(i, None, count) for i in range(count)]
+    return pytest.mark.parametrize("part", parts, ids=[f"{i}-of-{count}" for i in range(count)])
+
+
 @pytest.hookimpl(tryfirst=True)  # before cases are deselected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sweeps: dict[str, list[pytest.Item]] = defaultdict(list)

@@ -54,7 +54,7 @@ from support.archs import FIRST
 from support.epilogues import EPILOGUES, GROUPED, Problem
 from support.heavy import HEAVY
 from support.shipped import SAMPLING, code_of, epilogue_spec, heavy_spec, is_fp8, sampling_spec, served
-from support.sweeps import EXHAUSTIVE, covering
+from support.sweeps import EXHAUSTIVE, covering, in_parts
 from support.verdicts import Verdict, assert_first_rungs_are_clean, assert_sound
 
 PROMOTED = {"fast_accum": False}
@@ -130,31 +130,32 @@ def names_in(table: str) -> list[str]:
     return [name for name in names if how["fast_accum"] or is_fp8(name)]
 
 
-@pytest.mark.parametrize("quarter", [0, *(pytest.param(i, marks=EXHAUSTIVE) for i in (1, 2, 3))])
+@pytest.mark.sweep
+@in_parts(8)
 @pytest.mark.parametrize("table", EVERY_DAY)
-def test_every_configuration_has_a_sound_rung(table: str, quarter: int) -> None:
+def test_every_configuration_has_a_sound_rung(table: str, part: slice) -> None:
     arch, _ = TABLES[table]
     plans = one_of_each_configuration(arch, [spec_in(table, name) for name in names_in(table)])
     assert plans.keys() >= set(offered(arch, next(iter(plans.values())).spec))
-    assert_sound(list(plans.values())[quarter::4])
+    assert_sound(list(plans.values())[part])
 
 
-@pytest.mark.parametrize(
-    "name", ["addmm_relu", *(pytest.param(n, marks=EXHAUSTIVE) for n in ("square", "sums"))]
-)
-@pytest.mark.parametrize("stored", [DType.I8, pytest.param(DType.E4M3, marks=EXHAUSTIVE)])
-@pytest.mark.parametrize(
-    "arch",
-    [Arch.SM90A, Arch.SM80, *(pytest.param(each, marks=EXHAUSTIVE) for each in (Arch.SM89, Arch.SM120A))],
-)
-def test_weights_are_converted_without_spills_or_waits(name: str, stored: DType, arch: Arch) -> None:
+@pytest.mark.sweep(4)
+@in_parts(8)
+@pytest.mark.parametrize("name", ["addmm_relu", "square", "sums"])
+@pytest.mark.parametrize("stored", [DType.I8, DType.E4M3])
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM80, Arch.SM89, Arch.SM120A])
+def test_weights_are_converted_without_spills_or_waits(
+    name: str, stored: DType, arch: Arch, part: slice
+) -> None:
     """Tiles for rows of unknown and of known numbers. No product waits for the one before it."""
     spec = epilogue_spec(name, True)
     acc = replace(spec.product, a_dtype=DType.BF16, b_dtype=stored, a_major=Major.K, b_major=Major.K)
     spec = replace(spec, accumulators=(acc,))
     known = {choose(arch, spec, m, n, 4096, 132) for m in (8, 40, 64, 128, 200) for n in (4096, 28672)}
     tiles = dict.fromkeys((*offered(arch, spec), *known))
-    assert_first_rungs_are_clean(plan(spec, tile, alignment) for tile in tiles for alignment in Alignment)
+    plans = [plan(spec, tile, alignment) for tile in tiles for alignment in Alignment]
+    assert_first_rungs_are_clean(plans[part])
 
 
 def ways_to_sample() -> Iterator[ParameterSet]:
