@@ -15,6 +15,16 @@ from _pytest.mark import ParameterSet
 from cute_backend.api import Region
 from cute_backend.runtime.compiling.compile import compile_kernel
 from cute_backend.runtime.kernels.source import text_of
+from support.epilogues import (
+    BLOCKS,
+    BLOCKWISE,
+    EPILOGUES,
+    GROUPED,
+    MMA_SCALED,
+    SEGMENTS,
+    STORED,
+    TILED,
+)
 from support.golden import EXPECTED, assert_expected, assert_unexpected
 from support.golden_regions import (
     ARCHS,
@@ -24,7 +34,7 @@ from support.golden_regions import (
     file_name,
     the_region,
 )
-from support.sweeps import EXHAUSTIVE
+from support.sweeps import EXHAUSTIVE, covering
 
 CASES = [pytest.param(name, arch, id=f"{name}-{arch}") for arch in ARCHS for name in NAMES[arch]]
 
@@ -36,16 +46,18 @@ def test_the_region_is_the_whole_program(name, arch):
     assert tuple(store.dtype for store in region.stores) == PROGRAMS[name].stores
 
 
+TABLES = (EPILOGUES, BLOCKWISE, MMA_SCALED, TILED, GROUPED, BLOCKS, SEGMENTS, STORED)
+
+
 def compiled() -> Iterator[ParameterSet]:
-    """Every module. Of a program `make test` compiles one, for its architectures in rotation, and of every
-    architecture at least one."""
-    seen = set()
-    for i, name in enumerate(PROGRAMS):
-        archs = [arch for arch in ARCHS if name in NAMES[arch]]
-        for arch in archs:
-            kept = arch == archs[i % len(archs)] or arch not in seen
-            seen.add(arch)
-            yield pytest.param(name, arch, id=f"{name}-{arch}", marks=() if kept else EXHAUSTIVE)
+    """Every module. `make test` compiles one of each architecture and of each table of programs."""
+    kinds = [
+        frozenset({arch, *(i for i, table in enumerate(TABLES) if name in table)})
+        for name, arch in (case.values for case in CASES)
+    ]
+    kept = covering(kinds)
+    for i, case in enumerate(CASES):
+        yield pytest.param(*case.values, id=case.id, marks=() if i in kept else EXHAUSTIVE)
 
 
 OF_TILE = (
