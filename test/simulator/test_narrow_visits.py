@@ -118,13 +118,12 @@ def test_8_columns_of_planes_by_element(arch: Arch, tile_m: int) -> None:
 
 
 NAMES = ("bias_gelu_residual", "addmm_relu", "silu_mul_quant", "row_maxima", "sums", "swiglu_chunk")
-PLANES = tuple(name for name in HEAVY if narrow(heavy_spec(name)))
 
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("alignment", Alignment)
 @pytest.mark.parametrize("columns", WIDTHS)
-@pytest.mark.parametrize("name", [*NAMES, *PLANES])
+@pytest.mark.parametrize("name", [*NAMES, *HEAVY])
 def test_none_spills(name: str, columns: int, alignment: Alignment) -> None:
     spec = heavy_spec(name) if name in HEAVY else epilogue_spec(name, True)
     configs = [config for config in narrow(spec) if config.tile_n == columns]
