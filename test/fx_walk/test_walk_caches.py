@@ -81,6 +81,7 @@ def agrees(fn: Callable[..., Any], *args: Tensor) -> list[str]:
     return code
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [1, 100, 127])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_kernel_writes_rows_of_a_cache(program: Callable[..., Any], rows: int) -> None:

@@ -1,8 +1,9 @@
 """Each of several processes compares a sequence-parallel block with eager, with async tensor parallelism on.
 
-    torchrun --nproc-per-node 2 test/support/fx_walk/two_ranks.py
+    torchrun --nproc-per-node 2 test/support/fx_walk/two_ranks.py SEQUENCES...
 
-The ops of async tensor parallelism run as torch's own fallbacks for them: one collective and the products.
+Each argument is a number of sequences. The ops of async tensor parallelism run as torch's own fallbacks for
+them: one collective and the products.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def main() -> int:
     for op in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
         on_cpu.impl(op, getattr(symmetric, f"_{op}_fallback"))
     wrong = 0
-    for batch in (1, 2):
+    for batch in map(int, sys.argv[1:]):
         counters.clear()
         torch.manual_seed(0)
         module = sequence_parallel(Block(attends=False).to(torch.bfloat16))
