@@ -78,7 +78,7 @@ def check(stored: DType, other: DType, config: TileConfig, problem: tuple[int, i
         assert torch.equal(actual, expected), wrong(actual, expected)
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("m", [1, 5, 64, 130])
 @pytest.mark.parametrize("k", [16, 336, 1040])
@@ -88,7 +88,7 @@ def test_products_are_exact(tile: str, m: int, k: int) -> None:
     check(DType.I8, DType.BF16, config, (m, config.tile_m + 40, k))
 
 
-@pytest.mark.sweep(10)
+@pytest.mark.sweep
 @pytest.mark.parametrize("tile", WARPS)
 @pytest.mark.parametrize("m", [1, 5, 64, 130])
 @pytest.mark.parametrize("k", [16, 336, 1040])
@@ -101,7 +101,7 @@ CONVERSIONS = [TILES["8 rows"], WARPS["cp.async"]]
 """A tile with instructions that convert fp8, and one without."""
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep
 @pytest.mark.parametrize("tile", [*CONVERSIONS, WARPS["with conversions"], WARPS["TMA"]], ids=arch_of)
 @pytest.mark.parametrize("stored", STORED_DTYPES, ids=lambda dtype: dtype.value)
 @pytest.mark.parametrize("other", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
@@ -109,6 +109,7 @@ def test_dtypes(tile: TileConfig, stored: DType, other: DType) -> None:
     check(stored, other, tile, (5, 104, 272))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("tile", CONVERSIONS, ids=arch_of)
 @pytest.mark.parametrize("stored", STORED_DTYPES, ids=lambda dtype: dtype.value)
 @pytest.mark.parametrize("other", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
@@ -133,7 +134,7 @@ def test_every_stored_value(tile: TileConfig, stored: DType, other: DType) -> No
         assert torch.equal(result[0].nan_to_num(7.5), column.float().nan_to_num(7.5))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep
 @pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
 @pytest.mark.parametrize("m", [5, 130])
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80", "sm_120a"])

@@ -24,7 +24,7 @@ COUNTS = {Arch.SM90A: 5, Arch.SM100A: 4}
 CONFIGS = [(arch, index) for arch in COUNTS for index in range(COUNTS[arch])]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @COLUMNS
 @pytest.mark.parametrize(("arch", "index"), CONFIGS, ids=lambda value: str(getattr(value, "value", value)))
 def test_every_configuration_at_edges_in_every_direction(arch, index, columns):

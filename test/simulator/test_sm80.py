@@ -57,7 +57,7 @@ from support.simulator.exact import (
 FEEDS = pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM120A], ids=["cp.async", "TMA"])
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @FEEDS
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("shape", [(64, 64), (64, 128), (128, 128), (256, 128)], ids=str)
@@ -132,6 +132,7 @@ def test_batches(arch: Arch) -> None:
         assert torch.equal(actual, expected)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("columns", [pairs.TWO, pairs.NEIGHBOURS], ids=["two", "neighbours"])
 @FEEDS
 def test_pairs_of_products(arch: Arch, columns: tuple) -> None:
@@ -301,7 +302,7 @@ def test_columns_of_batches_are_refused() -> None:
         Sm80Gemm(SimpleNamespace(shared_loads=loads), sm80(64, 64), Stages(4), kind=ProductKind.BATCHED)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @FEEDS
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("parts", [2, 4, 8])

@@ -156,7 +156,7 @@ CONFIGS = [
 by_name = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(4)
 @by_name
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 def test_edges_in_every_direction(config, alignment):
@@ -343,6 +343,7 @@ def packed_neighbours(a, b):
     return gated, gated.float().amax(-1)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("arch", "fn"),
     [(SM90, packed_halves), (SM90, packed_neighbours), (SM100, packed_halves)],
@@ -390,7 +391,7 @@ def test_tiles_are_visited_in_groups_of_rows(config, rows, clusters):
     check_exact(scaled_residual(), problem, machine(config, clusters=clusters))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @small
 @pytest.mark.parametrize(
     ("a", "b", "a_major", "b_major"),
@@ -409,6 +410,7 @@ def test_operand_dtypes_and_majors(config, a, b, a_major, b_major):
     check_exact(spec, (config.tile_m + 40, config.tile_n + 24, 208), machine(config))
 
 
+@pytest.mark.sweep(2)
 @small
 @pytest.mark.parametrize("seeds", [(None, 2), pytest.param(range(3, 9), marks=EXHAUSTIVE)], ids=str)
 def test_no_seed_changes_a_bit(config, seeds):
