@@ -138,9 +138,9 @@ def fresh_compiler() -> Iterator[None]:
 def free_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Launches and last tiles that cost nothing, and second readings of rows that cost their bytes: what can
     be fused is shown on planes so small that a launch would decide what is."""
-    boundary.choose.cache_clear()
+    boundary.cheapest_stores.cache_clear()
     for name in ("LAUNCH_BYTES", "LAST_TILE_BYTES"):
         monkeypatch.setattr(boundary, name, 0)
     monkeypatch.setattr(crossings, "ROW_HELD", 0)
     yield
-    boundary.choose.cache_clear()
+    boundary.cheapest_stores.cache_clear()

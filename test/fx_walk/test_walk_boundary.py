@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from cute_backend import config
 from cute_backend.fx_walk.ends import settle
-from cute_backend.fx_walk.ends.boundary import Boundary, Choices, Limits, choose
+from cute_backend.fx_walk.ends.boundary import Boundary, Choices, Limits, cheapest_stores
 from cute_backend.fx_walk.ends.consumers import reduces
 from cute_backend.fx_walk.ends.launches import launches
 from cute_backend.fx_walk.refusals.reasons import Reason
@@ -281,9 +281,9 @@ def choices_of(
 
     def recorded(choices: Choices, room: Limits) -> Boundary | None:
         found.append(choices)
-        return choose(choices, room)
+        return cheapest_stores(choices, room)
 
-    monkeypatch.setattr(settle, "choose", recorded)
+    monkeypatch.setattr(settle, "cheapest_stores", recorded)
     walk(graph, capability=capability)
     return found
 

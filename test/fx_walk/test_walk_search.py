@@ -8,7 +8,14 @@ from itertools import combinations
 import pytest
 
 from cute_backend.fx_walk.ends import boundary
-from cute_backend.fx_walk.ends.boundary import LAST_TILE_BYTES, LAUNCH_BYTES, Choices, Limits, Value, choose
+from cute_backend.fx_walk.ends.boundary import (
+    LAST_TILE_BYTES,
+    LAUNCH_BYTES,
+    BoundaryValue,
+    Choices,
+    Limits,
+    cheapest_stores,
+)
 from cute_backend.planning import LAST_TILE_RESULTS
 
 PLANE = LAUNCH_BYTES // 4
@@ -18,7 +25,7 @@ def bits(mask: int) -> list[int]:
     return [place for place in range(mask.bit_length()) if mask >> place & 1]
 
 
-def with_sources(values: tuple[Value, ...], place: int) -> set[int]:
+def with_sources(values: tuple[BoundaryValue, ...], place: int) -> set[int]:
     """A value and all that it is computed from."""
     return {place}.union(*(with_sources(values, source) for source in bits(values[place].sources)))
 
@@ -106,7 +113,7 @@ def every_choice(choices: Choices, room: Limits) -> list[set[int]]:
 def drawn(rng: random.Random, count: int) -> Choices:
     loads = tuple(rng.choice((PLANE, 2 * PLANE)) for _ in range(3))
     consumers = rng.randint(1, 3)
-    values: list[Value] = []
+    values: list[BoundaryValue] = []
     for place in range(count):
         product = place == 0 or (place == 1 and rng.random() < 0.2)
         reduces = not product and rng.random() < 0.15
@@ -117,7 +124,7 @@ def drawn(rng: random.Random, count: int) -> Choices:
             sources = sum(1 << each for each in rng.sample(range(place), min(place, rng.choice((1, 1, 2)))))
             sources &= ~sum(1 << each for each in reduced)
         values.append(
-            Value(
+            BoundaryValue(
                 size=PLANE // 64 * rng.choice((1, 2)) if is_small else PLANE // 2 * rng.choice((1, 2, 2, 4)),
                 sources=sources,
                 loads=0 if product or finishes or rng.random() < 0.6 else rng.randrange(8),
@@ -148,7 +155,7 @@ def agrees(seed: int, count: int) -> None:
     results = rng.randint(1, 4)
     room = Limits(rng.randint(0, 3), results, rng.randrange(results), rng.choice((0, 0, 48, 100)))
     costs = [each for chosen in every_choice(choices, room) if (each := cost(choices, chosen)) is not None]
-    found = choose(choices, room)
+    found = cheapest_stores(choices, room)
     if found is None:
         assert not costs
         return
@@ -164,9 +171,9 @@ def test_the_search_agrees_with_trying_all_stores() -> None:
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_few_bytes_are_worth_a_reduction_that_takes_no_launch_and_no_other(apart: bool) -> None:
     """A kernel reads the plane 0 and its reduction 1; if it reduces the plane itself, it reads it twice."""
-    plane = Value(PLANE, product=True)
-    reduction = Value(PLANE // 64, sources=1, reduces=True, apart=apart, again=3 * PLANE)
-    found = choose(Choices((plane, reduction), (), (3,), (0,)), Limits(3, 4))
+    plane = BoundaryValue(PLANE, product=True)
+    reduction = BoundaryValue(PLANE // 64, sources=1, reduces=True, apart=apart, again=3 * PLANE)
+    found = cheapest_stores(Choices((plane, reduction), (), (3,), (0,)), Limits(3, 4))
     assert found == boundary.Boundary(1 if apart else 3, is_best=True)
 
 
@@ -174,7 +181,10 @@ def test_a_few_bytes_are_worth_a_reduction_that_takes_no_launch_and_no_other(apa
     ("reductions", "cost"), [(0, 0), (1, LAST_TILE_BYTES), (4, LAST_TILE_BYTES), (5, LAUNCH_BYTES)]
 )
 def test_the_last_tile_of_a_row_finishes_few_results(reductions: int, cost: int) -> None:
-    values = (Value(PLANE, product=True), *(Value(1, sources=1, reduces=True, apart=False) for _ in range(5)))
+    values = (
+        BoundaryValue(PLANE, product=True),
+        *(BoundaryValue(1, sources=1, reduces=True, apart=False) for _ in range(5)),
+    )
     assert Choices(values, (), (), ()).finish_bytes((2 << reductions) - 1) == cost
 
 
@@ -190,28 +200,31 @@ def test_a_search_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatc
     given_up = 0
     for seed in range(50):
         choices = drawn(random.Random(seed), 12)
-        whole = choose(choices, Limits(3, 4))
+        whole = cheapest_stores(choices, Limits(3, 4))
         if not all(value.storable for value in choices.values if value.product):
             continue
         for most in (0, 100):
             monkeypatch.setattr(boundary, "_MAX_WORK", most)
-            choose.cache_clear()
-            found = choose(choices, Limits(3, 4))
+            cheapest_stores.cache_clear()
+            found = cheapest_stores(choices, Limits(3, 4))
             assert (found is None) == (whole is None)
             if found is not None:
                 given_up += not found.is_best
                 assert cost(choices, set(bits(found.stores))) is not None
             monkeypatch.undo()
-        choose.cache_clear()
+        cheapest_stores.cache_clear()
     assert given_up > 30
 
 
 def test_thousands_of_values_are_not_searched() -> None:
     count = 3000
-    chain = [Value(PLANE, product=True), *(Value(PLANE, sources=1 << place) for place in range(count))]
+    chain = [
+        BoundaryValue(PLANE, product=True),
+        *(BoundaryValue(PLANE, sources=1 << place) for place in range(count)),
+    ]
     read = Choices(tuple(chain), (), ((2 << count) - 1,), (0,))
-    found = choose(read, Limits(3, 4))
+    found = cheapest_stores(read, Limits(3, 4))
     assert found is not None and not found.is_best
     assert bits(found.stores) == [0, count - 2, count - 1, count]
     last = Choices(tuple(chain), (), (1 << count,), (0,))
-    assert choose(last, Limits(3, 4)) == boundary.Boundary(1 << count, is_best=True)
+    assert cheapest_stores(last, Limits(3, 4)) == boundary.Boundary(1 << count, is_best=True)

@@ -1,10 +1,11 @@
 """The end of a region: the set of stores with which the fewest bytes are read and written.
 
-This module knows nothing of graphs. Each `Value` of a region could be stored. If a value is needed outside of
-the kernel and is not stored, the `consumers` that need it compute it again from stored values. The bytes are
-those that the kernel loads and stores and that its consumers read and write. A launch that some choices have
-and others don't counts as LAUNCH_BYTES; a second kernel that finishes a region's reductions is such a launch.
-Reductions that rows' last tiles finish take no launch, but time, which counts as LAST_TILE_BYTES.
+This module knows nothing of graphs. Each `BoundaryValue` of a region could be stored. If a value is needed
+outside of the kernel and is not stored, the `consumers` that need it compute it again from stored values. The
+bytes are those that the kernel loads and stores and that its consumers read and write. A launch that some
+choices have and others don't counts as LAUNCH_BYTES; a second kernel that finishes a region's reductions is
+such a launch. Reductions that rows' last tiles finish take no launch, but time, which counts as
+LAST_TILE_BYTES.
 
 The set of stores decides everything else, so the search is over sets of stores: branch and bound, from the
 region's last value to its first. Once all values after one are decided, it is known which consumers need that
@@ -46,7 +47,7 @@ _MAX_WORK = 200_000
 
 
 @dataclass(frozen=True)
-class Value:
+class BoundaryValue:
     """A value of a region. Values are identified by their places in the order, and sets of them are bit
     masks.
 
@@ -124,7 +125,7 @@ class Choices:
     `consumers` has the values and `loaded` the loads that it reads in every choice. A kernel that reads no
     value runs only if it is the home of one. `load_bits` are the bits of an element of each load."""
 
-    values: tuple[Value, ...]
+    values: tuple[BoundaryValue, ...]
     loads: tuple[int, ...]
     consumers: tuple[int, ...]
     loaded: tuple[int, ...]
@@ -179,7 +180,7 @@ class Boundary:
 
 
 @lru_cache(maxsize=256)
-def choose(choices: Choices, room: Limits) -> Boundary | None:
+def cheapest_stores(choices: Choices, room: Limits) -> Boundary | None:
     """The stores with which the fewest bytes cross the boundary, of those that one kernel has room for; None
     if there is no such set.
 
@@ -215,7 +216,7 @@ def members(mask: int) -> Iterator[int]:
         mask ^= 1 << place
 
 
-def computed_for(values: Sequence[Value], wanted: int) -> int:
+def computed_for(values: Sequence[BoundaryValue], wanted: int) -> int:
     """Some values and all that they are computed from."""
     found = wanted
     for place in reversed(range(wanted.bit_length())):
@@ -387,7 +388,7 @@ def _as_late_as_possible(choices: Choices, candidates: int, room: Limits) -> int
 _ENDLESS = 1 << 62
 
 
-def minimum_cut(values: Sequence[Value], candidates: int, wanted: int) -> int:
+def minimum_cut(values: Sequence[BoundaryValue], candidates: int, wanted: int) -> int:
     """The bytes of a minimum cut: values, each a candidate or written by its home, of which one lies on every
     path from a product to a wanted value. _ENDLESS or more if some path has no such value. The cut is found
     as a maximum flow by augmenting paths; each value has an entry and an exit, and its bytes are the capacity

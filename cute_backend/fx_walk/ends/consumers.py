@@ -3,12 +3,12 @@
 - Every kernel that reads the result of pointwise work or a reshape computes it itself, and none writes it,
   unless a product, a call, an output or another region needs it in memory.
 - Work over the rows of the plane, pointwise or a reduction of the last axis, is one kernel until something
-  ends its wave. Reductions of other axes are another kernel.
+  ends its round. Reductions of other axes are another kernel.
 - A kernel that reduces the plane and then works on the plane with the result reads its input twice, unless it
   holds rows of that length (`boundary.ROW_HELD`).
 - Work on a reduction's result alone is done by the kernel that reduces, if that is Inductor's.
-- A product, a call of another kind and a reduction of other axes than the last end a wave; work that follows
-  from them is in a later one. Waves are counted from the start of the graph.
+- A product, a call of another kind and a reduction of other axes than the last end a round; work that follows
+  from them is in a later one. Rounds are counted from the start of the graph.
 - An op that joins tensors to a larger one, as the gradients of gate and up are joined, or pads one, is a
   kernel that does the work before it as it writes. So is a copy whose axes are in another order. A reduction
   is written into its place in the larger tensor by the kernel that computes it, if that is Inductor's, and
@@ -18,7 +18,7 @@
 - A reduction of fewer than eight elements is pointwise: Inductor writes it out.
 - Otherwise a kernel reads a buffer once, however many of its ops do, and nothing that it computes itself.
 
-Inductor may need fewer bytes, by fusing work of several waves that share inputs, or more, by writing results
+Inductor may need fewer bytes, by fusing work of several rounds that share inputs, or more, by writing results
 that are expensive to compute again.
 """
 
@@ -43,26 +43,26 @@ from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 
 @dataclass(frozen=True)
 class InductorKernel:
-    """A kernel of Inductor's: its wave, and whether it runs over the plane by columns, to reduce them."""
+    """A kernel of Inductor's: its round, and whether it runs over the plane by columns, to reduce them."""
 
-    wave: int
+    round: int
     by_columns: bool = False
 
 
-class Waves:
-    """The wave of every node of a graph, whose nodes come in order."""
+class Rounds:
+    """The round of every node of a graph, whose nodes come in order."""
 
     def __init__(self, nodes: Iterable[fx.Node]) -> None:
-        self._waves: dict[fx.Node, int] = {}
+        self._rounds: dict[fx.Node, int] = {}
         after: dict[fx.Node, int] = {}
         for node in nodes:
-            wave = max((after.get(source, 0) for source in node.all_input_nodes), default=0)
-            self._waves[node] = wave
-            after[node] = wave + _ends_wave(node)
+            own = max((after.get(source, 0) for source in node.all_input_nodes), default=0)
+            self._rounds[node] = own
+            after[node] = own + _ends_round(node)
 
     def kernel_of(self, node: fx.Node) -> InductorKernel:
         """The kernel that computes a pointwise op or a reduction."""
-        return InductorKernel(self._waves[node], reduces(node) and not _is_by_rows(node))
+        return InductorKernel(self._rounds[node], reduces(node) and not _is_by_rows(node))
 
 
 def reduces(node: fx.Node) -> bool:
@@ -141,7 +141,7 @@ def picks_elements(node: fx.Node, source: fx.Node) -> bool:
     return first_argument(node) is source and any(not each.is_floating_point() for each in places)
 
 
-def _ends_wave(node: fx.Node) -> bool:
+def _ends_round(node: fx.Node) -> bool:
     if node.op != "call_function" or is_pointwise(node) or is_view(node) or is_reshape(node):
         return False
     return reduces(node) and not _is_by_rows(node) if is_reduction(node) else True

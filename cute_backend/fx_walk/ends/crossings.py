@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from cute_backend import config
-from cute_backend.fx_walk.ends.boundary import ROW_HELD, Choices, Limits, Value
+from cute_backend.fx_walk.ends.boundary import ROW_HELD, BoundaryValue, Choices, Limits
 from cute_backend.fx_walk.ends.consumers import InductorKernel
 from cute_backend.fx_walk.ends.launches import is_finished_apart
 from cute_backend.fx_walk.ends.outside import Need, Outside, needed
@@ -44,7 +44,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
     places = {node: place for place, nodes in enumerate(groups) for node in nodes}
     needs = [needed(draft, nodes, outside) for nodes in groups]
     kernels: dict[InductorKernel, int] = {}
-    values, reads = list[Value](), dict[int, int]()
+    values, reads = list[BoundaryValue](), dict[int, int]()
     sizes, loads = _Sizes(draft), _Loads(draft, outside)
     apart = _Apart(draft, _last_plane(draft, groups, needs))
     for place, (nodes, need) in enumerate(zip(groups, needs, strict=True)):
@@ -55,12 +55,12 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
         reduces = not finishes and (is_reduced or (value is STEP and is_reduction(first)))
         home = 0
         if (reduces or need.in_memory) and not is_anchor(first):
-            home = kernels.setdefault(outside.waves.kernel_of(_reducing(draft, first)), len(kernels))
+            home = kernels.setdefault(outside.rounds.kernel_of(_reducing(draft, first)), len(kernels))
         for reader in need.kernels:
             index = kernels.setdefault(reader, len(kernels))
             reads[index] = reads.get(index, 0) | 1 << place
         values.append(
-            Value(
+            BoundaryValue(
                 size=sizes.of(first),
                 sources=sum(1 << source for source in sources),
                 loads=0 if is_anchor(first) else loads.of_members(nodes),
@@ -83,7 +83,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
         if need.in_part:
             # A reader of a small part reads few bytes, and may compute the part from an earlier value.
             place = _narrowest(values, place)
-            home = kernels.setdefault(outside.waves.kernel_of(groups[place][0]), len(kernels))
+            home = kernels.setdefault(outside.rounds.kernel_of(groups[place][0]), len(kernels))
             values[place] = replace(values[place], in_memory=True, home=home)
     consumers = tuple(reads.get(index, 0) for index in range(len(kernels)))
     loaded = tuple(loads.of_kernel(kernel) if reads.get(kernels[kernel]) else 0 for kernel in kernels)
@@ -119,7 +119,7 @@ def _last_plane(draft: Draft, groups: list[list[fx.Node]], needs: list[Need]) ->
     return None
 
 
-def _again(values: list[Value], source: int, rows: int) -> int:
+def _again(values: list[BoundaryValue], source: int, rows: int) -> int:
     """The bytes that an outside kernel reads a second time if it first reduces the value `source` and then
     uses the reduction together with the value. It reads the narrowest value from which `source` can be
     computed without another operand. 0 if the kernel holds the rows."""
@@ -127,7 +127,7 @@ def _again(values: list[Value], source: int, rows: int) -> int:
     return least if least > rows * ROW_HELD else 0
 
 
-def _narrowest(values: list[Value], place: int) -> int:
+def _narrowest(values: list[BoundaryValue], place: int) -> int:
     """The place of the narrowest value from which a value can be computed without another operand: the last
     one, if there are several."""
     least, value = place, values[place]
@@ -262,7 +262,7 @@ class _Loads:
                     if user in seen or user in self.draft.values or self.outside.has(user):
                         continue
                     if (is_pointwise(user) or is_reduction(user)) and user not in self.beside:
-                        mask |= (self.outside.waves.kernel_of(user) == kernel) << place
+                        mask |= (self.outside.rounds.kernel_of(user) == kernel) << place
                     if is_pointwise(user) or is_reshape(user):
                         stack.append(user)
                     seen.add(user)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from cute_backend.fx_walk.ends.consumers import InductorKernel, Waves, picks_elements, reads_in_place
+from cute_backend.fx_walk.ends.consumers import InductorKernel, Rounds, picks_elements, reads_in_place
 from cute_backend.fx_walk.graph.axes import is_concatenation, is_reduction
 from cute_backend.fx_walk.graph.mutation import is_view, writes_in_place
 from cute_backend.fx_walk.graph.static import fake, known, target_name, tensor_of, usual
@@ -24,7 +24,7 @@ class Outside:
     owner: dict[fx.Node, Draft]
     reads: set[fx.Node]
     redone: set[fx.Node]
-    waves: Waves
+    rounds: Rounds
     of_one_a: dict[fx.Node, list[Anchor]]
 
     def has(self, node: fx.Node) -> bool:
@@ -62,7 +62,7 @@ class Outside:
 @dataclass
 class Need:
     """The uses of a value outside of its region: in memory, by the steps that compute it, and by kernels that
-    read it as they run, all of it or a small part. `Value` describes `followed`."""
+    read it as they run, all of it or a small part. `BoundaryValue` describes `followed`."""
 
     in_memory: bool = False
     followed: bool = False
@@ -87,7 +87,7 @@ class _Use:
 
 def needed(draft: Draft, nodes: list[fx.Node], outside: Outside) -> Need:
     """The uses of a value of a draft, which several nodes may have."""
-    need, of_parts, kernel_of = Need(), Need(), outside.waves.kernel_of
+    need, of_parts, kernel_of = Need(), Need(), outside.rounds.kernel_of
     is_reduced = draft.values[nodes[0]].reduction is not None
     uses, parts = list[_Use](), set[fx.Node]()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from cute_backend.fx_walk.ends.boundary import Boundary, Limits, choose, computed_for, members
+from cute_backend.fx_walk.ends.boundary import Boundary, Limits, cheapest_stores, computed_for, members
 from cute_backend.fx_walk.ends.crossings import Crossings, crossings
 from cute_backend.fx_walk.ends.outside import Outside
 from cute_backend.fx_walk.graph.mutation import is_view
@@ -42,7 +42,7 @@ def settle(draft: Draft, outside: Outside, rejections: dict[fx.Node, Rejection])
     Raises Refused if no value can be stored from which all others follow.
     """
     found = crossings(draft, outside)
-    boundary = choose(found.choices, found.room)
+    boundary = cheapest_stores(found.choices, found.room)
     if boundary is None:
         raise _nothing_to_store(draft, found.room)
     settled = _sides(draft, found, boundary, outside)
@@ -56,7 +56,9 @@ def _unlimited(found: Crossings, boundary: Boundary) -> int:
     choices = found.choices
     if not found.room.is_tight(choices, boundary.stores):
         return boundary.stores
-    free = choose(choices, Limits(len(choices.loads), choices.planes((1 << len(choices.values)) - 1)))
+    free = cheapest_stores(
+        choices, Limits(len(choices.loads), choices.planes((1 << len(choices.values)) - 1))
+    )
     return boundary.stores if free is None else free.stores
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from cute_backend import config
-from cute_backend.fx_walk.ends.consumers import Waves
+from cute_backend.fx_walk.ends.consumers import Rounds
 from cute_backend.fx_walk.ends.outside import Outside
 from cute_backend.fx_walk.graph.mutation import Mutations
 from cute_backend.fx_walk.members.kinds import find_members
@@ -76,7 +76,7 @@ class Walk:
         """Work on operands that regions repeat, some of it after other products."""
         self.taken_back: dict[fx.Node, Refused] = {}
         """Members that regions can't keep, each with the reason."""
-        self.outside = Outside(self.owner, self.reads, self.redone, Waves(self.order), self.of_one_a)
+        self.outside = Outside(self.owner, self.reads, self.redone, Rounds(self.order), self.of_one_a)
         self.rejections: dict[fx.Node, Rejection] = {}
         """The rejections of nodes that are in no region."""
         self.stretches = Stretches()
