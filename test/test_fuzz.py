@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import runpy
@@ -562,7 +563,7 @@ def reducing() -> Program:
 
 
 def test_processes_judge_the_same_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    how = ["fuzz", "--count", "12", "--seed", "8", "--replay"]
+    how = ["fuzz", "--count", "5", "--seed", "8", "--replay"]
     assert main(how) == 0
     alone = capsys.readouterr().out
     assert main([*how, "--jobs", "2"]) == 0
@@ -575,7 +576,11 @@ def ends_its_process_at_three(number: int) -> int:
     return 2 * number
 
 
-def test_what_ends_its_process_is_told_from_the_rest() -> None:
+def test_what_ends_its_process_is_told_from_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processes that are forked: unlike those of the command, they import nothing."""
+    forking = multiprocessing.get_context("fork")
+    monkeypatch.setattr(command.multiprocessing, "get_context", lambda method: forking)
+    monkeypatch.setattr(command, "_quiet", lambda: None)
     numbers = list(range(5))
     found = dict(command.outcomes(ends_its_process_at_three, numbers, 2))
     assert found == {number: None if number == 3 else 2 * number for number in numbers}
