@@ -32,7 +32,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import fallbacks
 from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode
 
-from cute_backend.fx_walk.ends.consumers import InductorKernel, Waves, reduces
+from cute_backend.fx_walk.ends.consumers import InductorKernel, Rounds, reduces
 from cute_backend.fx_walk.ends.launches import launches
 from cute_backend.fx_walk.graph.axes import is_concatenation, is_reduction
 from cute_backend.fx_walk.graph.mutation import is_view
@@ -149,7 +149,7 @@ class _Own:
         self.nodes: set[fx.Node] = set()
         self.kernels: dict[fx.Node, tuple[InductorKernel, int]] = {}
         self.written: dict[fx.Node, None] = {}
-        self.waves, reduced = Waves(graph.nodes), set[fx.Node]()
+        self.rounds, reduced = Rounds(graph.nodes), set[fx.Node]()
         for node in graph.nodes:
             if _is_own(node, self.nodes):
                 self.nodes.add(node)
@@ -166,8 +166,8 @@ class _Own:
             return self.kernels[node.all_input_nodes[0]]
         if reduces(node) or tensor_of(node) is None:
             reduced.add(node)
-            return self.waves.kernel_of(node), _elements(node.all_input_nodes[0])
-        kernel = self.waves.kernel_of(node)
+            return self.rounds.kernel_of(node), _elements(node.all_input_nodes[0])
+        kernel = self.rounds.kernel_of(node)
         for source in self._sources(node) if is_pointwise(node) or is_reduction(node) else ():
             follows = source in reduced and _elements(source) == _elements(node)
             if follows and self.kernels[source][0].wave == kernel.wave:
@@ -188,7 +188,7 @@ class _Own:
                 self.kernels[node] = later
 
     def _wave(self, node: fx.Node) -> int:
-        return self.kernels[node][0].wave if node in self.kernels else self.waves.kernel_of(node).wave
+        return self.kernels[node][0].wave if node in self.kernels else self.rounds.kernel_of(node).wave
 
     def _is_written(self, node: fx.Node) -> bool:
         readers = list(self._readers(node))

@@ -19,11 +19,12 @@ from cute_backend import numerics
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.signature import WORKSPACE_ALIGN
-from cute_backend.simulator.host import HostProgram, host_program
+from cute_backend.simulator.host import HostProgram
 from cute_backend.spec import Axis, DType, Overflow
 from cute_backend.templates.finish import THREADS, UNROLL, WIDTH, Finish
 from cute_backend.templates.workspace import partials_shape
 from support.archs import FIRST
+from support.simulator.compiled import host_program
 
 INF, NAN = float("inf"), float("nan")
 TORCH = {
