@@ -170,7 +170,7 @@ class _Own:
         kernel = self.rounds.kernel_of(node)
         for source in self._sources(node) if is_pointwise(node) or is_reduction(node) else ():
             follows = source in reduced and _elements(source) == _elements(node)
-            if follows and self.kernels[source][0].wave == kernel.wave:
+            if follows and self.kernels[source][0].round == kernel.round:
                 reduced.add(node)
                 return self.kernels[source]
         return kernel, _elements(node)
@@ -184,11 +184,11 @@ class _Own:
         first = min((self._wave(reader) for reader in self._readers(node)), default=0)
         for reader in self._readers(node):
             later = self.kernels.get(reader)
-            if later is not None and kernel.wave < later[0].wave == first and later[1] == elements:
+            if later is not None and kernel.round < later[0].round == first and later[1] == elements:
                 self.kernels[node] = later
 
     def _wave(self, node: fx.Node) -> int:
-        return self.kernels[node][0].wave if node in self.kernels else self.rounds.kernel_of(node).wave
+        return self.kernels[node][0].round if node in self.kernels else self.rounds.kernel_of(node).round
 
     def _is_written(self, node: fx.Node) -> bool:
         readers = list(self._readers(node))
