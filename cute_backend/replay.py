@@ -29,6 +29,7 @@ from cute_backend.spec import (
     REDUCED,
     SCALE_BLOCK,
     SCALE_TILE,
+    Accumulator,
     BColumns,
     Const,
     DType,
@@ -62,8 +63,9 @@ def replay(
     `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
     columns. If the columns of B are blocks of b, it is (K, N / b, b). If blocks of 128 have scales, these
     follow: (M, K / 128) or (M / 128, K / 128) for A, and (K / 128, N) or (K / 128, N / 128) for each B,
-    rounded up. Scales in tiles follow in one axis (`Scaling.tiled`). For a product with groups of rows, `a`
-    has the offsets (G,) after A, each B is (G, K, N), and scales of B have a leading G. For one with groups
+    rounded up. Scales in tiles follow in one axis (`Scaling.tiled`). If a weight is in groups of K, its
+    scales, and its zeros, follow: (K / group, N). For a product with groups of rows, `a` has the offsets (G,)
+    after A, each B is (G, K, N), and scales of B have a leading G. For one with groups
     of K, `a` has the offsets, and the plane is (G * M, N). `loads` follow the spec: (M, N) for an exact load,
     (N,) for a rowvec, (M,) for a colvec, (G, N) for a groupvec, one element for a scalar. If a load has
     several modes of M, it has an axis for each of them in place of M; if it has blocks of b columns, it has
@@ -161,6 +163,8 @@ def _products(
         return [_of_groups(left, offsets, right, accumulate) for right in b]
     if not spec.product.is_block_scaled:
         (left,) = a
+        if spec.product.groups is not None:
+            b = [_of_weight_groups(spec.product, *b)]
         joined = [right.flatten(1) if spec.product.b_block else right for right in b]
         return [torch.matmul(left.to(accumulate), right.to(accumulate)) for right in joined]
     if spec.product.a_scaling.by_mma:
@@ -180,6 +184,26 @@ def _products(
             product += sums * (rows[:, block : block + 1] * columns[block])
         products.append(product)
     return products
+
+
+def _of_weight_groups(acc: Accumulator, stored: Tensor, *vectors: Tensor) -> Tensor:
+    """The weight (K, N) of stored values in groups of K, with the roundings that `WeightGroups` states."""
+    groups = acc.groups
+    assert groups is not None
+
+    def rounded(values: Tensor, dtype: DType | None) -> Tensor:
+        return values if dtype is None else values.to(numerics.TORCH_DTYPES[dtype]).float()
+
+    computed = (groups.product, groups.difference)
+    scales, *zeros = (
+        rounded(each.float(), dtype).repeat_interleave(groups.values, 0)
+        for each, dtype in zip(vectors, computed, strict=False)
+    )
+    values = stored.float()
+    for zero in zeros:
+        values = rounded(values - zero, groups.difference)
+    values = rounded(rounded(values, groups.product) * scales, groups.product)
+    return values.to(numerics.TORCH_DTYPES[acc.multiplied])
 
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -27,6 +27,7 @@ from cute_backend.spec import (
     Scaling,
     Store,
     Stride,
+    WeightGroups,
     padded,
 )
 
@@ -63,6 +64,7 @@ class Role(Enum):
     OFFSETS = "offsets"
     B = "B"
     B_SCALES = "scales of B's blocks"
+    B_ZEROS = "zeros of B's groups"
     LOAD = "load"
     STORE = "store"
     WORKSPACE = "workspace"
@@ -251,7 +253,8 @@ def signature(spec: EpilogueSpec, sums: bool = False, counts: bool = False) -> t
     """The arguments of a spec's kernels, in order: A, every B, loads, stores and, if some stores reduce or if
     the tile leaves the `sums` of parts of K there (`TileConfig.sums_in_memory`), the workspace. Then, if the
     kernel `counts` the tiles of rows (`planning.may_finish_rows`), the counters. Scales of A's blocks come
-    after A, then the offsets of groups. Scales of the blocks of every B come after all B."""
+    after A, then the offsets of groups. Scales of the blocks of every B come after all B, as do the scales
+    of a weight's groups of K and then its zeros."""
     first = spec.product
     batched, grouped = first.kind is ProductKind.BATCHED, first.kind is ProductKind.GROUPED
     batches = (Extent.BATCHES,) if batched else ()
@@ -282,6 +285,8 @@ def signature(spec: EpilogueSpec, sums: bool = False, counts: bool = False) -> t
             _tiled(name, acc, Role.B_SCALES, *groups, Extent.B_SCALES)
             for name, acc in zip(names, scaled, strict=True)
         ]
+    elif first.groups is not None:
+        arguments += _of_groups(names, first.groups)
     elif first.is_block_scaled:
         extents = (Extent.K_BLOCKS, columns if first.b_scaling is Scaling.LINE else Extent.N_BLOCKS)
         arguments += [_scales(name, acc, Role.B_SCALES, extents) for name, acc in names.items()]
@@ -307,6 +312,17 @@ def _scales(name: str, acc: str, role: Role, extents: tuple[Extent, ...]) -> Arg
     """The scales of an operand's blocks, with any strides."""
     dims = tuple(Dim(extent, Stride.OTHER) for extent in extents)
     return Argument(f"{name}_scales", f"block scale of {name[0].upper()} of {acc}", role, DType.F32, dims)
+
+
+def _of_groups(names: Mapping[str, str], groups: WeightGroups) -> list[Argument]:
+    """The scales, (groups of K, columns), of every B in groups of K, then their zeros, with any strides."""
+    dims = tuple(Dim(extent, Stride.OTHER) for extent in (Extent.K_BLOCKS, Extent.N))
+    roles = ((Role.B_SCALES, "scales"), (Role.B_ZEROS, "zeros"))
+    return [
+        Argument(f"{name}_{kind}", f"{kind} of the groups of B of {acc}", role, dtype, dims)
+        for (role, kind), dtype in zip(roles, groups.vectors, strict=False)
+        for name, acc in names.items()
+    ]
 
 
 def _tiled(name: str, acc: Accumulator, role: Role, *extents: Extent) -> Argument:

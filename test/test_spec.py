@@ -35,6 +35,7 @@ from cute_backend.spec import (
     SpecError,
     Store,
     Stride,
+    WeightGroups,
 )
 from support.random_specs import NUMBERS, specs
 
@@ -303,7 +304,7 @@ def test_contradictions_are_refused(change: dict[str, Any], message: str) -> Non
         (DType.U8, DType.U8, "no MMA takes u8 times u8"),
         (DType.I8, DType.E4M3, "no MMA multiplies i8 by e4m3"),
         (DType.E4M3, DType.E2M1X2, "no MMA multiplies e4m3 by e2m1x2"),
-        (DType.BF16, DType.E2M1X2, "converted to the bf16 or f16 of the other operand are i8, e4m3, e5m2"),
+        (DType.BF16, DType.E2M1X2, "to the bf16 or f16 of the other operand are i8, u8, e4m3, e5m2"),
         (DType.F16, DType.BF16, "no MMA multiplies f16 by bf16"),
         (DType.E5M2, DType.E5M2, "e5m2 is accepted on one side only"),
     ],
@@ -323,6 +324,33 @@ def test_weights_are_converted_in_dense_products_along_k(change: dict[str, Any])
     spec = EpilogueSpec((acc,), (), (), (Store("out", "acc", DType.BF16),))
     with pytest.raises(SpecError, match="acc converts i8 to bf16, which only a dense product does"):
         replace(spec, accumulators=(replace(acc, **change),))
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (WeightGroups(48, DType.F32, DType.F32), "groups of 48 of K, .*; groups have 32, 64, 128, 256"),
+        (WeightGroups(64, DType.I8, DType.F32), "by scales of i8; scales are f32, bf16, f16"),
+        (WeightGroups(64, DType.F32, DType.F32, DType.I32, DType.F32), "zeros of i32; .* zeros f32, bf16"),
+        (WeightGroups(64, DType.F32, DType.F32, DType.I8), "zeros and the dtype of their difference"),
+        (WeightGroups(64, DType.F32, DType.F16), "weights are computed in f32 or bf16"),
+        (WeightGroups(64, DType.F32, DType.BF16, DType.I8, DType.F16), "weights are computed in f32 or bf16"),
+    ],
+)
+def test_groups_that_no_kernel_converts(groups: WeightGroups, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        replace(SPEC, accumulators=(Accumulator("acc", DType.BF16, DType.U8, groups=groups),))
+
+
+def test_groups_are_those_of_a_weight_that_is_converted() -> None:
+    groups = WeightGroups(64, DType.BF16, DType.BF16, DType.U8, DType.BF16)
+    acc = Accumulator("acc", DType.BF16, DType.U8, groups=groups)
+    spec = EpilogueSpec((acc,), (), (), (Store("out", "acc", DType.BF16),))
+    assert EpilogueSpec.from_json(spec.to_json()) == spec
+    without = replace(spec, accumulators=(replace(acc, groups=None),))
+    assert "groups" not in without.to_json() and without.key != spec.key
+    with pytest.raises(SpecError, match="converts no operand; only weights that are converted have groups"):
+        replace(spec, accumulators=(replace(acc, b_dtype=DType.BF16),))
 
 
 def test_sums_of_int8_are_int32_and_exact() -> None:

@@ -14,9 +14,9 @@ are computed in fp32, over exactly the elements of the (M, N) plane. No op of th
 results, since they are complete only when the kernel is done; ops on a result alone belong to its store. An
 op may reduce too, over blocks of columns that a tile holds whole, and its result is a value like any other.
 
-The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a spec, and `epilogue_spec` the
-whole. `block_passes` says which reductions come ahead of what reads them, `consistency` checks a spec, and
-`canonical` converts it to JSON and back.
+The files: `products`, `weight_groups`, `loads`, `chain_ops` and `stores` define the parts of a spec, and
+`epilogue_spec` the whole. `block_passes` says which reductions come ahead of what reads them, `consistency`
+checks a spec, and `canonical` converts it to JSON and back.
 """
 
 from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES, DType
@@ -56,11 +56,14 @@ from cute_backend.spec.stores import (
     Reduction,
     Store,
 )
+from cute_backend.spec.weight_groups import GROUP_SIZES, K_TILE_VALUES, WeightGroups
 
 __all__ = [
     "BATCH_ROWS",
     "FP8_K_STEP",
+    "GROUP_SIZES",
     "HEAD_COLUMNS",
+    "K_TILE_VALUES",
     "LEAST_AHEAD",
     "PAIRED_DTYPES",
     "PRODUCT_DTYPES",
@@ -99,6 +102,7 @@ __all__ = [
     "SpecError",
     "Store",
     "Stride",
+    "WeightGroups",
     "block_passes",
     "padded",
 ]

@@ -15,11 +15,12 @@ from cute_backend.spec.chain_ops import Const, Op, Operand, Overflow, Precision
 from cute_backend.spec.loads import Blocks, Load, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
 from cute_backend.spec.stores import Axis, Part, Reduction, Store
+from cute_backend.spec.weight_groups import WeightGroups
 
 SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
 
-_IF_SET = ("after", "b_block", "cache", "heads", "period", "rows")
+_IF_SET = ("after", "b_block", "cache", "groups", "heads", "period", "rows")
 """Fields that the form has only where they are not None, 0 or empty."""
 
 
@@ -85,7 +86,13 @@ def _decode_accumulator(item: Any) -> Accumulator:
         b_scaling=Scaling(item["b_scaling"]),
         width=int(item["width"]),
         b_block=int(item.get("b_block", 0)),
+        groups=_decode_groups(item["groups"]) if "groups" in item else None,
     )
+
+
+def _decode_groups(item: Any) -> WeightGroups:
+    zero, difference = (None if item[name] is None else DType(item[name]) for name in ("zero", "difference"))
+    return WeightGroups(item["values"], DType(item["scale"]), DType(item["product"]), zero, difference)
 
 
 def _decode_blocks(item: Any) -> Union[Blocks, None]:

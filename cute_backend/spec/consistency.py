@@ -13,6 +13,7 @@ from cute_backend.spec.chain_ops import Overflow
 from cute_backend.spec.loads import Blocks, Load, Order, Stride
 from cute_backend.spec.products import STORED_DTYPES, Accumulator, Columns, Major, ProductKind, Scaling
 from cute_backend.spec.stores import BATCH_ROWS, Axis, Part, Store
+from cute_backend.spec.weight_groups import WeightGroups
 
 if TYPE_CHECKING:
     from cute_backend.spec.epilogue_spec import EpilogueSpec
@@ -288,7 +289,8 @@ def _validate_accumulator(acc: Accumulator) -> None:
     a, b = acc.a_dtype, acc.b_dtype
     if a is b is DType.E2M1X2 and not acc.a_scaling.by_mma:
         raise SpecError(f"{acc.name} multiplies e2m1x2 without scales of 1x32 or 1x16 blocks")
-    if a not in _MMA_DTYPES or b not in _MMA_DTYPES:
+    taken = (*_MMA_DTYPES, *STORED_DTYPES) if acc.is_converted else _MMA_DTYPES
+    if a not in taken or b not in taken:
         raise SpecError(
             f"no MMA takes {a.value} times {b.value}; it takes e4m3, e5m2, e2m1x2, i8, bf16 and f16"
         )
@@ -306,6 +308,8 @@ def _validate_accumulator(acc: Accumulator) -> None:
         raise SpecError(
             f"{acc.name} has K in groups, and a 16-bit operand that is contiguous along K; neither may be"
         )
+    if acc.groups is not None:
+        _validate_groups(acc, acc.groups)
     if acc.b_block:
         _validate_b_block(acc)
     if {acc.a_scaling, acc.b_scaling} != {Scaling.NONE}:
@@ -326,6 +330,15 @@ def _validate_converted(acc: Accumulator) -> None:
             f"{acc.name} converts {stored.value} to {other.value}, which only a dense product does whose "
             "operands are both K-major, of all columns of B"
         )
+
+
+def _validate_groups(acc: Accumulator, groups: WeightGroups) -> None:
+    what = f"{acc.name} has a weight in groups of {groups.values} of K, by scales of {groups.scale.value}"
+    what += "" if groups.zero is None else f" and zeros of {groups.zero.value}"
+    if not acc.is_converted:
+        raise SpecError(f"{what}, and converts no operand; only weights that are converted have groups")
+    if rule := groups.contradiction(acc.multiplied):
+        raise SpecError(f"{what}; {rule}")
 
 
 def _validate_b_block(acc: Accumulator) -> None:

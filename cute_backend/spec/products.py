@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from cute_backend.dtypes import DType
+from cute_backend.spec.weight_groups import WeightGroups
 
 
 class Major(str, Enum):
@@ -44,7 +45,7 @@ FP8_K_STEP = 16
 kernel rounds other ends down, except for that of the last group."""
 
 
-STORED_DTYPES = (DType.I8, DType.E4M3, DType.E5M2)
+STORED_DTYPES = (DType.I8, DType.U8, DType.E4M3, DType.E5M2)
 """The dtypes of weights that are converted to the 16 bits of the other operand as they are multiplied. bf16
 and fp16 have all of their values."""
 
@@ -160,7 +161,8 @@ class Accumulator:
     """One matrix product of A and B, accumulated in fp32, or of int8 in int32; `kind` has their shapes.
 
     B may be stored in 8 bits beside an A of 16, as a weight that was quantised to save memory is. The kernel
-    converts its values to A's dtype, which has all of them, between shared memory and the MMA.
+    converts its values to A's dtype, which has all of them, between shared memory and the MMA. If they have
+    `groups` of K, it also subtracts zeros there, and multiplies by scales.
 
     The accumulators of a spec share one A, and one MMA computes them all. Accumulators of EVEN and ODD
     columns come as a pair, in this order, and share a B of (K, 2 N) as well.
@@ -191,6 +193,7 @@ class Accumulator:
     b_scaling: Scaling = Scaling.NONE
     width: int = 0
     b_block: int = 0
+    groups: WeightGroups | None = None
 
     @property
     def dtype(self) -> DType:
@@ -206,6 +209,11 @@ class Accumulator:
     def mma_operands(self) -> set[DType]:
         """The dtypes of the operands of the MMA. An operand that is converted has the other one's."""
         return {self.multiplied} if self.is_converted else {self.a_dtype, self.b_dtype}
+
+    @property
+    def stored(self) -> DType:
+        """The dtype of the operand that is converted, if one `is_converted`."""
+        return min(self.a_dtype, self.b_dtype, key=lambda dtype: dtype.bits)
 
     @property
     def is_converted(self) -> bool:

@@ -52,10 +52,10 @@ class Binding:
             for i, argument in enumerate(operands)
             if not argument.is_plane and any(stride is not Stride.OTHER for stride in _strides(argument))
         ]
-        self._is_block_scaled = spec.product.is_block_scaled
+        self._has_scales = spec.product.is_block_scaled or spec.product.groups is not None
         self._block_columns = spec.block_columns
         self._batch_rows = math.lcm(*(store.batch_rows or 1 for store in spec.stores))
-        is_checked = self._is_block_scaled or self._block_columns > 1 or self._batch_rows > 1
+        is_checked = self._has_scales or self._block_columns > 1 or self._batch_rows > 1
         self.takes_operands_as_given = not (self._operand_views or self._split or is_checked)
         """Whether `operands` makes no view and has nothing to check."""
         self._parts = [len(stores) for stores in spec.results]
@@ -70,7 +70,7 @@ class Binding:
         Raises ValueError if the product of a load's modes is not the rows of A, if its blocks don't make up
         the plane's columns, or if the number of scales is not that of the blocks of A and B.
         """
-        if self._is_block_scaled:
+        if self._has_scales:
             check_scales(self._spec, a, b)
         if self._block_columns > 1 and plane_of(self._spec, a, b)[1] % self._block_columns:
             raise ValueError("N is no multiple of a block's columns")  # check_operands has the full message

@@ -24,6 +24,7 @@ from cute_backend.spec import (
     ProductKind,
     Scaling,
     Store,
+    WeightGroups,
 )
 
 Size = Union[int, SymInt]
@@ -93,8 +94,13 @@ def groups_of(spec: EpilogueSpec, a: Sequence[Tensor]) -> int | None:
 
 
 def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -> None:
-    """Raises ValueError if the number of scales is not the number of blocks of A and B."""
+    """Raises ValueError if the number of scales is not the number of blocks of A and B, or the scales and
+    zeros of a weight in groups of K are not those of its groups and columns."""
     product = spec.product
+    if product.groups is not None:
+        _check_groups(product.groups, b[0], b[spec.b_count :])
+    if not product.is_block_scaled:
+        return
     k = a[0].shape[1] * product.a_dtype.values
     groups: tuple[Size, ...] = ()
     if product.kind.has_offsets:
@@ -111,6 +117,26 @@ def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -
                 f"they have {_shape(expected)}"
                 + (", in tiles of 128 rows by 4 scales (SWIZZLE_32_4_4)" if blocks.by_mma else "")
             )
+
+
+def _check_groups(groups: WeightGroups, b: Tensor, vectors: Sequence[Tensor]) -> None:
+    """Raises ValueError unless each of the scales and zeros of a weight (K, N) is (K / groups.values, N)."""
+    k, n = b.shape
+    if k % groups.values != 0:
+        raise ValueError(f"B is {_shape(b.shape)}, and {k} is no multiple of its groups of {groups.values}")
+    for kind, tensor in zip(("scales", "zeros"), vectors, strict=False):
+        if tensor.shape != (k // groups.values, n):
+            raise ValueError(
+                f"the {kind} of B have shape {_shape(tensor.shape)}; of groups of {groups.values} of K they "
+                f"have {_shape((k // groups.values, n))}"
+            )
+
+
+def _of_groups(groups: WeightGroups | None) -> str:
+    """The tensors that come with every B in groups of K, in words."""
+    if groups is None:
+        return ""
+    return ", each with scales " + ("of its groups" if groups.zero is None else "and zeros of its groups")
 
 
 def _check_scales_of_groups(product: Accumulator, scales: Tensor, k: int) -> None:
@@ -151,11 +177,13 @@ def check_operands(
     It does not check strides: a launch copies loads whose layout is not that of the spec.
     """
     scaled, grouped = spec.product.is_block_scaled, spec.product.kind.has_offsets
-    if (len(a), len(b)) != (1 + scaled + grouped, (1 + scaled) * spec.b_count):
+    beside = len(spec.product.groups.vectors) if spec.product.groups is not None else int(scaled)
+    if (len(a), len(b)) != (1 + scaled + grouped, (1 + beside) * spec.b_count):
         raise ValueError(
             f"gemm_epilogue got {len(a)} A and {len(b)} B tensors; the spec multiplies one A"
             f"{', with the offsets of its groups,' if grouped else ''} by {spec.b_count} B"
             f"{', each with scales of its blocks' if scaled else ''}"
+            f"{_of_groups(spec.product.groups)}"
         )
     if len(loads) != len(spec.loads):
         names = ", ".join(load.name for load in spec.loads) or "none"
@@ -205,8 +233,7 @@ def check_operands(
             memory = store.by_heads
             what = f"has batches of {rows} rows" if memory is None else memory.batches(rows)
             raise ValueError(f"{store.name} {what}, and {m} rows are no multiple")
-    if scaled:
-        check_scales(spec, a, b)
+    check_scales(spec, a, b)
     sizes = {Extent.M: m, Extent.N: n, Extent.GROUPS: groups_of(spec, a)}
     for load, argument, tensor in zip(spec.loads, of_role(operands, Role.LOAD), loads, strict=True):
         if load.m_modes:

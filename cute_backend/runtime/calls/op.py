@@ -6,9 +6,10 @@
 
 `a` has one tensor, (M, K), that all accumulators of the spec share, and `b` one (K, N) for each of them, or
 one (K, 2 N) for a pair of even and odd columns. If blocks have scales, these follow: one tensor in `a`, and
-one for each B in `b`. If a product has groups, `a` also has their offsets, (G,). With groups of rows, each B
-is (G, K, N); with groups of K, the plane is (G * M, N). `loads` are in the spec's order, in canonical view:
-(M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, (G, N) for a groupvec, one element for a
+one for each B in `b`. A weight in groups of K has scales, and maybe zeros, (K / group, N) after all B. If
+rows or K lie in groups with products of their own, `a` also has their offsets, (G,). With groups of rows,
+each B is (G, K, N); with groups of K, the plane is (G * M, N). `loads` are in the spec's order, in canonical
+view: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, (G, N) for a groupvec, one element for a
 scalar. If a load has several modes of M, it has an axis for each of them in place of M; if it has blocks of b
 columns, it has (N / b, b) in place of N. All tensors are on one device. For each store the result has one (M,
 N) tensor, dense in the store's order, or its reduction. Stores that are parts of one result have one tensor
