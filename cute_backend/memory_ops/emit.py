@@ -110,10 +110,10 @@ class _Module:
         lines = ['"""' + self.formula.replace("\n", "\n   "), ""]
         for each in scales:
             blocks = product.a_scaling if each.role is Role.A_SCALES else product.b_scaling
-            lines.append(
-                f"    {each.name:<{width}}  {blocks.value:<{kind}}  {each.dtype.value:<4}  "
-                f"{_SCALE_PLACES[blocks.by_mma]}"
-            )
+            of, place = blocks.value, _SCALE_PLACES[blocks.by_mma]
+            if product.groups is not None:
+                of, place = f"by {product.groups.values}", _GROUP_PLACE
+            lines.append(f"    {each.name:<{width}}  {of:<{kind}}  {each.dtype.value:<4}  {place}")
         placements = self.plan.placements
         for load in self.spec.loads:
             placement = placements[load.name]
@@ -157,6 +157,7 @@ class _Module:
         enums += ["BColumns"] if self.tile.b_columns is not BColumns.APART else []
         enums += ["Scaling"] if self.spec.product.is_block_scaled else []
         enums += ["DType"] if self.spec.product.a_scaling.by_mma else []
+        enums += ["DType", "WeightGroups"] if self.spec.product.groups is not None else []
         enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
         draws = any(each.draws() for each in epilogues)
         is_split, several = self.tile.sums_in_memory, len(epilogues) > 1
@@ -191,8 +192,9 @@ class _Module:
         ]
 
     def _scales(self) -> tuple[Argument, ...]:
-        """The arguments with scales of blocks."""
-        return of_role(self.arguments, Role.A_SCALES) + of_role(self.arguments, Role.B_SCALES)
+        """The arguments with scales of blocks, or with scales and zeros of groups."""
+        roles = (Role.A_SCALES, Role.B_SCALES, Role.B_ZEROS)
+        return tuple(argument for role in roles for argument in of_role(self.arguments, role))
 
     def _launch(self) -> list[str]:
         views = {name: view for epilogue in self.epilogues for name, view in epilogue.views().items()}
@@ -298,6 +300,10 @@ _SCALE_PLACES = {
     True: f"{'tensor_memory':<14}  brought by TMA with each k tile, and copied there for the MMA",
 }
 """Where block scales are kept and how they are copied there. The key says whether the MMA applies them."""
+
+
+_GROUP_PLACE = f"{'registers':<14}  of groups of K, loaded four groups ahead, by element"
+"""Where the scales and zeros of a weight's groups are kept."""
 
 
 def _modes(load: Load) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from cute_backend.planning.converting import Converting
 from cute_backend.planning.registers import long_ops
 from cute_backend.planning.shared_memory import SumScales, plane_bits
 from cute_backend.planning.targets import Arch, Cut, TileTime
@@ -76,17 +77,6 @@ UNSCALED_ERROR = 0.2
 """The relative error of the time of a tile that was not timed with scales of blocks, if sums are scaled. With
 0.2, the chosen tile takes 1.017 times as long as the fastest for 146 problems of an H100 and an H200, with
 0.11, 1.018 (benchmarks/results/*-block-scaled-{tiles,epilogues}.csv)."""
-
-CONVERTING_COLUMNS = 256
-"""Columns of a tile that converts its rows from which on a k tile takes twice as long as one of operands of 8
-bits alone: the tensor cores then do twice as much work for the same bytes of the rows. With few columns, the
-bytes take the time, and the conversion is hidden behind them. An estimate from instruction counts, which no
-timing has confirmed."""
-
-CONVERTING_US = {1: 2.0, 2: 1.2}
-"""Microseconds in which a multiprocessor converts 64 rows by 1,024 values of K, by the warpgroups that share
-a tile. It is estimated from 251 instructions of a warp for 128 values of K of each row (sm_90a), at 1.75 GHz;
-one warpgroup alone also waits for what it reads, which two do for each other."""
 
 DRAWING = 1.05
 """How many times as long a k tile takes in a tile of 128 rows under ping-pong if noise is drawn: the tokens
@@ -178,8 +168,7 @@ def _k_times(config: TileConfig, spec: EpilogueSpec, m: int, groups: int | None)
         return TRANSPOSED_ROWS
     if config.converts:
         time = time_of(config.arch, config.cut)
-        converting = CONVERTING_US[config.sharing] * config.cta_rows / config.block_m
-        return max(1 + config.mma_n / CONVERTING_COLUMNS, converting / (time.k + time.busy))
+        return Converting.of(spec).k_times(config, time.k + time.busy)
     if scaled := _scaled_times(config, spec):
         return scaled[nearest(scaled, config.cut)]
     if config.pingpong and config.cta_rows > 64 and long_ops(spec):

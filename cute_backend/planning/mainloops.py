@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cute_backend.planning.registers import is_promoted, k_tiles_a_step, pieces_of_sums, sets_of_sums
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.spec import EpilogueSpec
+from cute_backend.spec import DType, EpilogueSpec
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,15 @@ def _by_bits(config: TileConfig, spec: EpilogueSpec) -> str:
     return "" if config.target.fp8 else "by_bits=True"
 
 
+def _weight(config: TileConfig, spec: EpilogueSpec) -> str:
+    groups, given = spec.product.groups, []
+    if groups is not None:
+        dtypes = (groups.scale, groups.product, groups.zero, groups.difference)
+        names = [f"DType.{dtype.name}" for dtype in dtypes if dtype is not None]
+        given.append(f"WeightGroups({', '.join([str(groups.values), *names])})")
+    return ", ".join([*given, *(["unsigned=True"] if spec.product.stored is DType.U8 else [])])
+
+
 def _blocks(config: TileConfig, spec: EpilogueSpec) -> str:
     pieces = pieces_of_sums(config, spec)
     in_pieces = f", pieces={pieces}" if pieces > 1 else ""
@@ -86,7 +95,7 @@ def _format(config: TileConfig, spec: EpilogueSpec) -> str:
 
 
 MAINLOOPS = (
-    _Row("cute_backend.templates.converted", "Sm90Converted", _converts_by_warpgroups),
+    _Row("cute_backend.templates.converted", "Sm90Converted", _converts_by_warpgroups, _weight),
     _Row("cute_backend.templates.warp_converted", "Sm80Converted", _converts_by_warps, _by_bits),
     _Row("cute_backend.templates.block_scaled", "Sm90BlockScaled", _is_block_scaled, _blocks),
     _Row(

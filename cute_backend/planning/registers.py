@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from cute_backend.planning.converting import Converting
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.planning.targets.target import WARPGROUP
 from cute_backend.planning.tiles import Alignment, TileConfig
@@ -24,11 +25,6 @@ MARGIN_OF_TENSOR_MEMORY = 56
 
 COPYING = 40
 """Registers for addresses of operands if the warps that multiply also copy them, without TMA."""
-
-
-CONVERTED = 48
-"""Registers of a thread for the values of a k tile of each 64 rows, once converted, and for those of half of
-it as they were read, two in each."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class Registers:
         if in_registers:
             accumulators = config.thread_accumulators
             sums = sets_of_sums(config, spec) * accumulators // pieces_of_sums(config, spec)
-            sums += CONVERTED * config.blocks if config.converts else 0
+            sums += Converting.of(spec).registers * config.blocks if config.converts else 0
         else:
             accumulators = config.products * config.subtile_n
             sums = 0 if SumScales.of(spec) is None else config.products * config.group_n

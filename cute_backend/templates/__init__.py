@@ -9,9 +9,10 @@
   `warp_columns`, `warp_converted`. By the type of the operands: `sums`, and the instructions of mma.sync,
   `warp_instructions`.
 - Operands: `loading`, `few_rows`, `feed`, `tma_feed`, `warp_copies`, `cp_async`, `staged`, `block_scales`,
-  `batch`, `tails`.
+  `weight_groups`, `batch`, `tails`.
 - The warps of a CTA: `crew`, `rings`, `stages`.
 - Schedules: `scheduler`, `work_items`, `split_k`, `split_sums`, `overlap`.
 - Reductions: `finish`, `last_tile`, `results`, `workspace`.
-- Names of kernels: `entry`. Values that the compiler can't see through: `opaque`.
+- Names of kernels: `entry`. Values that the compiler can't see through: `opaque`; `instructions` that it
+  does not move.
 """

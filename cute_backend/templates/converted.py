@@ -3,22 +3,25 @@ convert alike (`converted`).
 
 The stored values, as those of a quantised weight, are the rows of A. TMA brings them to shared memory as they
 lie in memory. Each thread reads those of its fragments, two neighbours of K at a time, and converts them to
-the dtype of B, which has all of them, while the tensor cores work on those before.
+the dtype of B, which has all of them, while the tensor cores work on those before. Values in groups of K it
+also subtracts zeros from, and multiplies by scales (`weight_groups.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Float8E4M3FN, Float8E5M2, Int8, Int32, Numeric
-from cutlass._mlir.dialects import llvm
+from cutlass import BFloat16, Float8E4M3FN, Float8E5M2, Int8, Int32, Numeric, Uint8
 from cutlass.cute.nvgpu import warpgroup
-from cutlass.cutlass_dsl import T
 
 from cute_backend.planning import TILE_K_BYTES
+from cute_backend.spec import WeightGroups
+from cute_backend.templates.instructions import assembled
 from cute_backend.templates.mainloop import State, WarpgroupOperands
+from cute_backend.templates.weight_groups import GroupVectors, HeldGroups, KGroup
 
 WARP_ROWS = 16
 """Rows of a block of 64 that one warp has."""
@@ -43,18 +46,37 @@ class StoredTile:
     fragments: cute.Tensor
     first: Int32
     """The address of its first value in stage 0."""
+    first_row: Int32
+    """The first of its rows, among those of the CTA's tile."""
     stage_bytes: int
     block_bytes: int
+    vectors: GroupVectors | None = None
+    """The scales and zeros of its groups of K, if it has such."""
 
     @staticmethod
-    def of(s_a: cute.Tensor, fragments: cute.Tensor, row: Int32, block_rows: int) -> StoredTile:
-        """The tile of a thread whose warp has the 16 rows from `row` on of each `block_rows` rows of A."""
+    def of(
+        s_a: cute.Tensor, stored: type[Numeric], fragments: cute.Tensor, row: Int32, block_rows: int
+    ) -> StoredTile:
+        """The tile of a thread whose warp has the 16 rows from `row` on of each `block_rows` rows of A, of
+        values of dtype `stored`."""
         lane = cute.arch.lane_idx()
         line = lane // 4
         first = Int32(s_a.iterator.toint()) + (row + line) * TILE_K_BYTES
         first += (line << 4) + lane % 4 * 2
         rows = cute.size(s_a, mode=[0])
-        return StoredTile(s_a.element_type, fragments, first, rows * TILE_K_BYTES, block_rows * TILE_K_BYTES)
+        stage, block = rows * TILE_K_BYTES, block_rows * TILE_K_BYTES
+        return StoredTile(stored, fragments, first, row + line, stage, block)
+
+    def with_groups(self, groups: WeightGroups, tensors: Sequence[cute.Tensor]) -> StoredTile:
+        """The tile with the scales and zeros of its groups, each (rows, groups of K)."""
+        rows, block_rows = 2 * cute.size(self.fragments, mode=[1]), self.block_bytes // TILE_K_BYTES
+        to = self.fragments.element_type
+        vectors = GroupVectors(groups, to, list(tensors), rows, block_rows, self.first_row, Int32(0))
+        return replace(self, vectors=vectors)
+
+    def at(self, row: Int32, k_tile: Int32) -> StoredTile:
+        """The tile of A whose first row is this, and whose part of K begins with this k tile."""
+        return self if self.vectors is None else replace(self, vectors=self.vectors.at(row, k_tile))
 
     def load(self, k_block: int, stage: Int32) -> list[Int32]:
         """Reads the pairs of values that one MMA multiplies, of all blocks of rows."""
@@ -62,17 +84,21 @@ class StoredTile:
         place = (self.first + stage * self.stage_bytes) ^ (k_block * K_BYTES)
         blocks = range(0, cute.size(self.fragments, mode=[1]) * self.block_bytes, self.block_bytes)
         return [
-            _asm("ld.shared.u16 $0, [$1];", place + (block + half + rows))
+            assembled("ld.shared.u16 $0, [$1];", place + (block + half + rows))
             for block in blocks
             for half in (0, K_BYTES // 2)
             for rows in (0, 8 * TILE_K_BYTES)
         ]
 
-    def convert(self, k_block: int, pairs: list[Int32]) -> None:
-        """Puts the converted values of pairs that were read where the MMA takes them from."""
-        words = cute.recast_tensor(self.fragments, Int32)
+    def convert(self, k_block: int, pairs: list[Int32], group: KGroup | None) -> None:
+        """Puts the converted values of pairs that were read where the MMA takes them from. `group` has their
+        scales and zeros, if they have such."""
+        words, to = cute.recast_tensor(self.fragments, Int32), self.fragments.element_type
         for i, pair in enumerate(pairs):
-            words[k_block * len(pairs) + i] = converted(pair, self.stored, self.fragments.element_type)
+            word = converted(pair, self.stored, to)
+            if group is not None:
+                word = group.scaled(i // 4 * 2 + i % 2, word)
+            words[k_block * len(pairs) + i] = word
 
 
 class Sm90Converted:
@@ -84,24 +110,46 @@ class Sm90Converted:
     scaling = None
     converts = True
 
+    def __init__(self, groups: WeightGroups | None = None, *, unsigned: bool = False) -> None:
+        """Integers are `unsigned` only if this says so: a kernel's tensors have the same type for both."""
+        self.groups, self.unsigned = groups, unsigned
+
+    def stored(
+        self,
+        s_a: cute.Tensor,
+        vectors: Sequence[cute.Tensor],
+        fragments: cute.Tensor,
+        row: Int32,
+        block_rows: int,
+    ) -> StoredTile:
+        """The rows of A that a thread converts, as `StoredTile.of` has them. `vectors` are the scales and
+        zeros of its groups of K, each (rows, groups)."""
+        dtype = Uint8 if self.unsigned else s_a.element_type
+        tile = StoredTile.of(s_a, dtype, fragments, row, block_rows)
+        return tile if self.groups is None else tile.with_groups(self.groups, vectors)
+
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
-    ) -> tuple[None, State]:
+    ) -> tuple[HeldGroups | None, State]:
+        held = self._held(operands, state)
         operands.ring.consumer_wait(state)
         for part in range(PARTS):
-            self._multiply(operands, acc, self._read(operands, state, part), state, part, anew=part == 0)
+            pairs = self._read(operands, state, part)
+            self._multiply(operands, acc, held, pairs, state, part, anew=part == 0)
         state.advance()
-        return None, state
+        return held, state
 
     def step(
         self,
         operands: WarpgroupOperands,
         acc: cute.Tensor,
-        held: None,
+        held: HeldGroups | None,
         state: State,
         release: State,
         count: int,
     ) -> tuple[State, State]:
+        if held is not None:
+            held.advance(state.count)
         operands.ring.consumer_wait(state)
         for part in range(PARTS):
             pairs = self._read(operands, state, part)
@@ -110,13 +158,20 @@ class Sm90Converted:
             if part == PARTS - 1:
                 _release(operands, release)
                 release.advance()
-            self._multiply(operands, acc, pairs, state, part)
+            self._multiply(operands, acc, held, pairs, state, part)
         state.advance()
         return state, release
 
-    def end(self, operands: WarpgroupOperands, acc: cute.Tensor, held: None, release: State) -> None:
+    def end(
+        self, operands: WarpgroupOperands, acc: cute.Tensor, held: HeldGroups | None, release: State
+    ) -> None:
         warpgroup.wait_group(0)
         _release(operands, release)
+
+    def _held(self, operands: WarpgroupOperands, state: State) -> HeldGroups | None:
+        """The scales and zeros of a tile's groups, from its first k tile on."""
+        tile: StoredTile = operands.a
+        return None if tile.vectors is None else HeldGroups.of(tile.vectors, state.count)
 
     def _k_blocks(self, operands: WarpgroupOperands, part: int) -> range:
         """The MMAs of a part of a k tile."""
@@ -132,6 +187,7 @@ class Sm90Converted:
         self,
         operands: WarpgroupOperands,
         acc: cute.Tensor,
+        held: HeldGroups | None,
         pairs: list[list[Int32]],
         state: State,
         part: int,
@@ -141,8 +197,12 @@ class Sm90Converted:
         sums."""
         tile: StoredTile = operands.a
         k_blocks = self._k_blocks(operands, part)
+        groups: dict[int, KGroup] = {}
         for k_block, read in zip(k_blocks, pairs, strict=True):
-            tile.convert(k_block, read)
+            index = 0 if self.groups is None else k_block * K_BYTES // self.groups.values
+            if held is not None and index not in groups:
+                groups[index] = held.group(state.count, index)
+            tile.convert(k_block, read, groups.get(index))
         warpgroup.fence()
         for k_block in k_blocks:
             mma = operands.setting if anew and k_block == 0 else operands.adding
@@ -162,19 +222,21 @@ def converted(pair: Int32, stored: type[Numeric], to: type[Numeric], by_bits: bo
     `by_bits` is for GPUs without conversions of fp8."""
     if stored is Int8:
         return _integers(pair, to)
+    if stored is Uint8:
+        return _unsigned(pair, to)
     if stored is Float8E5M2:
         halves = _prmt(pair, 0, 0x1404)  # the bits of fp16 begin with those of e5m2
     else:
         assert stored is Float8E4M3FN
         instruction = "{ .reg .b16 low; mov.b32 {low, _}, $1; cvt.rn.f16x2.e4m3x2 $0, low; }"
-        halves = _e4m3_bits(pair) if by_bits else _asm(instruction, pair)
+        halves = _e4m3_bits(pair) if by_bits else assembled(instruction, pair)
     if to is not BFloat16:
         return halves
     low, high = (
-        _asm(f"{{ .reg .b16 low, high; mov.b32 {{low, high}}, $1; cvt.f32.f16 $0, {half}; }}", halves)
+        assembled(f"{{ .reg .b16 low, high; mov.b32 {{low, high}}, $1; cvt.f32.f16 $0, {half}; }}", halves)
         for half in ("low", "high")
     )
-    return _asm("cvt.rn.bf16x2.f32 $0, $1, $2;", high, low)
+    return assembled("cvt.rn.bf16x2.f32 $0, $1, $2;", high, low)
 
 
 def _integers(pair: Int32, to: type[Numeric]) -> Int32:
@@ -182,10 +244,10 @@ def _integers(pair: Int32, to: type[Numeric]) -> Int32:
     if to is not BFloat16:
         # 1024 + (x + 128) in fp16, less 1152.
         words = _prmt(pair ^ 0x8080, 0x64646464, 0x4140)
-        return _asm("sub.rn.f16x2 $0, $1, $2;", words, 0x64806480)
+        return assembled("sub.rn.f16x2 $0, $1, $2;", words, 0x64806480)
     # The low 7 bits behind the exponent of 128, less 128, or 256 if the sign has made the exponent that.
     words = _prmt(pair, 0x43434343, 0x4140)
-    return _asm(
+    return assembled(
         "fma.rn.bf16x2 $0, $1, $2, $3;", words & ~0x007F007F, 0xBF80BF80 - (1 << 32), words & ~0x00800080
     )
 
@@ -198,17 +260,21 @@ def _e4m3_bits(pair: Int32) -> Int32:
     magnitude = words >> 1 & 0x3F803F80
     nan = magnitude + 0x00800080 & 0x40004000
     signed = magnitude | nan | words & 0x80008000 - (1 << 32)
-    return _asm("mul.rn.f16x2 $0, $1, $2;", signed, 0x5C005C00)
+    return assembled("mul.rn.f16x2 $0, $1, $2;", signed, 0x5C005C00)
+
+
+def _unsigned(pair: Int32, to: type[Numeric]) -> Int32:
+    """Two uint8 as two of 16 bits."""
+    if to is not BFloat16:
+        # 1024 + x in fp16, less 1024.
+        words = _prmt(pair, 0x64646464, 0x4140)
+        return assembled("sub.rn.f16x2 $0, $1, $2;", words, 0x64006400)
+    # As above: 128 or 256, less 256, plus the low 7 bits behind the exponent of 128.
+    words = _prmt(pair, 0x43434343, 0x4140)
+    high = assembled("sub.rn.bf16x2 $0, $1, $2;", words & ~0x007F007F, 0x43804380)
+    return assembled("add.rn.bf16x2 $0, $1, $2;", high, words & ~0x00800080)
 
 
 def _prmt(low: Int32, high: int, selector: int) -> Int32:
     """The bytes of two registers that the digits of `selector` name, the last one first (PTX ISA, prmt)."""
-    return _asm("prmt.b32 $0, $1, $2, $3;", low, high, selector)
-
-
-def _asm(text: str, *operands: Int32 | int) -> Int32:
-    """An instruction that LLVM moves neither ahead of the wait for the registers that it writes, nor out of
-    the time in which a stage may be read."""
-    values = [Int32(each).ir_value() for each in operands]
-    constraints = ",".join(["=r", *("r" for _ in operands)])
-    return Int32(llvm.inline_asm(T.i32(), values, text, constraints, has_side_effects=True))
+    return assembled("prmt.b32 $0, $1, $2, $3;", low, high, selector)

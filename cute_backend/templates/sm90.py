@@ -34,7 +34,7 @@ memory, each part of K is a work item, like a product of a batch, and a second k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -54,7 +54,7 @@ from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import ScaleStages
-from cute_backend.templates.converted import WARP_ROWS, StoredTile
+from cute_backend.templates.converted import WARP_ROWS, Sm90Converted
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.epilogue import Epilogue
@@ -391,8 +391,9 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         item = items.epilogue
         if cutlass.const_expr(self.in_cluster):
             if shared.rank > 0:
-                tile = self._tile(shared, items.place(items.first), seat.thread, seat.share)
-                self._multiply(seat, tile, ab, items.k_tiles)
+                place = items.place(items.first)
+                tile = self._tile(shared, place, seat.thread, seat.share)
+                self._multiply(self._at(shared, seat, place), tile, ab, items.k_tiles)
                 shared.sums.publish(seat.acc, seat.thread_of_all)
         if cutlass.const_expr(config.pingpong):
             ab.advance(seat.ring * items.k_tiles_at(item))
@@ -464,13 +465,23 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         shape = mma.partition_shape_A((self.config.mma_m, self.tile_k))
         fragments = cute.make_rmem_tensor(shape, self.b_dtype)
         row = share * BLOCK_M + shared.warp % WARPS * WARP_ROWS
-        return StoredTile.of(shared.s_a, fragments, row, self.config.sharing * BLOCK_M)
+        mainloop = cast(Sm90Converted, self.mainloop)
+        return mainloop.stored(shared.s_a, shared.given.scales, fragments, row, self.config.sharing * BLOCK_M)
+
+    def _at(self, shared: Sm90Shared, seat: Seat, place: Place) -> Seat:
+        """The seat of a thread at a place, where A in groups of K has scales and zeros of its own."""
+        if not self.mainloop.converts:
+            return seat
+        row, _ = self._origin(shared, place)
+        stored = seat.operands.a.at(row, shared.items.begin_k(place.batch))
+        return replace(seat, operands=replace(seat.operands, a=stored))
 
     @cute.jit
     def _compute(self, shared: Sm90Shared, seat: Seat, place: Place, at: Progress):
         """Multiplies a tile and runs the epilogue on it. Returns the next stage of A and B and the next
         position of planes."""
         ab, row, planes = at
+        seat = self._at(shared, seat, place)
         tile = self._tile(shared, place, seat.thread, seat.share)
         held = self.epilogue.begin(tile, shared.glob)
 

@@ -144,16 +144,17 @@ class SplitGemm:
         workspace: cute.Tensor,
         max_active_clusters: Int32,
         stream: cuda.CUstream,
+        *scales: Sequence[cute.Tensor],
         **further: Any,
     ):
         """Launches both kernels for A (M, K), each B (K, N) and the epilogue's operands, in the order of its
-        names. `further` are further arguments of `template`."""
+        names. `scales`, if there are any, and `further` are further arguments of `template`."""
         m, n = a.shape[0], bs[0].shape[1]
         pitch = self.config.products * sums_pitch(Int64(n))
         layout = cute.make_layout((m * self.config.split_k, n), stride=(cute.assume(pitch, divby=PAIR), 1))
         sum_type = sums_of(a.element_type, bs[0].element_type)
         sums = cute.make_tensor(cute.recast_ptr(workspace.iterator, dtype=sum_type), layout)
-        self.parts(a, bs, [], [sums], max_active_clusters, stream, **further)
+        self.parts(a, bs, [], [sums], max_active_clusters, stream, *scales, **further)
         self.sum(sums, loads, stores, max_active_clusters, stream)
 
 

@@ -49,6 +49,7 @@ from cute_backend.spec import (
     Scaling,
     Store,
     Stride,
+    WeightGroups,
 )
 from support.archs import FIRST
 from support.epilogues import EPILOGUES, GROUPED, Problem
@@ -156,6 +157,24 @@ def test_weights_are_converted_without_spills_or_waits(
     tiles = dict.fromkeys((*offered(arch, spec), *known))
     plans = [plan(spec, tile, alignment) for tile in tiles for alignment in Alignment]
     assert_first_rungs_are_clean(plans[part])
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        WeightGroups(32, DType.BF16, DType.BF16, DType.BF16, DType.BF16),
+        pytest.param(WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16), marks=EXHAUSTIVE),
+        pytest.param(WeightGroups(256, DType.F32, DType.F32, DType.F32, DType.F32), marks=EXHAUSTIVE),
+    ],
+    ids=lambda groups: f"{groups.values}-{groups.product.value}",
+)
+def test_weights_in_groups_are_converted_without_spills_or_waits(groups: WeightGroups) -> None:
+    spec = epilogue_spec("addmm_relu", True)
+    acc = replace(spec.product, b_dtype=DType.U8, a_major=Major.K, b_major=Major.K, groups=groups)
+    spec = replace(spec, accumulators=(acc,))
+    shapes = [(m, n, k) for m in (8, 64, 200) for n, k in ((4096, 14336), (28672, 4096))]
+    known = dict.fromkeys(choose(Arch.SM90A, spec, *shape, 132) for shape in shapes)
+    assert_first_rungs_are_clean(plan(spec, tile, Alignment.TMA) for tile in known)
 
 
 def ways_to_sample() -> Iterator[ParameterSet]:

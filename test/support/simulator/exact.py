@@ -30,6 +30,7 @@ from cute_backend.spec import (
     Scaling,
     Store,
     Stride,
+    WeightGroups,
 )
 
 SM80, SM90, SM100 = Arch.SM80, Arch.SM90A, Arch.SM100A
@@ -107,7 +108,7 @@ LARGE = (-128, -63)
 
 
 def integers(shape: tuple[int, int], dtype: DType, generator: torch.Generator) -> Tensor:
-    low, high = LARGE if dtype is DType.I8 else (-2, 3)
+    low, high = {DType.I8: LARGE, DType.U8: (0, 256)}.get(dtype, (-2, 3))
     values = torch.randint(low, high, shape, generator=generator)
     return fp4(values) if dtype is DType.E2M1X2 else values.to(TORCH_DTYPES[dtype])
 
@@ -141,6 +142,8 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
         table = torch.randint(-99, 100, (m // 2, 64), generator=generator).to(torch.bfloat16)
         loads["exact0"] = table[None, :, None].expand(2, m // 2, n // 64, 64)
     of_a, of_b = block_scales(acc, m, n, k) if acc.is_block_scaled else ([], [])
+    if acc.groups is not None:
+        of_b = weight_vectors(acc.groups, n, k)
     return (
         [a if acc.a_major is Major.K else a.t(), *of_a],
         [
@@ -157,6 +160,14 @@ def _another(acc: Accumulator, n: int, k: int, generator: torch.Generator) -> Te
     if acc.b_major is Major.K:
         return integers((n, k), acc.b_dtype, generator).t()
     return integers((k, n), acc.b_dtype, generator)
+
+
+def weight_vectors(groups: WeightGroups, n: int, k: int) -> list[Tensor]:
+    """The scales and zeros of a weight in groups of K, (groups, N). They differ from their neighbours along
+    either axis."""
+    numbers = 3 * torch.arange(k // groups.values) + torch.arange(n)[:, None]
+    made = (numbers % 7 + 1.0, numbers % 5)
+    return [each.to(TORCH_DTYPES[of]).t() for each, of in zip(made, groups.vectors, strict=False)]
 
 
 def block_scales(acc: Accumulator, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -39,6 +39,7 @@ from cute_backend.spec import (
     Reduction,
     Scaling,
     Store,
+    WeightGroups,
 )
 from support.compile_once import afresh
 from support.simulator.exact import (
@@ -125,6 +126,18 @@ CONVERTED = EpilogueSpec(
 )
 # Two products of one A in bf16.
 TWO_PRODUCTS = scaled_pair()
+# A bf16 input times a weight of uint8 in groups of K, with scales and zeros.
+GROUPED_WEIGHT = replace(
+    CONVERTED,
+    accumulators=(
+        Accumulator(
+            "acc",
+            DType.BF16,
+            DType.U8,
+            groups=WeightGroups(64, DType.BF16, DType.BF16, DType.BF16, DType.BF16),
+        ),
+    ),
+)
 # SPEC without fast accumulation: the sums of k tiles are promoted.
 SLOW = promoted(SPEC)
 # SPEC, with a repeating table in place of the residual.
@@ -334,6 +347,10 @@ CONVERTING_BESIDE_TMA = replace(
     problem=(40, 136, 2320),
     spec=CONVERTED,
 )
+CONVERTING_GROUPS = Subject(
+    sm90(64, 16, subtile_n=16, transposed=True, converts=True), (24, 136, 1472), spec=GROUPED_WEIGHT
+)
+GROUPS_IN_PARTS = replace(CONVERTING_GROUPS, config=replace(CONVERTING_GROUPS.config, split_k=2))
 INT8_IN_PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 2064), spec=INT8)
 INT8_BY_WARPS = Subject(sm80(128, 128), (136, 72, 272), spec=INT8)
 INT8_ON_BLACKWELL = Subject(sm100(128, 64), (136, 72, 272), spec=INT8)
@@ -396,6 +413,8 @@ SUBJECTS = {
     "int8": INT8_BY_WGMMA,
     "parts of int8": INT8_IN_PARTS,
     "converting": CONVERTING,
+    "converting groups": CONVERTING_GROUPS,
+    "converting parts of groups": GROUPS_IN_PARTS,
     "int8 by warps": INT8_BY_WARPS,
     "int8 on Blackwell": INT8_ON_BLACKWELL,
     "parts on Blackwell": BLACKWELL_PARTS,

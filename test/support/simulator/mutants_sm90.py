@@ -22,6 +22,7 @@ from cute_backend.simulator.simulation_errors import (
     RaceError,
     SimulationError,
 )
+from cute_backend.templates.converted import _integers
 from cute_backend.templates.crew import WARPS
 from cute_backend.templates.epilogue import release_planes
 from cute_backend.templates.overlap import await_earlier_kernels
@@ -32,9 +33,11 @@ from support.simulator.mutants import (
     BLOCK_SCALED,
     COLUMN_SCALED,
     CONVERTING,
+    CONVERTING_GROUPS,
     COOPERATIVE,
     FEW_ROWS,
     GROUPS,
+    GROUPS_IN_PARTS,
     HALF_BLOCKS,
     HOPPER_MULTICAST,
     INT8_BY_WGMMA,
@@ -183,6 +186,11 @@ def _stored_in(other: Callable[[Int32], Int32]) -> tuple[Wrong, ...]:
     return instead("warp_planes.WarpPlanes._output_plane", lambda call: other(call()))
 
 
+def _zeros_of_the_next(call: Call) -> Any:
+    """The scales of a group, and the zeros of the next one."""
+    return replace(call(), zeros=call(group=call.group + 1).zeros)
+
+
 def _round_sums(call: Call) -> None:
     """Rounds the sums of a thread to fp32."""
     call()
@@ -322,6 +330,50 @@ MUTANTS = [
         "scales of the next column",
         CONVERTING,
         instead("tile.FragmentSubtile.row_of", lambda call: call() ^ 1),
+        WrongNumbers,
+    ),
+    # Weights in groups of K.
+    Mutant(
+        "weights overwritten while they are multiplied",
+        CONVERTING_GROUPS,
+        without("warpgroup.wait_group", inside="converted.Sm90Converted.step"),
+        RaceError,
+        r"touches registers of a wgmma\.mma_async that it has not waited for",
+    ),
+    Mutant(
+        "a zero of another group",
+        CONVERTING_GROUPS,
+        instead("weight_groups.GroupVectors.of_group", _zeros_of_the_next),
+        WrongNumbers,
+    ),
+    Mutant(
+        "groups' scales of the next column",
+        CONVERTING_GROUPS,
+        instead("weight_groups.KGroup.scaled", lambda call: call(row=call.row ^ 1)),
+        WrongNumbers,
+    ),
+    Mutant(
+        "the scales and zeros of a chunk after it has ended",
+        CONVERTING_GROUPS,
+        without("weight_groups.HeldGroups.advance", inside="converted.Sm90Converted.step"),
+        WrongNumbers,
+    ),
+    Mutant(
+        "scales and zeros of columns and groups beyond the last",
+        CONVERTING_GROUPS,
+        instead("weight_groups._loaded", lambda call: call(wanted=cutlass.Boolean(True))),
+        IllegalAccess,
+    ),
+    Mutant(
+        "groups of the first part of K",
+        GROUPS_IN_PARTS,
+        instead("converted.StoredTile.at", lambda call: call(k_tile=Int32(0))),
+        WrongNumbers,
+    ),
+    Mutant(
+        "unsigned values taken for signed ones",
+        CONVERTING_GROUPS,
+        instead("converted._unsigned", lambda call: _integers(call.pair, call.to)),
         WrongNumbers,
     ),
     # Split-K over a cluster.
