@@ -30,6 +30,11 @@ def weight_only(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
     return F.linear(x, w.to(torch.bfloat16)) * scale  # int8; (N,)
 
 
+def weight_groups(x: Tensor, w: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    groups = w.unflatten(1, (-1, 128)).to(torch.bfloat16)  # int8 or uint8; (N, K / 128, 128)
+    return F.linear(x, ((groups - zero[..., None]) * scale[..., None]).flatten(1))
+
+
 def maximum(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     y = F.relu(F.linear(x, w))
     return y, y.abs().amax(-1)
@@ -120,6 +125,10 @@ PROGRAMS = (
         ),
     ),
     Program(weight_only, (bf16(64, 1024), torch.zeros(4096, 1024, dtype=torch.int8), bf16(4096))),
+    Program(
+        weight_groups,
+        (bf16(64, 1024), torch.zeros(4096, 1024, dtype=torch.uint8), bf16(4096, 8), bf16(4096, 8)),
+    ),
     Program(maximum, (bf16(2048, 1024), bf16(14336, 1024))),
     Program(pooled, (X, bf16(4096, 1024))),
     Program(last_row, (X, bf16(32000, 1024))),

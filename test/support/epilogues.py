@@ -143,6 +143,9 @@ MAKERS: dict[str, Maker] = {
     "a_bf16": _a(torch.bfloat16),
     "a_int8": lambda p, g: (p.operand(p.m, p.k, dtype=torch.float32, generator=g) * 2).to(torch.int8),
     "b_int8": lambda p, g: (p.operand(p.n, p.k, dtype=torch.float32, generator=g) * 2).to(torch.int8).t(),
+    "w_int8": lambda p, g: (p.operand(p.n, p.k, dtype=torch.float32, generator=g) * 2).to(torch.int8),
+    "group_scales": lambda p, g: p.blocks(p.n, p.k // 128),
+    "group_zeros": lambda p, g: (p.blocks(p.n, p.k // 128) * 2).to(torch.int8),
     "b": _b(E4M3),
     "b_up": _b(E4M3),
     "b_bf16": _b(torch.bfloat16),
@@ -328,6 +331,14 @@ def int8_weight(a_bf16, b_int8, row, bias):
 def float8_weight(a_bf16, b, scale_b, residual):
     """torchao's Float8WeightOnly: a scale of each column in front of the product, and a residual."""
     return a_bf16 @ (b.float() * scale_b).to(a_bf16.dtype) + residual
+
+
+@epilogue({"rowvec0": "rowvec"}, "bf16", table=STORED)
+def grouped_weight(a_bf16, w_int8, group_scales, group_zeros, bias):
+    """torchao's Int8WeightOnly by groups of 128 of K: zeros of int8, scales in fp32, and a bias."""
+    n, k = w_int8.shape
+    w = w_int8.reshape(n, -1, 128).to(a_bf16.dtype) - group_zeros[..., None].to(a_bf16.dtype)
+    return a_bf16 @ (w * group_scales[..., None]).reshape(n, k).to(a_bf16.dtype).t() + bias
 
 
 @epilogue({**ROWWISE, "bias": "rowvec"}, "bf16")

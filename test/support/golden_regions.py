@@ -60,6 +60,12 @@ OTHER_SIZES = {
     "float8_weight_sm90a.py": ("float8_weight", "sm_90a", Problem(8, 4096, 4096), "split_k=2"),
     "float8_weight_sm80.py": ("float8_weight", "sm_80", Problem(64, 28672, 4096), "by_bits=True"),
     "int8_weight_sm120a.py": ("int8_weight", "sm_120a", Problem(8, 4096, 4096), "Sm80Converted"),
+    "grouped_weight_sm90a.py": (
+        "grouped_weight",
+        "sm_90a",
+        Problem(16, 14336, 4096),
+        "WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16)",
+    ),
     "rowwise_large_sm100a.py": (
         "rowwise",
         "sm_100a",

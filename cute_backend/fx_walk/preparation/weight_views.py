@@ -21,7 +21,14 @@ from cute_backend.fx_walk.graph.static import (
 )
 from cute_backend.fx_walk.products.capability import Capability, target_of
 from cute_backend.fx_walk.products.questions import is_cast_of_stored
-from cute_backend.fx_walk.products.stored_weights import CONVERSION, SCALING, StoredWeight, stored_weight
+from cute_backend.fx_walk.products.stored_weights import StoredWeight, stored_weight
+from cute_backend.fx_walk.products.weight_groups import (
+    CONVERSION,
+    SCALING,
+    Axes,
+    GroupedWeight,
+    grouped_weight,
+)
 from cute_backend.fx_walk.refusals.reasons import Refused
 from cute_backend.fx_walk.values.lower import is_reshape
 from cute_backend.planning import MOST_CONVERTED_ROWS
@@ -39,8 +46,13 @@ def bring_weights_to_products(graph: fx.Graph, capability: Capability) -> None:
         if node.op != "call_function" or target_name(node) not in _PRODUCTS:
             continue
         b = arguments(node)["mat2"]
+        if (grouped := grouped_weight(b)) is not None:
+            if _may_be_converted(node, grouped.node, capability) and _can_be_converted(grouped, b):
+                with graph.inserting_before(node):
+                    node.replace_input_with(b, _along_k(graph, grouped))
+            continue
         found = stored_weight(b)
-        if found is None or not _may_be_converted(node, found, capability):
+        if found is None or not _may_be_converted(node, found.node, capability):
             continue
         if any(step.is_swapped for step in found.steps):
             with graph.inserting_before(node):
@@ -49,15 +61,51 @@ def bring_weights_to_products(graph: fx.Graph, capability: Capability) -> None:
     graph.eliminate_dead_code()
 
 
-def _may_be_converted(product: fx.Node, weight: StoredWeight, capability: Capability) -> bool:
+def _may_be_converted(product: fx.Node, weight: fx.Node, capability: Capability) -> bool:
     """Whether a GPU has kernels that convert such a weight for as many rows. A CPU stands for all."""
     result = fake(product)
     try:
         target = target_of(result.device, capability)
     except Refused:
         return False
-    able = target is None or DTYPES[fake(weight.node).dtype] in target.converts
+    able = target is None or DTYPES[fake(weight).dtype] in target.converts
     return able and known(result.shape[0] <= MOST_CONVERTED_ROWS)
+
+
+def _can_be_converted(weight: GroupedWeight, b: fx.Node) -> bool:
+    """Whether kernels convert a weight in such groups to the dtype of B."""
+    try:
+        weight.groups(DTYPES[fake(b).dtype])
+    except Refused:
+        return False
+    return True
+
+
+def _along_k(graph: fx.Graph, weight: GroupedWeight) -> fx.Node:
+    """The result of the steps of a weight in groups, as the product reads it, with all views in front of
+    them: the stored values are (K, N), and zeros and scales (groups, N)."""
+    k, n, values, groups = weight.k, weight.n, weight.values, weight.k // weight.values
+    like, value = weight.steps[0][0], weight.node
+    if weight.axes is not Axes.ALONG_K:
+        if fake(value).shape != (n, k):
+            value = call(graph, like, aten.reshape.default, value, [n, k])
+        value = call(graph, like, aten.permute.default, value, [1, 0])
+    value = call(graph, like, aten.reshape.default, value, [groups, values, n])
+    for node, vector in weight.steps:
+        if vector is None:
+            value = call(graph, node, node.target, value, arguments(node)["dtype"])
+            continue
+        given = vector.node
+        if weight.axes is not Axes.ALONG_K:
+            by_column = (n, groups)
+            if fake(given).shape != by_column:
+                given = call(graph, node, aten.reshape.default, given, list(by_column))
+            given = call(graph, node, aten.permute.default, given, [1, 0])
+        if vector.cast is not None:
+            given = call(graph, node, torch.ops.prims.convert_element_type.default, given, vector.cast)
+        given = call(graph, node, aten.reshape.default, given, [groups, 1, n])
+        value = call(graph, node, node.target, value, given)
+    return call(graph, like, aten.reshape.default, value, [k, n])
 
 
 def _cast_scales_last(graph: fx.Graph, product: fx.Node) -> None:

@@ -10,6 +10,7 @@ from torch import fx
 from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.graph.static import Size, fake, known, product
 from cute_backend.fx_walk.products.scaling_recipes import BlockScale
+from cute_backend.fx_walk.refusals.reasons import Refused
 from cute_backend.fx_walk.values.activation import Activation
 from cute_backend.fx_walk.values.classify import ColumnSlice, LoadView
 from cute_backend.spec import SCALE_TILE, Accumulator, ProductKind
@@ -40,7 +41,8 @@ class Anchor:
     transpose of each is multiplied.
 
     If B is converted from a weight of 8 bits, `stored` is the product with that weight, whose values a kernel
-    converts itself.
+    converts itself, or the reason why none does. The scales, and zeros, of such a weight's groups of K are
+    `b_groups`, each (K / group, N).
 
     With `columns` it is the product with that slice of B's columns, and N is the number of columns in the
     slice.
@@ -61,7 +63,8 @@ class Anchor:
     b_blocks: BlockScale | None = None
     offsets: fx.Node | None = None
     transposed: bool = False
-    stored: Anchor | None = None
+    stored: Anchor | Refused | None = None
+    b_groups: tuple[fx.Node, ...] = ()
 
     def of_slice(self, columns: ColumnSlice, accumulator: Accumulator) -> Anchor:
         """The product with a slice of the columns of B."""
@@ -100,7 +103,7 @@ class Anchor:
         scale = self.scale_a and replace(self.scale_a, node=other[self.scale_a.node])
         blocks = self.a_blocks and replace(self.a_blocks, node=other[self.a_blocks.node])
         offsets = self.offsets and other[self.offsets]
-        stored = self.stored and self.stored.with_a(other)
+        stored = self.stored.with_a(other) if isinstance(self.stored, Anchor) else self.stored
         return replace(self, a=other[self.a], scale_a=scale, a_blocks=blocks, offsets=offsets, stored=stored)
 
     @property
@@ -113,7 +116,7 @@ class Anchor:
         """The nodes that the op reads."""
         addend = None if self.addend is None else self.addend.view
         views = (self.scale_a, self.scale_b, addend, self.a_blocks, self.b_blocks)
-        return [*self.a_side, self.b, *(view.node for view in views if view is not None)]
+        return [*self.a_side, self.b, *self.b_groups, *(view.node for view in views if view is not None)]
 
     @property
     def device(self) -> torch.device:

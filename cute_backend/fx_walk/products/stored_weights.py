@@ -27,14 +27,19 @@ from cute_backend.fx_walk.graph.static import (
 )
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.product_operands import accumulator_of
-from cute_backend.fx_walk.refusals.reasons import Refused
+from cute_backend.fx_walk.products.weight_groups import (
+    CONVERSION,
+    SCALING,
+    SUBTRACTION,
+    SWAPS,
+    Axes,
+    exchanges,
+    grouped_weight,
+)
+from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.values.classify import classify_vector
 from cute_backend.planning import MOST_CONVERTED_ROWS, Target
 from cute_backend.spec import STORED_DTYPES, LoadKind, Precision, ProductKind
-
-CONVERSION = "prims.convert_element_type.default"
-SCALING = "aten.mul.Tensor"
-_SWAPS = ("aten.permute.default", "aten.t.default", "aten.transpose.int")
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,8 @@ def stored_weight(b: fx.Node) -> StoredWeight | None:
         if node.op != "call_function" or len(node.users) != 1:
             return None
         target = target_name(node)
-        if target in _SWAPS:
-            node, is_swapped = arguments(node)["self"], is_swapped is not _exchanges(node)
+        if target in SWAPS:
+            node, is_swapped = arguments(node)["self"], is_swapped is not exchanges(node)
         elif target == CONVERSION and tensor.dtype.is_floating_point:
             steps.append(Step(node, is_swapped))
             node = arguments(node)["a"]
@@ -80,12 +85,6 @@ def stored_weight(b: fx.Node) -> StoredWeight | None:
             node = operands[0]
         else:
             return None
-
-
-def _exchanges(view: fx.Node) -> bool:
-    """Whether a view of two axes exchanges them, as all do but a permutation that leaves them."""
-    given = arguments(view)
-    return [axis % 2 for axis in given["dims"]] == [1, 0] if "dims" in given else True
 
 
 def _scaled(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -102,15 +101,18 @@ def _scaled(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     return None
 
 
-def with_stored_weight(anchor: Anchor) -> Anchor | None:
-    """The product with the stored weight that B is converted from, whose scale is applied to the sums. None
-    if there is no such weight, if views are still between its steps, or if no kernel could read it."""
+def with_stored_weight(anchor: Anchor) -> Anchor | Refused | None:
+    """The product with the stored weight that B is converted from, whose scale is applied to the sums, or
+    whose scales of groups are `b_groups`. None if there is no such weight, if views are still between its
+    steps, or if no kernel could read it. If no kernel converts its groups, it is the refusal of these."""
     if anchor.accumulator.kind is not ProductKind.DENSE:
         return None
     found = stored_weight(anchor.b)
-    if found is None or found.is_swapped or any(step.is_swapped for step in found.steps):
+    if found is None:
+        return _in_groups(anchor)
+    if found.is_swapped or any(step.is_swapped for step in found.steps):
         return None
-    if not _is_along_k(found):
+    if not _is_along_k(found.node):
         return None
     scales = [_uncast(step.operand) for step in found.steps if step.operand is not None]
     if len(scales) > 1 or not all(_is_of_columns(scale, anchor.n) for scale in scales):
@@ -123,6 +125,29 @@ def with_stored_weight(anchor: Anchor) -> Anchor | None:
         return None
     acc = replace(acc, a_dtype=anchor.accumulator.a_dtype)
     return replace(anchor, b=found.node, accumulator=acc, scale_b=views[0] if views else None)
+
+
+def _in_groups(anchor: Anchor) -> Anchor | Refused | None:
+    """The product with the stored weight in groups of K that B is converted from. None if there is none, or
+    if its scales are not along K, as `bring_weights_to_products` brings those that kernels take."""
+    found = grouped_weight(anchor.b)
+    if found is None:
+        return None
+    to = anchor.accumulator.a_dtype
+    try:
+        groups = found.groups(to)
+        if found.axes is not Axes.ALONG_K or not _is_along_k(found.node):
+            return None
+        dtype = DTYPES[fake(found.node).dtype]
+        acc = accumulator_of(anchor.node, anchor.a, found.node, dtype, dtype, fast_accum=True)
+    except Refused as refused:
+        return refused if refused.reason is Reason.WEIGHT_GROUPS else None
+    vectors = (found.vectors.get(name) for name in (SCALING, SUBTRACTION))
+    nodes = tuple(vector.node for vector in vectors if vector is not None)
+    if any(fake(node).device != anchor.device for node in nodes):
+        return None
+    acc = replace(acc, a_dtype=to, groups=groups)
+    return replace(anchor, b=found.node, accumulator=acc, b_groups=nodes)
 
 
 def _uncast(scale: fx.Node) -> fx.Node:
@@ -140,9 +165,14 @@ def _is_of_columns(scale: fx.Node, n: Size) -> bool:
     return known(fake(scale).numel() == 1) or (known(shape[0] == 1) and known(shape[1] == n))
 
 
-def _is_along_k(weight: StoredWeight) -> bool:
-    """Whether the stored values of a column of B lie side by side."""
-    return known(fake(weight.node).stride(0) == 1)
+def _is_along_k(stored: fx.Node) -> bool:
+    """Whether the stored values (K, N) of a column of B lie side by side."""
+    return fake(stored).dim() == 2 and known(fake(stored).stride(0) == 1)
+
+
+def may_be_converted(anchor: Anchor, target: Target | None) -> bool:
+    """Whether kernels of a target, or of some target, convert weights for as many rows."""
+    return (target is None or bool(target.converts)) and known(anchor.m <= MOST_CONVERTED_ROWS)
 
 
 def is_worth_converting(stored: Anchor, target: Target | None, precision: Precision) -> bool:

@@ -108,6 +108,12 @@ class Reason(Enum):
         "scale_a {scale_a} and scale_b {scale_b} are neither both one element nor ({m}, 1) and (1, {n}), nor "
         "of blocks of 128: ({m} or {row_blocks}, {k_blocks}) and ({k_blocks}, {n} or {column_blocks})",
     )
+    WEIGHT_GROUPS = (
+        "weight_groups",
+        "{weight} is converted in groups of {values} of K, {k} in all, by scales and zeros of shape {given}; "
+        "a kernel that converts a weight itself takes {taken}, so another one writes it in 16 bits at each "
+        "call",
+    )
     SCALE_LAYOUT = (
         "scale_layout",
         "{operand} is {dtype} of shape {shape} with strides {strides}; {recipe} takes {taken}",

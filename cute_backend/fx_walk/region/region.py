@@ -101,9 +101,10 @@ class Region:
 
     @property
     def b_scales(self) -> list[BlockScale]:
-        """The scales of every B's blocks, if there are any."""
+        """The scales of every B's blocks, if there are any, or the scales and zeros of a weight's groups."""
         anchors = self.anchors[: self.spec.b_count]
-        return [anchor.b_blocks for anchor in anchors if anchor.b_blocks is not None]
+        of_groups = [BlockScale(node) for anchor in anchors for node in anchor.b_groups]
+        return of_groups + [anchor.b_blocks for anchor in anchors if anchor.b_blocks is not None]
 
     @property
     def load_nodes(self) -> list[fx.Node]:
@@ -136,10 +137,10 @@ def _conversion(anchor: Anchor) -> str:
     acc = anchor.accumulator
     if not acc.is_converted:
         return ""
-    rows = (
-        "" if isinstance(anchor.m, int) else f" (beyond {MOST_CONVERTED_ROWS} rows in memory, at each call)"
-    )
-    return f", {acc.b_dtype.value} converted to {acc.a_dtype.value}{rows}"
+    groups = "" if acc.groups is None else f" in groups of {acc.groups.values}"
+    beyond = f" (beyond {MOST_CONVERTED_ROWS} rows in memory, at each call)"
+    rows = "" if isinstance(anchor.m, int) else beyond
+    return f", {acc.b_dtype.value}{groups} converted to {acc.a_dtype.value}{rows}"
 
 
 def _label(node: fx.Node, columns: ColumnSlice | None) -> str:
