@@ -1,7 +1,8 @@
 """The built-in table of weights of 8 bits: the linears of a Llama 8B at few rows, as in decoding.
 
 The baseline is the same linear in bf16. The scales are those of torchao's Int8WeightOnly, which stand behind
-the product, and of its Float8WeightOnly, which stand in front of it.
+the product, or have zeros beside them for each group of 128 of K, and of its Float8WeightOnly, which stand in
+front of the product.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ BF16 = torch.bfloat16
 
 ROWS = (2, 8, 16, 64, 128)
 
+GROUP = 128
+"""Values of K that share a scale and a zero."""
+
 
 def bf16(x: Tensor, weight: Tensor) -> Tensor:
     """The linear in bf16."""
@@ -26,6 +30,12 @@ def bf16(x: Tensor, weight: Tensor) -> Tensor:
 def int8(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     """The linear with a weight of int8, and a scale of each column behind it."""
     return F.linear(x, weight.to(BF16)) * scales.to(BF16).reshape(-1)
+
+
+def int8_groups(x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """The linear with a weight of int8, and a scale and a zero of each column and group of K."""
+    wide = weight.reshape(len(weight), -1, GROUP).to(BF16) - zeros[..., None].to(BF16)
+    return F.linear(x, (wide * scales[..., None]).to(BF16).reshape(weight.shape))
 
 
 def e4m3(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
@@ -44,6 +54,11 @@ def problem(linear: str, m: int) -> Problem:
         weight = torch.randint(-128, 128, (n, k), dtype=torch.int8).to(dtype)
         return torch.randn(m, k, dtype=BF16), weight, (torch.rand(n, 1) + 0.5) / (128 * k**0.5)
 
+    def in_groups() -> tuple[Tensor, ...]:
+        x, weight, _ = narrow(torch.int8)
+        scales = (torch.rand(n, k // GROUP) + 0.5) / (128 * k**0.5)
+        return x, weight, scales, torch.randint(-8, 8, scales.shape, dtype=torch.int8)
+
     runners = (Runner.INDUCTOR, Runner.MAX_AUTOTUNE, Runner.CUTE)
     operations = 2 * m * n * k
     return Problem(
@@ -51,6 +66,7 @@ def problem(linear: str, m: int) -> Problem:
         (
             Workload("bf16", bf16, wide, Rate.BF16, operations, (Runner.EAGER,), 0.01),
             Workload("int8", int8, lambda: narrow(torch.int8), Rate.BF16, operations, runners, 0.01),
+            Workload("int8 groups", int8_groups, in_groups, Rate.BF16, operations, runners, 0.01),
             Workload("e4m3", e4m3, lambda: narrow(torch.float8_e4m3fn), Rate.BF16, operations, runners, 0.01),
         ),
     )
@@ -60,11 +76,11 @@ _BF16 = Cell("bf16", Runner.EAGER)
 
 WEIGHTS = Table(
     "weights",
-    title="Linears of Llama 8B with weights of 8 bits and a scale of each column, by rows. bf16: F.linear",
+    title="Linears of Llama 8B with weights of 8 bits, scaled by columns or groups, by rows. bf16: F.linear",
     baseline=_BF16,
     ratios=tuple(
         Ratio(Cell(name, Runner.CUTE), other)
-        for name in ("int8", "e4m3")
+        for name in ("int8", "int8 groups", "e4m3")
         for other in (_BF16, Cell(name, Runner.INDUCTOR), Cell(name, Runner.MAX_AUTOTUNE))
     ),
     problems=tuple(problem(linear, rows) for linear in LINEARS for rows in ROWS),

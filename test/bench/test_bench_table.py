@@ -77,16 +77,23 @@ def test_int8_is_one_kernel_of_the_same_operations(monkeypatch):
 
 
 def test_weights_are_converted_by_the_kernel_of_the_same_operations(monkeypatch):
-    monkeypatch.setitem(weights.LINEARS, "small", (48, 64))
+    monkeypatch.setitem(weights.LINEARS, "small", (48, 256))
     wide, *narrow = weights.problem("small", 24).workloads
     for workload in narrow:
-        assert workload.operations == wide.operations == 2 * 24 * 48 * 64
-        x, weight, scales = args = workload.inputs()
+        assert workload.operations == wide.operations == 2 * 24 * 48 * 256
+        x, weight, scales, *zeros = args = workload.inputs()
         (region,) = explain(workload.fn, *args, arch="sm_90a").regions
         assert region.spec.product.is_converted
-        exact = x.double() @ (weight.double() * scales).t()
+        exact = x.double() @ dequantised(weight, scales, *zeros).t()
         for runner in (Runner.EAGER, Runner.CUTE):
             assert relative_error(compiled(runner, workload.fn)(*args), exact) < workload.tolerance
+
+
+def dequantised(weight, scales, zeros=None):
+    """A weight with a scale of each column, or with scales and zeros of groups of K."""
+    groups = weight.double().unflatten(1, (scales.shape[1], -1))
+    shifted = groups if zeros is None else groups - zeros[..., None]
+    return (shifted * scales[..., None]).flatten(1)
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
