@@ -51,7 +51,7 @@ def problem(m: int, n: int, k: int) -> Problem:
         inputs: Callable[[], tuple[Tensor, ...]],
         runners: tuple[Runner, ...],
     ) -> Workload:
-        return Workload(name, fn, inputs, Rate.FP8, 2 * m * n * k, runners, tolerance=0.01)
+        return Workload(name, fn, inputs, Rate.FP8, 2 * m * n * k, runners)
 
     def behind() -> tuple[Tensor, Tensor]:
         return torch.randn(n, dtype=BF16), torch.randn(m, n, dtype=BF16)

@@ -73,8 +73,8 @@ def _workloads(
 ) -> tuple[Workload, Workload]:
     runners = (Runner.EAGER, Runner.INDUCTOR, Runner.CUTE)
     return (
-        Workload("wide", product, product_inputs, rate, operations, (Runner.EAGER,), 0.01),
-        Workload("gated", pair, pair_inputs, rate, operations, runners, 0.01),
+        Workload("wide", product, product_inputs, rate, operations, (Runner.EAGER,)),
+        Workload("gated", pair, pair_inputs, rate, operations, runners),
     )
 
 

@@ -100,7 +100,6 @@ def problem(experts: Experts, tokens: int, split: Split) -> Problem:
             Rate.BF16,
             operations=2 * rows * matrices * hidden * inner,
             runners=runners,
-            tolerance=0.01,
             unread=2 * idle * matrices * hidden * inner,
         )
 

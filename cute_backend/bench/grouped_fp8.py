@@ -60,7 +60,6 @@ def problem(experts: Experts, tokens: int, split: Split) -> Problem:
             Rate.FP8,
             operations=2 * rows * columns * k,
             runners=(runner,),
-            tolerance=0.01,
             unread=idle * columns * k,
         )
 

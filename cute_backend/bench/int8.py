@@ -50,8 +50,8 @@ def problem(linear: str, m: int) -> Problem:
     return Problem(
         f"{linear}-{m}-int8",
         (
-            Workload("bf16", bf16, wide, Rate.BF16, operations, (Runner.EAGER,), 0.01),
-            Workload("int8", int8, inputs, Rate.FP8, operations, runners, 0.01),
+            Workload("bf16", bf16, wide, Rate.BF16, operations, (Runner.EAGER,)),
+            Workload("int8", int8, inputs, Rate.FP8, operations, runners),
         ),
     )
 

@@ -43,7 +43,7 @@ def problem(model: str, rows: int) -> Problem:
     return Problem(
         f"{model}-{rows}-loss",
         (
-            Workload("head", head, inputs, Rate.BF16, operations, (Runner.EAGER,), 0.01),
+            Workload("head", head, inputs, Rate.BF16, operations, (Runner.EAGER,)),
             Workload("loss", loss, inputs, Rate.BF16, operations, (Runner.INDUCTOR, Runner.CUTE), 1e-4),
         ),
     )

@@ -33,7 +33,7 @@ def _problem(
     return Problem(
         f"{size}x{size}x{size}{name}-maxima",
         tuple(
-            Workload(workload, program, inputs, rate, 2 * size**3, runners, 0.01)
+            Workload(workload, program, inputs, rate, 2 * size**3, runners)
             for workload, program in programs.items()
         ),
     )

@@ -77,9 +77,7 @@ def problem(m: int, n: int, k: int) -> Problem:
         "quant": lambda: (plane(), torch.full((), 4.0)),
     }
 
-    def workload(
-        name: str, fn: Callable[..., Tensor], runners: tuple[Runner, ...], tolerance: float
-    ) -> Workload:
+    def workload(name: str, fn: Callable[..., Tensor], *runners: Runner, tolerance: float = 0.01) -> Workload:
         return Workload(
             name,
             fn,
@@ -94,9 +92,9 @@ def problem(m: int, n: int, k: int) -> Problem:
     return Problem(
         _name(m, n, k),
         (
-            workload("bare", bare, (eager, Runner.QUACK, cute), 0.01),
-            workload("full", full, (eager, inductor, Runner.MAX_AUTOTUNE, Runner.QUACK, cute), 0.01),
-            workload("quant", quant, (eager, inductor, cute), 0.05),
+            workload("bare", bare, eager, Runner.QUACK, cute),
+            workload("full", full, eager, inductor, Runner.MAX_AUTOTUNE, Runner.QUACK, cute),
+            workload("quant", quant, eager, inductor, cute, tolerance=0.05),
         ),
     )
 
@@ -110,7 +108,6 @@ def slow_problem(m: int, n: int, k: int) -> Problem:
         rate=Rate.FP8,
         operations=2 * m * n * k,
         runners=(Runner.EAGER, Runner.CUTE),
-        tolerance=0.01,
     )
     return Problem(_name(m, n, k) + "-slow", (workload,))
 
@@ -121,21 +118,16 @@ def bf16_problem(m: int, n: int, k: int) -> Problem:
     def inputs() -> tuple[Tensor, Tensor]:
         return torch.randn(m, k, dtype=BF16), torch.randn(n, k, dtype=BF16) / k**0.5
 
+    def with_bias() -> tuple[Tensor, ...]:
+        return *inputs(), torch.randn(n, dtype=BF16)
+
     operations = 2 * m * n * k
     fused = (Runner.EAGER, Runner.INDUCTOR, Runner.MAX_AUTOTUNE, Runner.CUTE)
     return Problem(
         _name(m, n, k) + "-bf16",
         (
-            Workload("bare", bf16_bare, inputs, Rate.BF16, operations, (Runner.EAGER,), 0.01),
-            Workload(
-                "full",
-                bf16_relu,
-                lambda: (*inputs(), torch.randn(n, dtype=BF16)),
-                Rate.BF16,
-                operations,
-                fused,
-                0.01,
-            ),
+            Workload("bare", bf16_bare, inputs, Rate.BF16, operations, (Runner.EAGER,)),
+            Workload("full", bf16_relu, with_bias, Rate.BF16, operations, fused),
         ),
     )
 

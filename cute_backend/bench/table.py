@@ -78,7 +78,7 @@ class Workload:
     rate: Rate
     operations: int | None
     runners: tuple[Runner, ...]
-    tolerance: float | None
+    tolerance: float | None = 0.01
     check: Callable[[tuple[Any, ...], Any], float] | None = None
     calls_kernels: bool = False
     unread: int = 0

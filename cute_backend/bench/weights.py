@@ -64,10 +64,10 @@ def problem(linear: str, m: int) -> Problem:
     return Problem(
         f"{linear}-{m}-weights",
         (
-            Workload("bf16", bf16, wide, Rate.BF16, operations, (Runner.EAGER,), 0.01),
-            Workload("int8", int8, lambda: narrow(torch.int8), Rate.BF16, operations, runners, 0.01),
-            Workload("int8 groups", int8_groups, in_groups, Rate.BF16, operations, runners, 0.01),
-            Workload("e4m3", e4m3, lambda: narrow(torch.float8_e4m3fn), Rate.BF16, operations, runners, 0.01),
+            Workload("bf16", bf16, wide, Rate.BF16, operations, (Runner.EAGER,)),
+            Workload("int8", int8, lambda: narrow(torch.int8), Rate.BF16, operations, runners),
+            Workload("int8 groups", int8_groups, in_groups, Rate.BF16, operations, runners),
+            Workload("e4m3", e4m3, lambda: narrow(torch.float8_e4m3fn), Rate.BF16, operations, runners),
         ),
     )
 
