@@ -12,6 +12,7 @@ at the place of the region's last node that computes. Every new node has a fake 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from operator import getitem
 from typing import Any
@@ -23,6 +24,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from torch._inductor.virtualized import V
 from torch.fx.node import map_arg
 
+from cute_backend.fx_walk.graph import new_calls
 from cute_backend.fx_walk.graph.sizes import Sizes
 from cute_backend.fx_walk.graph.static import fake, product, same_sizes
 from cute_backend.fx_walk.products.scaling_recipes import BlockScale
@@ -58,17 +60,7 @@ def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
 def _insert(graph: fx.Graph, region: Region, sizes: Sizes, replaced: dict[fx.Node, fx.Node]) -> None:
     """Adds the call of one region. `replaced` maps outputs of finished regions to the nodes that replace
     them."""
-    anchor = region.products[-1]
-
-    def call(target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        node = graph.call_function(target, args, kwargs)
-        if "stack_trace" in anchor.meta:
-            node.meta["stack_trace"] = anchor.meta["stack_trace"]
-        with fake(anchor).fake_mode:  # type: ignore[attr-defined]
-            values: Any = map_arg(args, lambda source: source.meta["val"])
-            named: Any = map_arg(kwargs, lambda source: source.meta["val"])
-            node.meta["val"] = target(*values, **named)
-        return node
+    call = partial(new_calls.call, graph, region.products[-1])
 
     def sliced(node: fx.Node, axis: int, columns: ColumnSlice | None) -> fx.Node:
         if columns is None:
