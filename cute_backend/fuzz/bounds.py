@@ -126,15 +126,11 @@ def bounds_of_step(step: Step, operands: list[Bounds], sizes: dict[str, int]) ->
 
     if is_write(step):
         return _written(operands, eager)
-    if step.rule is Rule.VIEW:
-        source, *places = operands
-        kinds = (source.low, source.high, source.reference, source.loose)
-        taken_at = [each.eager for each in places]
-        low, high, reference, loose = (evaluate(step.text, [each, *taken_at], sizes) for each in kinds)
-        return Bounds(eager, low, high, reference, loose)
-    if step.rule is Rule.JOIN:
+    if step.rule in (Rule.VIEW, Rule.JOIN):
+        moved = operands if step.rule is Rule.JOIN else operands[:1]
+        taken_at = [each.eager for each in operands[len(moved) :]]
         low, high, reference, loose = (
-            evaluate(step.text, [getattr(each, kind) for each in operands], sizes)
+            evaluate(step.text, [*(getattr(each, kind) for each in moved), *taken_at], sizes)
             for kind in ("low", "high", "reference", "loose")
         )
         return Bounds(eager, low, high, reference, loose)

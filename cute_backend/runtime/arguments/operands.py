@@ -5,7 +5,7 @@ Everything here is safe on symbolic sizes: a comparison that holds statically ad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
 from typing import Any, Union
@@ -236,27 +236,31 @@ def check_operands(
     check_scales(spec, a, b)
     sizes = {Extent.M: m, Extent.N: n, Extent.GROUPS: groups_of(spec, a)}
     for load, argument, tensor in zip(spec.loads, of_role(operands, Role.LOAD), loads, strict=True):
-        if load.m_modes:
-            modes = len(load.m_modes)
-            tail = tuple(dim.size(sizes) for dim in argument.dims[modes:])
-            fits = tensor.dim() == modes + len(tail) and tensor.shape[modes:] == tail
-            fits = fits and m_of(load, tensor) == m
-            wanted = f"{modes} sizes that multiply to {m}" + "".join(f", then {size}" for size in tail)
-        elif not argument.dims:
-            fits, wanted = tensor.numel() == 1, "one element"
-        else:
-            expected = argument.shape(sizes)
-            fits, wanted = tensor.shape == expected, f"shape {_shape(expected)}"
-        if not fits:
-            raise ValueError(
-                f"{load.name} is a load of kind {load.kind.value} and wants {wanted}, "
-                f"not shape {_shape(tensor.shape)}"
-            )
+        _check_load(load, argument, tensor, sizes)
     for tensor in (*a, *b, *loads):
         if tensor.device != a[0].device:
             raise ValueError(
                 f"gemm_epilogue got tensors on {a[0].device} and on {tensor.device}; it takes one device"
             )
+
+
+def _check_load(load: Load, argument: Argument, tensor: Tensor, sizes: Mapping[Extent, Size]) -> None:
+    if load.m_modes:
+        modes, m = len(load.m_modes), sizes[Extent.M]
+        tail = tuple(dim.size(sizes) for dim in argument.dims[modes:])
+        fits = tensor.dim() == modes + len(tail) and tensor.shape[modes:] == tail
+        fits = fits and m_of(load, tensor) == m
+        wanted = f"{modes} sizes that multiply to {m}" + "".join(f", then {size}" for size in tail)
+    elif not argument.dims:
+        fits, wanted = tensor.numel() == 1, "one element"
+    else:
+        expected = argument.shape(sizes)
+        fits, wanted = tensor.shape == expected, f"shape {_shape(expected)}"
+    if not fits:
+        raise ValueError(
+            f"{load.name} is a load of kind {load.kind.value} and wants {wanted}, "
+            f"not shape {_shape(tensor.shape)}"
+        )
 
 
 def _shape(sizes: Sequence[Size]) -> str:

@@ -33,16 +33,8 @@ def of_products(
 
 @register_flop_formula(torch.ops.cute_backend.sample, get_raw=True)
 def _of_sample(
-    hidden: Tensor,
-    weight: Tensor,
-    temperature: Tensor | None,
-    seed: Tensor | None,
-    num_samples: int,
-    bias: Tensor | None,
-    scale_hidden: Tensor | None,
-    scale_weight: Tensor | None,
-    return_logprob: bool,
-    **_: Any,
+    hidden: Tensor, weight: Tensor, _: Any, seed: Tensor | None, num_samples: int, *others: Any, **__: Any
 ) -> Size:
+    return_logprob = others[-1]
     passes = 1 if seed is None else passes_of(num_samples, return_logprob)
     return 2 * hidden.numel() * weight.shape[0] * passes

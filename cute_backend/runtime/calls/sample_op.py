@@ -16,6 +16,7 @@ largest logit + temperature * noise, which has the same index for any temperatur
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,16 +78,9 @@ _LIBRARY.define(
 
 
 def _fake(
-    hidden: Tensor,
-    weight: Tensor,
-    temperature: Tensor | None,
-    seed: Tensor | None,
-    num_samples: int,
-    bias: Tensor | None,
-    scale_hidden: Tensor | None,
-    scale_weight: Tensor | None,
-    return_logprob: bool,
+    hidden: Tensor, _weight: Tensor, _temperature: Any, _seed: Any, num_samples: int, *others: Any
 ) -> list[Tensor]:
+    return_logprob = others[-1]
     dtypes = (torch.int64, torch.float32) if return_logprob else (torch.int64,)
     return [hidden.new_empty((hidden.shape[0], num_samples), dtype=dtype) for dtype in dtypes]
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cute_backend.simulator.binder import Binder
+    from cute_backend.simulator.cta import Cta
     from cute_backend.simulator.warp import Warp
 
 FORMATS = {
@@ -166,22 +167,17 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     text = instruction.text
 
     def mma(w: Warp) -> None:
-        if int(w.mask.sum()) != 1:
-            raise SimulationError(
-                f"tcgen05.mma by {int(w.mask.sum())} lanes of {w.name}; one thread must issue it"
-            )
+        _by_one_lane(w, "tcgen05.mma")
         cta, cluster = w.cta, w.cta.cluster
         shape = decode_instruction_descriptor(operands.descriptor(w), kind, ctas, count)
         pair = [cta] if ctas == 1 else [cluster.ctas[cta.rank & ~1], cluster.ctas[cta.rank | 1]]
-        at = operands.d_address(w)
-        lane, column = at >> 16, at & 0xFFFF
+        lane, column = divmod(operands.d_address(w), 1 << 16)
         if lane not in ((0, 16) if shape.m == 64 else (0,)):
             raise IllegalAccess(f"tcgen05.mma with D at lane {lane}")
         if from_tmem and shape.a in ("e2m1x2", *PADDED):
             raise unsupported(instruction, f"A of {shape.a} in tensor memory")
         blocks = d_blocks(shape, ctas, lane, column)
-        off = [get(w) for get in operands.disabled]
-        keep = _enabled(off, ctas, len(pair))
+        keep = _enabled([get(w) for get in operands.disabled], ctas)
         accumulates = bool(operands.adds(w))
         cta.mma_epoch += 1
         access = w.issue(cta.mma_agent, cta.mma_epoch, text)
@@ -221,17 +217,13 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
                 if a_plan is not None:
                     a = collect(member.shared, a_plan, shape.a)
                 else:
-                    cells = member.tmem.cells[_a_block(shape, ctas, a_raw)]
-                    a = values(np.ascontiguousarray(cells).view(np.uint8), shape.a)
+                    a = values(_words(member, _a_block(shape, ctas, a_raw)).view(np.uint8), shape.a)
                 if shape.negate_a:
                     a = -a
                 factors = [each.of_rows(member.tmem, *side) for each, *side in sides]
                 for lanes, columns, part in blocks:
-                    old = member.tmem.cells[lanes, columns]
-                    before = np.ascontiguousarray(old) if accumulates else None
-                    if operands.scale and before is not None:
-                        factor = np.float32(2.0**-operands.scale)
-                        before = (before.view(np.float32) * factor).view(np.uint32)
+                    old = _words(member, (lanes, columns))
+                    before = _divided(old, operands.scale) if accumulates else None
                     if factors:
                         new = _scaled(before, a, b, *factors)
                     else:
@@ -244,6 +236,22 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
         cta.pipes["MMA"].issue(text, complete)
 
     return mma
+
+
+def _by_one_lane(w: Warp, name: str) -> None:
+    lanes = int(w.mask.sum())
+    if lanes != 1:
+        raise SimulationError(f"{name} by {lanes} lanes of {w.name}; one thread must issue it")
+
+
+def _words(cta: Cta, block: tuple[Any, slice]) -> np.ndarray:
+    """A copy of a block of tensor memory."""
+    return np.array(cta.tmem.cells[block], order="C")
+
+
+def _divided(sums: np.ndarray, scale: int) -> np.ndarray:
+    """Sums in fp32 divided by 2 ** scale, or sums of any type if `scale` is 0."""
+    return (sums.view(np.float32) * np.float32(2.0**-scale)).view(np.uint32) if scale else sums
 
 
 def _row(shape: MmaShape, kind: str) -> tuple[int, int]:
@@ -270,10 +278,10 @@ def _a_block(shape: MmaShape, ctas: int, address: int) -> tuple[slice, slice]:
     return slice(lane, lane + shape.m // ctas), slice(column, column + shape.row_bytes // 4)
 
 
-def _enabled(words: list[int], ctas: int, members: int) -> list[np.ndarray | None]:
+def _enabled(words: list[int], ctas: int) -> list[np.ndarray | None]:
     """For each CTA, the lanes that disable-output-lane leaves enabled; None if it names no lane."""
     if not any(words):
-        return [None] * members
+        return [None] * ctas
     bits = np.unpackbits(np.array(words, np.uint32).view(np.uint8), bitorder="little") == 0
     return [bits[128 * i : 128 * (i + 1)] for i in range(ctas)]
 
@@ -287,10 +295,7 @@ def bind_commit(binder: Binder, instruction: Instruction) -> Step:
     mask = scalar(binder, instruction.operands[1], "u16", instruction) if multicast else None
 
     def commit(w: Warp) -> None:
-        if int(w.mask.sum()) != 1:
-            raise SimulationError(
-                f"tcgen05.commit by {int(w.mask.sum())} lanes of {w.name}, each of which would arrive"
-            )
+        _by_one_lane(w, "tcgen05.commit")
         cta = w.cta
         at = in_cluster(address(w))
         chosen = None if mask is None else mask(w)
