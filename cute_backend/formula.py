@@ -88,8 +88,7 @@ class _Formula:
     def _reduction(self, store: Store) -> str:
         """The result of a store's reduction."""
         assert store.reduce is not None
-        batches = f"{store.reduce.rows}" if store.reduce.rows else ""
-        return f"{store.reduce.axis.value}_{store.reduce.kind.name}{batches}({self._text(store.value)[0]})"
+        return f"{store.reduce.name}{store.reduce.rows or ''}({self._text(store.value)[0]})"
 
     def _is_transparent(self, op: Op, operand: str) -> bool:
         """Whether the op is a cast that leaves this operand as it is."""

@@ -23,7 +23,6 @@ from cute_backend.ops import (
     operand_dtypes,
     promote,
 )
-from cute_backend.reduce import reduce
 from cute_backend.spec import (
     FP8_K_STEP,
     REDUCED,
@@ -376,12 +375,7 @@ def _in_tiles(scales: Tensor) -> Tensor:
 def _reduced(
     spec: EpilogueSpec, store: Store, reduction: Reduction, value: Tensor, accumulate: torch.dtype
 ) -> Tensor:
-    value = numerics.convert(value, DType.F32)
-    if reduction.rows:
-        batches = value.unflatten(0, (-1, reduction.rows))
-        result = torch.cat([reduce(batch, reduction, accumulate) for batch in batches])
-    else:
-        result = reduce(value, reduction, accumulate)
+    result = reduction.reference(numerics.convert(value, DType.F32), accumulate)
     if store.after:
         result = _after(spec.finishing(store), result)
     return result if store.dtype is DType.I64 else packed(spec, store, result)

@@ -16,7 +16,6 @@ from typing import Any
 
 from cute_backend.spec import (
     Accumulator,
-    Axis,
     BColumns,
     DType,
     EpilogueSpec,
@@ -201,8 +200,7 @@ class Argument:
         if store.reduce.rows:
             columns = Dim(Extent.COLUMNS_OF_BATCHES, Stride.ONE, store.reduce.rows)
             return Argument(store.name, store.name, Role.STORE, store.dtype, (columns,))
-        kept = {Axis.ROW: (Extent.M,), Axis.COLUMN: (Extent.N,), Axis.ALL: ()}[store.reduce.axis]
-        dims = tuple(Dim(extent, Stride.ONE) for extent in kept)
+        dims = tuple(Dim(extent, Stride.ONE) for extent in store.reduce.axis.kept(Extent.M, Extent.N))
         return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
 
     @cached_property

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "cute_backend"
 LAYERS = ("fx_walk", "runtime", "memory_ops", "templates", "planning", "spec", "kinds")
 """From the top. What is in none of them is either above all, or among `MEANING` or `LEAVES`."""
 
-MEANING = ("signature", "ops", "numerics", "replay", "reduce", "caches", "formula", "philox")
+MEANING = ("signature", "ops", "numerics", "replay", "caches", "formula", "philox")
 """Modules that define the meaning of an epilogue: beside `spec`, and above it."""
 
 LEAVES = ("config", "dtypes", "options", "errors", "variables", "tracing", "__version__")

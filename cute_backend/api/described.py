@@ -139,9 +139,8 @@ class Region:
     def _store(self, store: SpecStore) -> Store:
         name, dtype, order = store.name, store.dtype.value, store.order.value
         if store.reduce is not None:
-            reduce = f"{store.reduce.axis.value}_{store.reduce.kind.name}"
             apart = self._plan.finishes_apart(*self.hints[:2])
-            return Store(name, dtype, order, "two_stage" if apart else "last_tile", reduce)
+            return Store(name, dtype, order, "two_stage" if apart else "last_tile", store.reduce.name)
         shared = "tma" if self._plan.arch.target.planes_by_tma else "smem"
         placement = shared if name in self._plan.shared_stores else "vector"
         part = f"{store.part.index + 1} of {store.part.count}" if store.part else ""

@@ -20,7 +20,6 @@ from cute_backend.ops import conversion_expression
 from cute_backend.signature import COUNTERS
 from cute_backend.spec import (
     REDUCED,
-    Axis,
     DType,
     EpilogueSpec,
     Op,
@@ -28,9 +27,6 @@ from cute_backend.spec import (
     Reduction,
     Store,
 )
-
-_HELD = {Axis.ROW: "tile.rows", Axis.COLUMN: "sub.columns", Axis.ALL: "1"}
-"""The number of a thread's partials, as an expression."""
 
 
 def of_blocks(op: Op) -> str:
@@ -53,15 +49,14 @@ def _reduction(store: Store) -> Reduction:
 
 def _kind(store: Store) -> str:
     """The expression of a store's kind in `device_reduce`."""
-    kind, axis = _reduction(store).kind, _reduction(store).axis
-    name = f"reduce.{kind.name.upper()}"
-    wide = axis is Axis.ALL and any(part.dtype is DType.I32 for part in kind.parts)
-    return f"reduce.of_plane({name})" if wide else name
+    reduction = _reduction(store)
+    name = f"reduce.{reduction.kind.name.upper()}"
+    return name if reduction.parts == reduction.kind.parts else f"reduce.of_plane({name})"
 
 
 def held(store: Store) -> bool:
     """Whether a thread keeps a store's partials from one subtile to the next."""
-    return store.reduce is not None and store.reduce.axis is not Axis.COLUMN
+    return store.reduce is not None and store.reduce.axis.is_held
 
 
 def begin(store: Store) -> list[str]:
@@ -70,22 +65,20 @@ def begin(store: Store) -> list[str]:
 
 
 def _partials(store: Store) -> str:
-    return f"reduce.Partials({_kind(store)}, {_HELD[_reduction(store).axis]})"
+    return f"reduce.Partials({_kind(store)}, {_reduction(store).axis.partials})"
 
 
 def take(store: Store) -> list[str]:
     """The statements that reduce a subtile's elements, after the loop that computes them, and write partials
     of its columns."""
     axis = _reduction(store).axis
-    if axis is not Axis.COLUMN:
-        rows = "rows" if axis is Axis.ROW else "plane"
-        return [f"        held.{store.name}.take_{rows}({store.name}, sub)"]
+    if axis.is_held:
+        return [f"        held.{store.name}.{axis.take}({store.name}, sub)"]
     parts = f"{store.name}_parts"
     return [
         f"        {parts} = {_partials(store)}",
-        f"        {parts}.take_columns({store.name}, sub)",
-        f"        {parts}.across(sub.column_lanes)",
-        *_write(store, parts, "piece, column, inside = sub.column_target(c)"),
+        f"        {parts}.{axis.take}({store.name}, sub)",
+        *_write(store, parts),
     ]
 
 
@@ -94,13 +87,7 @@ def end(stores: Sequence[Store], counts: bool) -> list[str]:
     `counts` the tiles of rows, the last tile then finishes the reductions."""
     lines = []
     for store in filter(held, stores):
-        rows = _reduction(store).axis is Axis.ROW
-        lanes = "row_lanes" if rows else "lanes"
-        target = "part, row, inside = tile.row_target(r)" if rows else "part, inside = tile.plane_target()"
-        lines += [
-            f"        held.{store.name}.across(tile.{lanes})",
-            *_write(store, f"held.{store.name}", target),
-        ]
+        lines += _write(store, f"held.{store.name}")
     if counts:
         reducing = [store for store in stores if store.reduce is not None]
         parts = ", ".join(f"glob.{part.name}" for store in reducing for part in partials(store))
@@ -109,25 +96,22 @@ def end(stores: Sequence[Store], counts: bool) -> list[str]:
     return ["    @cute.jit", "    def end(self, tile, glob, held):", *lines] if lines else []
 
 
-_SLOTS = {Axis.ROW: ("r", "part, row"), Axis.COLUMN: ("c", "piece, column"), Axis.ALL: ("0", "part, 0")}
-"""The partials of a thread, and their places in (parts, results)."""
-
-
-def _write(store: Store, parts: str, target: str) -> list[str]:
-    """The statements that write partials to their places, which the statement `target` finds."""
+def _write(store: Store, parts: str) -> list[str]:
+    """The statements that combine partials with those of other lanes and write them to their places."""
     axis = _reduction(store).axis
     names = [part.name for part in partials(store)]
     values = ", ".join(f"{name}_part" for name in names)
-    slot, index = _SLOTS[axis]
     lines = [
-        target,
-        f"({values},) = {parts}[{slot}]" if len(names) == 1 else f"{values} = {parts}[{slot}]",
+        axis.target,
+        f"({values},) = {parts}[{axis.slot}]" if len(names) == 1 else f"{values} = {parts}[{axis.slot}]",
         "if inside:",
-        *(f"    {name}_glob[{index}] = {name}_part" for name in names),
+        *(f"    {name}_glob[{axis.place}] = {name}_part" for name in names),
     ]
-    if axis is not Axis.ALL:
-        lines = [f"for {slot} in cutlass.range_constexpr({_HELD[axis]}):", *(f"    {line}" for line in lines)]
-    return [*(f"        {name}_glob = glob.{name}" for name in names), *(f"        {line}" for line in lines)]
+    if axis.slot.isidentifier():
+        each = f"for {axis.slot} in cutlass.range_constexpr({axis.partials}):"
+        lines = [each, *(f"    {line}" for line in lines)]
+    globs = [f"{name}_glob = glob.{name}" for name in names]
+    return [f"        {line}" for line in (f"{parts}.across({axis.lanes})", *globs, *lines)]
 
 
 def result(store: Store, element_type: str, overflow: Overflow) -> str:

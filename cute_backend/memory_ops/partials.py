@@ -5,30 +5,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
+from cute_backend.kinds.reductions import Part
 from cute_backend.planning import Plan
 from cute_backend.signature import COUNTERS
-from cute_backend.spec import Axis, DType, Store
+from cute_backend.spec import Store
 from cute_backend.templates.workspace import partials_bytes, sums_bytes
 
 
-@dataclass(frozen=True)
-class Partial:
-    """One tensor of partials: a store may need two, such as the key of the largest value and its index."""
-
-    name: str
-    dtype: DType
-
-
-def partials(store: Store) -> tuple[Partial, ...]:
-    """The tensors that a kernel writes for a store that reduces."""
+def partials(store: Store) -> tuple[Part, ...]:
+    """The tensors that a kernel writes for a store that reduces, such as the key of the largest value and its
+    index, by the names of these tensors."""
     assert store.reduce is not None
-    whole = DType.I64 if store.reduce.axis is Axis.ALL else DType.I32
-    return tuple(
-        Partial(store.name + part.name, whole if part.dtype is DType.I32 else part.dtype)
-        for part in store.reduce.kind.parts
-    )
+    return tuple(replace(part, name=store.name + part.name) for part in store.reduce.parts)
 
 
 def written(stores: tuple[Store, ...], counts: bool = False) -> tuple[str, ...]:

@@ -20,9 +20,6 @@ from cute_backend.spec import Axis
 
 Value = Union[Tensor, int, float]
 
-_OVER: dict[Axis, tuple[int, ...]] = {Axis.ROW: (1,), Axis.COLUMN: (0,), Axis.ALL: (0, 1)}
-"""The dimensions of (M, N) that are reduced to one result for each row, for each column, for the plane."""
-
 
 @dataclass(frozen=True)
 class Reduced:
@@ -34,21 +31,15 @@ class Reduced:
 
     def to(self, name: str, shape: Sequence[int], plane: tuple[int, int]) -> Tensor:
         """The reduction for a destination of this shape. Raises UsageError if no reduction has this shape."""
-        m, n = plane
-        shapes = {
-            Axis.ALL: [(), (1,), (1, 1)],
-            Axis.COLUMN: [(n,), (1, n)],
-            Axis.ROW: [(m,), (m, 1)],
-        }
-        axes = [axis for axis, accepted in shapes.items() if tuple(shape) in accepted]
-        if self.axis is not None:
-            axes = [axis for axis in axes if axis is self.axis]
-        if not axes:
-            wanted = "" if self.axis is None else f" for each {self.axis.value}"
-            raise UsageError(
-                f"{name} has shape {tuple(shape)}, which no reduction{wanted} of the plane {plane} has"
-            )
-        return self.reduce(self.value.expand(plane), dim=_OVER[axes[0]])
+        for axis in reversed(Axis) if self.axis is None else (self.axis,):
+            kept = axis.kept(*plane)
+            kept_as_one = tuple(1 if i in axis.over else size for i, size in enumerate(plane))
+            if tuple(shape) in (kept, kept or (1,), kept_as_one):
+                return self.reduce(self.value.expand(plane), dim=axis.over)
+        wanted = "" if self.axis is None else f" for each {self.axis.value}"
+        raise UsageError(
+            f"{name} has shape {tuple(shape)}, which no reduction{wanted} of the plane {plane} has"
+        )
 
 
 def _reduction(reduce: Callable[..., Tensor]) -> Callable[..., Reduced]:
@@ -61,8 +52,8 @@ def _reduction(reduce: Callable[..., Tensor]) -> Callable[..., Reduced]:
 def _axis(dim: int | Sequence[int]) -> Axis:
     dims = [dim] if isinstance(dim, int) else list(dim)
     reduced = tuple(sorted({each % 2 for each in dims if -2 <= each < 2}))
-    for axis, over in _OVER.items():
-        if reduced == over and len(reduced) == len(dims):
+    for axis in Axis:
+        if reduced == axis.over and len(reduced) == len(dims):
             return axis
     raise UsageError(f"a reduction over dim={dim} is not possible: the (M, N) plane has dims 0 and 1")
 

@@ -17,7 +17,7 @@ from cute_backend.planning.shared_memory import SumScales, plane_bits
 from cute_backend.planning.targets import Arch, Cut, TileTime
 from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
 from cute_backend.planning.transposing import multiplied
-from cute_backend.spec import Axis, EpilogueSpec, Major, ProductKind, Scaling
+from cute_backend.spec import EpilogueSpec, Major, ProductKind, Scaling
 
 _OVERLAP = 8
 """The exponent of the norm that combines the time of the tiles with the time of memory. The two overlap, and
@@ -164,7 +164,7 @@ def _scaled_times(config: TileConfig, spec: EpilogueSpec) -> Mapping[Cut, float]
 
 def _k_times(config: TileConfig, spec: EpilogueSpec, m: int, groups: int | None) -> float:
     """Returns how many times as long a k tile takes as the constants of its tile say."""
-    if config.transposed and any(store.reduce.axis is Axis.ROW for store in spec.reductions if store.reduce):
+    if config.transposed and spec.reduces_rows:
         return TRANSPOSED_ROWS
     if config.converts:
         time = time_of(config.arch, config.cut)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.spec import Axis, EpilogueSpec, ProductKind
+from cute_backend.spec import EpilogueSpec, ProductKind
 
 MOST_PARTS = 16
 """The partials of a row up to which its last tile finishes it. With 3 to 14 of them, five problems with row
@@ -36,7 +36,7 @@ def may_finish_rows(spec: EpilogueSpec, config: TileConfig) -> bool:
         and not config.sums_in_memory
         and 0 < len(reductions) <= LAST_TILE_RESULTS
         and all(
-            each is not None and each.axis is Axis.ROW and len(each.kind.parts) == 1 for each in reductions
+            each is not None and each.axis.keeps_rows and len(each.kind.parts) == 1 for each in reductions
         )
     )
 

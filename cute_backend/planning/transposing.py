@@ -15,7 +15,6 @@ from cute_backend.planning.registers import long_ops
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import (
     Accumulator,
-    Axis,
     BColumns,
     DType,
     EpilogueSpec,
@@ -27,7 +26,6 @@ from cute_backend.spec import (
 )
 
 _ORDERS = {Order.ROW: Order.COLUMN, Order.COLUMN: Order.ROW}
-_AXES = {Axis.ROW: Axis.COLUMN, Axis.COLUMN: Axis.ROW, Axis.ALL: Axis.ALL}
 _INDICES = ("row_index", "column_index")
 
 
@@ -77,7 +75,7 @@ def _flipped_store(store: Store) -> Store:
     if store.reduce is None:
         dtype = store.dtype if store.dtype.part is store.dtype else DType.I32
         return replace(store, order=_ORDERS[store.order], part=None, dtype=dtype)
-    return replace(store, reduce=replace(store.reduce, axis=_AXES[store.reduce.axis]))
+    return replace(store, reduce=replace(store.reduce, axis=store.reduce.axis.transposed))
 
 
 def _flipped(load: Load) -> Load:

@@ -20,7 +20,7 @@ from cute_backend.planning.shared_memory import can_be_shallow
 from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.planning.transposing import can_transpose, transposed
-from cute_backend.spec import Axis, EpilogueSpec, Major
+from cute_backend.spec import EpilogueSpec, Major
 
 LARGEST_M = 1024
 """The largest M that is divided evenly. More rows waste little of the tiles that serve any M."""
@@ -88,8 +88,7 @@ def _is_served(spec: EpilogueSpec) -> bool:
     """Whether a spec has tiles of any width: operands that are contiguous along K, and no reduction of rows,
     which lie across the threads of such a tile (`cost.TRANSPOSED_ROWS`)."""
     along_k = {spec.product.a_major, spec.product.b_major} == {Major.K}
-    across = any(store.reduce.axis is Axis.ROW for store in spec.reductions if store.reduce)
-    return can_transpose(spec) and along_k and not across
+    return can_transpose(spec) and along_k and not spec.reduces_rows
 
 
 def of_name(arch: Arch, spec: EpilogueSpec, name: str) -> TileConfig | None:

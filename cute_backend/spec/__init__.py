@@ -22,6 +22,7 @@ checks a spec, and `canonical` converts it to JSON and back.
 from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES, DType
 from cute_backend.errors import SpecError
 from cute_backend.kinds.loads import LoadKind
+from cute_backend.kinds.reductions import BATCH_ROWS, Axis, Reduction
 from cute_backend.kinds.results import HEAD_COLUMNS, ByHeads, Cache, Heads
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION
@@ -48,14 +49,7 @@ from cute_backend.spec.products import (
     Scaling,
     padded,
 )
-from cute_backend.spec.stores import (
-    BATCH_ROWS,
-    REDUCED,
-    Axis,
-    Part,
-    Reduction,
-    Store,
-)
+from cute_backend.spec.stores import REDUCED, Part, Store
 from cute_backend.spec.weight_groups import GROUP_SIZES, K_TILE_VALUES, WeightGroups
 
 __all__ = [

@@ -14,7 +14,7 @@ from cute_backend.kinds.results import Cache, Heads
 from cute_backend.spec.chain_ops import Const, Op, Operand, Overflow, Precision
 from cute_backend.spec.loads import Blocks, Load, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
-from cute_backend.spec.stores import Axis, Part, Reduction, Store
+from cute_backend.spec.stores import Part, Store
 from cute_backend.spec.weight_groups import WeightGroups
 
 SPEC_VERSION = 12
@@ -125,8 +125,10 @@ def _decode_op(item: Any) -> Op:
     )
 
 
-def _decode_reduction(item: Any) -> Reduction:
-    return Reduction(Axis(item["axis"]), reductions.named(item["kind"]), int(item.get("rows", 0)))
+def _decode_reduction(item: Any) -> reductions.Reduction:
+    return reductions.Reduction(
+        reductions.Axis(item["axis"]), reductions.named(item["kind"]), int(item.get("rows", 0))
+    )
 
 
 def _decode_heads(item: Any) -> Heads:

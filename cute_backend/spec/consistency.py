@@ -12,7 +12,7 @@ from cute_backend.kinds.results import ByHeads
 from cute_backend.spec.chain_ops import Overflow
 from cute_backend.spec.loads import Blocks, Load, Order, Stride
 from cute_backend.spec.products import STORED_DTYPES, Accumulator, Columns, Major, ProductKind, Scaling
-from cute_backend.spec.stores import BATCH_ROWS, Axis, Part, Store
+from cute_backend.spec.stores import Part, Store
 from cute_backend.spec.weight_groups import WeightGroups
 
 if TYPE_CHECKING:
@@ -161,22 +161,13 @@ def _validate_store(store: Store, value: DType) -> None:
         if store.after:
             raise SpecError(f"{store.name} stores a plane and has ops after it; only reductions have them")
         return
-    kind, rows = store.reduce.kind, store.reduce.rows
-    what = f"{store.name}, the {store.reduce.axis.value} {kind.name} of {store.value!r},"
+    what = f"{store.name}, the {store.reduce.axis.value} {store.reduce.kind.name} of {store.value!r},"
     if store.order is not Order.ROW:
         raise SpecError(f"{what} has order {store.order.value}, which only planes have")
-    if type(rows) is not int or rows < 0 or rows % BATCH_ROWS:
-        raise SpecError(f"{what} has batches of {rows} rows, which are a multiple of {BATCH_ROWS}")
-    if rows and (store.reduce.axis is not Axis.COLUMN or kind.is_place):
-        raise SpecError(f"{what} has batches of {rows} rows; only columns have them, and no places")
     if store.after and not store.dtype.is_float:
         raise SpecError(f"{what} is stored as {store.dtype.value}; the result of ops after it is a float")
-    if value is DType.I32:
-        raise SpecError(f"{what} reduces i32, which fp32 does not hold")
-    if store.dtype not in kind.stored_as(value):
-        able = ", ".join(dtype.value for dtype in kind.stored_as(value))
-        expected = f"expected {able}" if able else f"it reduces no {value.value}"
-        raise SpecError(f"{what} is stored as {store.dtype.value}; {expected}")
+    if rule := store.reduce.contradiction(value, store.dtype):
+        raise SpecError(f"{what} {rule}")
 
 
 def _validate_by_heads(spec: EpilogueSpec, store: Store, memory: ByHeads) -> None:
@@ -223,7 +214,7 @@ def _validate_several(store: Store, kind: ProductKind) -> None:
         raise SpecError(
             f"{store.name} has order {store.order.value}; the planes of a {kind.value} product have rows"
         )
-    if store.reduce is not None and store.reduce.axis is not Axis.ROW:
+    if store.reduce is not None and not store.reduce.axis.keeps_rows:
         raise SpecError(
             f"{store.name} reduces along axis {store.reduce.axis.value}; {kind.value} products are reduced "
             "by row"

@@ -281,6 +281,11 @@ class EpilogueSpec:
         """The stores that reduce the plane."""
         return tuple(store for store in self.stores if store.reduce is not None)
 
+    @property
+    def reduces_rows(self) -> bool:
+        """Whether a store reduces rows."""
+        return any(store.reduce is not None and store.reduce.axis.keeps_rows for store in self.stores)
+
     @cached_property
     def results(self) -> tuple[tuple[Store, ...], ...]:
         """The stores of each tensor that the op returns: one store, or one for each part of the tensor."""

@@ -3,47 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Union
 
 from cute_backend.dtypes import DType
-from cute_backend.kinds.reductions import ReductionKind
+from cute_backend.kinds.reductions import Reduction
 from cute_backend.kinds.results import ByHeads, Cache, Heads
 from cute_backend.spec.chain_ops import Op
 from cute_backend.spec.loads import Order
-
-
-class Axis(str, Enum):
-    """The axis that a reduction keeps: it has one result for each row or column, or one for the plane."""
-
-    ROW = "row"
-    """Each row, reduced over N: (M,)."""
-    COLUMN = "column"
-    """Each column, reduced over M: (N,)."""
-    ALL = "all"
-    """The whole plane, reduced to one element: 0-d."""
-
-
-BATCH_ROWS = 32
-"""A number that divides the rows of a batch whose columns are reduced. A warp has as many rows on sm_100a,
-and 16 on other targets, so no partial of a column spans two batches."""
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """The reduction of a stored value: one element along `axis` in place of the plane.
-
-    Two stores of one value, MAX and ARGMAX, are what torch calls `max` with a dimension.
-
-    Columns may be reduced over batches of `rows` rows, a multiple of BATCH_ROWS that divides M, instead of
-    over all rows. The result then has an element for each column of each batch, (M / rows * N,), and those of
-    a batch are together.
-    """
-
-    axis: Axis
-    kind: ReductionKind
-    rows: int = 0
-
 
 REDUCED = "reduced"
 """The name that the result of a reduction has in the ops `Store.after`."""

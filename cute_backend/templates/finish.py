@@ -16,6 +16,8 @@ whatever the number of other results.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import mul
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -25,7 +27,7 @@ from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
 from cute_backend.signature import WORKSPACE_ALIGN
-from cute_backend.spec import Axis, ProductKind
+from cute_backend.spec import ProductKind
 from cute_backend.templates.entry import named
 from cute_backend.templates.last_tile import finish_rows, has_last_tile, is_counted
 from cute_backend.templates.overlap import await_earlier_kernels
@@ -37,9 +39,6 @@ LANES = 32
 WARPS = 16
 THREADS = LANES * WARPS
 
-WIDTH = {Axis.ROW: 4, Axis.COLUMN: 8, Axis.ALL: 1}
-"""Results of a CTA. Columns are many with few parts each, and eight of them fill a sector of L2. Rows may be
-few with many parts each, which need many threads."""
 UNROLL = 8
 """Parts that a thread loads before it combines them. A row of a vocabulary of 128256 takes one such step."""
 
@@ -114,7 +113,7 @@ class Finish:
     def _launch(self, partials: list, outputs: list, m: Int32, n: Int32, stream: cuda.CUstream):
         blocks = Int32(1)
         for result, output in zip(self.results, outputs, strict=True):
-            blocks = cutlass.max(blocks, cute.ceil_div(output.shape[0], WIDTH[result.axis]))
+            blocks = cutlass.max(blocks, cute.ceil_div(output.shape[0], result.axis.width))
         named(self.kernel, self.name)(partials, outputs, m, n).launch(
             grid=(blocks, len(self.results), 1),
             block=(THREADS, 1, 1),
@@ -127,11 +126,10 @@ class Finish:
         block, store, _ = cute.arch.block_idx()
         if cutlass.const_expr(self.config.target.pdl):
             await_earlier_kernels()
-        counts = {Axis.ROW: Int64(n), Axis.COLUMN: Int64(m), Axis.ALL: Int64(m) * n}
+        counts = [_count(result, m, n) for result in self.results]
         for i, (result, parts) in enumerate(self._parts(partials)):
             if store == i:
-                count = Int64(result.rows) if result.rows else counts[result.axis]
-                self._combine(result, parts, outputs[i], block, count)
+                self._combine(result, parts, outputs[i], block, counts[i])
 
     def _parts(self, partials: list) -> Iterator[tuple[Result, list[cute.Tensor]]]:
         """Each result with its tensors of partials."""
@@ -143,7 +141,7 @@ class Finish:
     def _combine(self, result: Result, parts: list, output: cute.Tensor, block: Int32, count: Int64):
         thread, _, _ = cute.arch.thread_idx()
         lane, warp = thread % LANES, thread // LANES
-        width = WIDTH[result.axis]
+        width = result.axis.width
         lanes = [offset for offset in (16, 8, 4, 2, 1) if offset >= width]
         total, extent = (cute.size(parts[0], mode=[mode]) for mode in (0, 1))
         place = block * width + lane % width
@@ -166,6 +164,12 @@ class Finish:
             whole.across(lanes)
             if (lane < width) & (place < extent):
                 output[place] = result.element(whole[0], count)
+
+
+def _count(result: Result, m: Int32, n: Int32) -> Int64:
+    """The elements of each result."""
+    first, *others = (result.rows,) if result.rows else result.axis.reduced(m, n)
+    return reduce(mul, others, Int64(first))
 
 
 def _take(held: Held, parts: list, column: Int32, first: Int32, step: int, count: int) -> None:

@@ -32,9 +32,9 @@ SECTOR_SUMS = WORKSPACE_ALIGN // SUM_BYTES
 
 def partials_shape(axis: Axis, config: TileConfig, m: Size, n: Size) -> tuple[Size, Size]:
     """The shape of a tensor of partials for a plane of (m, n)."""
-    if axis is Axis.ROW:
+    if axis.keeps_rows:
         return _ceil_div(n, config.group_n), m
-    if axis is Axis.COLUMN:
+    if axis.keeps_columns:
         return _ceil_div(m, config.warp_rows), n
     return _ceil_div(m, config.cta_rows) * config.row_warps * _ceil_div(n, config.group_n), 1
 

@@ -21,7 +21,7 @@ from cute_backend.planning import Arch, TileConfig
 from cute_backend.signature import WORKSPACE_ALIGN
 from cute_backend.simulator.host import HostProgram
 from cute_backend.spec import Axis, DType, Overflow
-from cute_backend.templates.finish import THREADS, UNROLL, WIDTH, Finish
+from cute_backend.templates.finish import THREADS, UNROLL, Finish
 from cute_backend.templates.workspace import partials_shape
 from support.archs import FIRST
 from support.simulator.compiled import host_program
@@ -139,8 +139,8 @@ def expected(parts: list[list[Tensor]], count: int) -> list[Tensor]:
 
 
 SHAPES = {
-    Axis.ROW: [(1, 1), (1002, 4), (127, 3), (THREADS // WIDTH[Axis.ROW] * UNROLL + 1, 9)],
-    Axis.COLUMN: [(1, 8), (67, 9), (THREADS // WIDTH[Axis.COLUMN] * UNROLL + 1, 1)],
+    Axis.ROW: [(1, 1), (1002, 4), (127, 3), (THREADS // Axis.ROW.width * UNROLL + 1, 9)],
+    Axis.COLUMN: [(1, 8), (67, 9), (THREADS // Axis.COLUMN.width * UNROLL + 1, 1)],
     Axis.ALL: [(1, 1), (67, 1), (THREADS * UNROLL // 4 + 1, 1)],
 }
 

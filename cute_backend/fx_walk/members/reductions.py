@@ -111,7 +111,7 @@ def _reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduce
     """
     rows = _batch_rows(found, frame)
     axis = Axis.COLUMN if rows else _axis(found, frame)
-    if axis is not Axis.ROW and any(acc.kind is not ProductKind.DENSE for acc in chain.accumulators):
+    if not axis.keeps_rows and any(acc.kind is not ProductKind.DENSE for acc in chain.accumulators):
         raise Refused(Reason.BATCHED, target=target_name(found.head))
     if found.dtype is not None:
         value = lower_cast(chain, value, supported_dtype(found.head, found.dtype))
@@ -175,12 +175,9 @@ def _axis(found: Found, frame: Frame) -> Axis:
     axis, shape = _over(found, frame), describe(fake(found.source).shape)
     if frame.block > 1:
         raise _refused(found, f"{shape}, which has one element for each {frame.block} columns")
-    left, gone = {
-        Axis.ROW: (frame.m_axes, frame.n_axes),
-        Axis.COLUMN: (frame.n_axes, frame.m_axes),
-        Axis.ALL: ((), frame.axes),
-    }[axis]
-    if any(list(axes) != sorted(axes) for axes in (left, gone if found.kind.is_place else ())):
+    of_axes = (of(frame.m_axes, frame.n_axes) for of in (axis.kept, axis.reduced))
+    left, gone = (list(dict.fromkeys(each for axes in of_both for each in axes)) for of_both in of_axes)
+    if left != sorted(left) or (found.kind.is_place and gone != sorted(gone)):
         raise _refused(found, f"{shape}, whose axes were moved")
     return axis
 

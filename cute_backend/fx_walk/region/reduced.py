@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.lower import CASTS, constant, is_pointwise, is_reshape, lower, lower_cast
 from cute_backend.fx_walk.values.numbers import number
 from cute_backend.fx_walk.values.rounded import as_in_memory, in_memory
-from cute_backend.spec import REDUCED, Axis, Op, Operand, Reduction
+from cute_backend.spec import REDUCED, Op, Operand, Reduction
 
 _MOST_OPS = 256
 """The most ops with which a kernel finishes a reduction. Every member has all of its ops, so their number
@@ -66,7 +67,7 @@ class Reduced(Value):
     def elements(self, m: int, n: int, block: int) -> int:
         reduction = self.reduction
         batches = m // reduction.rows if reduction.rows else 1  # the columns of every batch
-        return batches * {Axis.ROW: m, Axis.COLUMN: n, Axis.ALL: 1}[reduction.axis] // block
+        return batches * prod(reduction.axis.kept(m, n)) // block
 
 
 def _keeps(node: fx.Node) -> bool:

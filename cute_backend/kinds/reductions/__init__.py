@@ -7,6 +7,7 @@ a plane in any way. To add a kind, write a `ReductionKind` in a file here and na
 from __future__ import annotations
 
 from cute_backend.errors import SpecError
+from cute_backend.kinds.reductions.axis import BATCH_ROWS, Axis, Reduction
 from cute_backend.kinds.reductions.extrema import MAX, MIN
 from cute_backend.kinds.reductions.kind import Part, ReductionKind, Values
 from cute_backend.kinds.reductions.logsumexp import LOGSUMEXP
@@ -16,6 +17,7 @@ from cute_backend.kinds.reductions.sums import MEAN, PROD, SUM
 __all__ = [
     "ARGMAX",
     "ARGMIN",
+    "BATCH_ROWS",
     "LOGSUMEXP",
     "MAX",
     "MEAN",
@@ -23,7 +25,9 @@ __all__ = [
     "PROD",
     "REDUCTIONS",
     "SUM",
+    "Axis",
     "Part",
+    "Reduction",
     "ReductionKind",
     "Values",
     "named",

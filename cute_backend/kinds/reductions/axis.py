@@ -1,0 +1,158 @@
+"""Reductions of the whole plane (M, N): for each row, for each column, or to one element.
+
+A thread takes its elements of a subtile into its partials, and writes these to the workspace, where the last
+tile of a row or a second kernel finishes them. To add an axis, add a member.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from cute_backend.dtypes import DType
+from cute_backend.kinds.reductions.kind import Part, ReductionKind
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Axis(str, Enum):
+    """The axis that a reduction keeps: it has one result for each row or column, or one for the plane.
+
+    The JSON form of a spec has its value, and generated modules have its name and its texts.
+    """
+
+    keeps_rows: bool
+    keeps_columns: bool
+    width: int
+    """The results of a CTA of the second kernel. Rows may be few with many parts each, which need many
+    threads. Columns are many with few parts each, and eight of them fill a sector of L2."""
+    take: str
+    """The method of partials that takes the elements of a subtile."""
+    lanes: str
+    """The lanes that share results."""
+    partials: str
+    """The number of a thread's partials."""
+    slot: str
+    """One of these."""
+    place: str
+    """Its place in the workspace, (parts, results)."""
+    target: str
+    """The statement that finds this place."""
+
+    def __new__(
+        cls, name: str, keeps: str = "", width: int = 1, texts: tuple[str, ...] = (), target: str = ""
+    ) -> Axis:
+        axis = str.__new__(cls, name)
+        axis._value_, axis.width, axis.target = name, width, target
+        axis.keeps_rows, axis.keeps_columns = "m" in keeps, "n" in keeps
+        axis.take, axis.lanes, axis.partials, axis.slot, axis.place = texts
+        return axis
+
+    ROW = (
+        *("row", "m", 4),
+        ("take_rows", "tile.row_lanes", "tile.rows", "r", "part, row"),
+        "part, row, inside = tile.row_target(r)",
+    )
+    """Each row, reduced over N: (M,)."""
+    COLUMN = (
+        *("column", "n", 8),
+        ("take_columns", "sub.column_lanes", "sub.columns", "c", "piece, column"),
+        "piece, column, inside = sub.column_target(c)",
+    )
+    """Each column, reduced over M: (N,)."""
+    ALL = (
+        *("all", "", 1),
+        ("take_plane", "tile.lanes", "1", "0", "part, 0"),
+        "part, inside = tile.plane_target()",
+    )
+    """The whole plane, reduced to one element: 0-d."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a thread keeps its partials from one subtile to the next. It meets all its elements of a
+        row or of the plane in the visits of a tile, and all those of a column within one visit."""
+        return not self.keeps_columns
+
+    @property
+    def over(self) -> tuple[int, ...]:
+        """The axes of (M, N) that are reduced."""
+        return (0,) * (not self.keeps_rows) + (1,) * (not self.keeps_columns)
+
+    def kept(self, m: Any, n: Any) -> tuple[Any, ...]:
+        """The one of both that a reduction keeps, if it keeps any."""
+        return (m,) * self.keeps_rows + (n,) * self.keeps_columns
+
+    def reduced(self, m: Any, n: Any) -> tuple[Any, ...]:
+        """The others, over which it reduces: each result has as many elements as their product."""
+        return (m,) * (not self.keeps_rows) + (n,) * (not self.keeps_columns)
+
+    @property
+    def transposed(self) -> Axis:
+        """The axis of the transposed plane."""
+        found = (self.keeps_columns, self.keeps_rows)
+        return next(axis for axis in Axis if (axis.keeps_rows, axis.keeps_columns) == found)
+
+
+BATCH_ROWS = 32
+"""A number that divides the rows of a batch whose columns are reduced. A warp has as many rows on sm_100a,
+and 16 on other targets, so no partial of a column spans two batches."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The reduction of a stored value: one element along `axis` in place of the plane.
+
+    Two stores of one value, MAX and ARGMAX, are what torch calls `max` with a dimension.
+
+    Columns may be reduced over batches of `rows` rows, a multiple of BATCH_ROWS that divides M, instead of
+    over all rows. The result then has an element for each column of each batch, (M / rows * N,), and those of
+    a batch are together.
+    """
+
+    axis: Axis
+    kind: ReductionKind
+    rows: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name in `explain` and, before the number of `rows`, in formulas."""
+        return f"{self.axis.value}_{self.kind.name}"
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The numbers of a partial. Places in the whole plane are I64."""
+        if self.axis.keeps_rows or self.axis.keeps_columns:
+            return self.kind.parts
+        dtypes = {DType.I32: DType.I64}
+        return tuple(replace(each, dtype=dtypes.get(each.dtype, each.dtype)) for each in self.kind.parts)
+
+    def contradiction(self, value: DType, stored: DType) -> str:
+        """The rule that it breaks, with elements and results of these dtypes; empty if it breaks none."""
+        if type(self.rows) is not int or self.rows < 0 or self.rows % BATCH_ROWS:
+            return f"has batches of {self.rows} rows, which are a multiple of {BATCH_ROWS}"
+        if self.rows and (not self.axis.keeps_columns or self.kind.is_place):
+            return f"has batches of {self.rows} rows; only columns have them, and no places"
+        if value is DType.I32:
+            return "reduces i32, which fp32 does not hold"
+        if stored in (able := self.kind.stored_as(value)):
+            return ""
+        accepted = ", ".join(dtype.value for dtype in able)
+        expected = f"expected {accepted}" if able else f"it reduces no {value.value}"
+        return f"is stored as {stored.value}; {expected}"
+
+    def reference(self, plane: Tensor, accumulate: torch.dtype) -> Tensor:
+        """An fp32 (M, N) plane, reduced: fp32, or int64 for places. Sums are computed in the dtype
+        `accumulate`. Raises IndexError for an extremum of no elements, as torch does."""
+        if self.rows:
+            import torch  # here, since planning works without it
+
+            alone = replace(self, rows=0)
+            batches = plane.unflatten(0, (-1, self.rows))
+            return torch.cat([alone.reference(batch, accumulate) for batch in batches])
+        rows = plane.t() if self.axis.keeps_columns else plane
+        if self.axis.keeps_rows or self.axis.keeps_columns:
+            return self.kind.reference(rows, accumulate)
+        return self.kind.reference(plane.reshape(1, -1), accumulate).reshape(())
