@@ -212,7 +212,7 @@ def test_kinds_of_memory_are_named_where_one_is_made_or_decoded_alone() -> None:
         if path.name != "__init__.py"
     }
     walker = {"fx_walk/region/region.py", "fx_walk/replacement/cache_writes.py"}
-    assert named == {"caches.py", "spec/canonical.py", "spec/stores.py", *walker}
+    assert named == {"caches.py", "spec/stores.py", *walker}
 
 
 def modules_imported(path: Path, types: bool = True) -> set[str]:

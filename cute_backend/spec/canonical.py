@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Union
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from cute_backend.dtypes import DType
 from cute_backend.errors import SpecError
 from cute_backend.kinds import reductions
 from cute_backend.kinds.kind import Kind
-from cute_backend.kinds.loads import LoadKind
-from cute_backend.kinds.results import Cache, Heads
-from cute_backend.spec.chain_ops import Const, Op, Operand, Overflow, Precision
-from cute_backend.spec.loads import Blocks, Load, Order, Stride
-from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
-from cute_backend.spec.stores import Part, Store
-from cute_backend.spec.weight_groups import WeightGroups
+from cute_backend.spec.chain_ops import Const, Op, Precision
+from cute_backend.spec.loads import Load
+from cute_backend.spec.products import Accumulator
+from cute_backend.spec.stores import Store
 
 SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
@@ -52,104 +49,39 @@ def decode(data: Any) -> dict[str, Any]:
     """
     if data["version"] != SPEC_VERSION:
         raise SpecError(f"the spec has version {data['version']}; this package reads {SPEC_VERSION}")
-    return {
-        "accumulators": tuple(_decode_accumulator(item) for item in data["accumulators"]),
-        "loads": tuple(_decode_load(item) for item in data["loads"]),
-        "ops": tuple(_decode_op(item) for item in data["ops"]),
-        "stores": tuple(_decode_store(item) for item in data["stores"]),
-        "precision": Precision(data["precision"]),
-    }
+    parts = {"accumulators": Accumulator, "loads": Load, "ops": Op, "stores": Store}
+    found = {name: tuple(_decoded(part, item) for item in data[name]) for name, part in parts.items()}
+    return {**found, "precision": Precision(data["precision"])}
 
 
-def _decode_operand(item: Any) -> Operand:
-    if isinstance(item, str):
-        return item
+@cache
+def _hints(part: type) -> dict[str, Any]:
+    return get_type_hints(part)
+
+
+def _decoded(hint: Any, item: Any) -> Any:
+    """A value with the type `hint`: a part of a spec, a kind, a member of an enumeration, a plain value, a
+    tuple of such values, or one of several types."""
+    of = get_args(hint)
+    if get_origin(hint) is tuple:
+        return tuple(_decoded(of[0], each) for each in item)
+    if get_origin(hint) is Union:
+        if type(item) in of:
+            return item
+        (hint,) = (each for each in of if each not in (str, type(None)))
+    if hint is Const:
+        return _decoded_constant(item)
+    if hasattr(hint, "__dataclass_fields__") and not issubclass(hint, Kind):
+        given = {"rows": 0, **item}
+        names = [name for name in hint.__dataclass_fields__ if name in given or name not in _IF_SET]
+        return hint(**{name: _decoded(_hints(hint)[name], given[name]) for name in names})
+    return reductions.named(item) if hint is reductions.ReductionKind else hint(item)
+
+
+def _decoded_constant(item: Any) -> Const:
     ((kind, number),) = item.items()
     if kind == "float":
         return Const(float.fromhex(number))
     if type(number) is not {"bool": bool, "int": int}[kind]:
         raise SpecError(f"the constant {item} is not a {kind}")
     return Const(item[kind])
-
-
-def _decode_accumulator(item: Any) -> Accumulator:
-    return Accumulator(
-        name=item["name"],
-        a_dtype=DType(item["a_dtype"]),
-        b_dtype=DType(item["b_dtype"]),
-        a_major=Major(item["a_major"]),
-        b_major=Major(item["b_major"]),
-        fast_accum=bool(item["fast_accum"]),
-        columns=Columns(item["columns"]),
-        kind=ProductKind(item["kind"]),
-        a_scaling=Scaling(item["a_scaling"]),
-        b_scaling=Scaling(item["b_scaling"]),
-        width=int(item["width"]),
-        b_block=int(item.get("b_block", 0)),
-        groups=_decode_groups(item["groups"]) if "groups" in item else None,
-    )
-
-
-def _decode_groups(item: Any) -> WeightGroups:
-    zero, difference = (None if item[name] is None else DType(item[name]) for name in ("zero", "difference"))
-    return WeightGroups(item["values"], DType(item["scale"]), DType(item["product"]), zero, difference)
-
-
-def _decode_blocks(item: Any) -> Union[Blocks, None]:
-    if item is None:
-        return None
-    outer, inner = Stride(item["outer"]), Stride(item["inner"])
-    return Blocks(item["columns"], outer, inner, int(item.get("period", 0)))
-
-
-def _decode_load(item: Any) -> Load:
-    return Load(
-        name=item["name"],
-        kind=LoadKind(item["kind"]),
-        dtype=DType(item["dtype"]),
-        stride_m=Stride(item["stride_m"]),
-        stride_n=Stride(item["stride_n"]),
-        m_modes=tuple(Stride(mode) for mode in item["m_modes"]),
-        blocks=_decode_blocks(item["blocks"]),
-    )
-
-
-def _decode_op(item: Any) -> Op:
-    return Op(
-        name=item["name"],
-        op=item["op"],
-        operands=tuple(_decode_operand(operand) for operand in item["operands"]),
-        dtype=DType(item["dtype"]),
-        overflow=Overflow(item["overflow"]),
-        block=int(item["block"]),
-    )
-
-
-def _decode_reduction(item: Any) -> reductions.Reduction:
-    return reductions.Reduction(
-        reductions.Axis(item["axis"]), reductions.named(item["kind"]), int(item.get("rows", 0))
-    )
-
-
-def _decode_heads(item: Any) -> Heads:
-    return Heads(item.get("rows", 0), item["columns"])
-
-
-def _decode_cache(item: Any) -> Cache:
-    return Cache(item["length"], item["rows"], item["columns"], item["at"])
-
-
-def _decode_store(item: Any) -> Store:
-    dtype, order, reduce = DType(item["dtype"]), Order(item["order"]), item["reduce"]
-    return Store(
-        name=item["name"],
-        value=item["value"],
-        dtype=dtype,
-        order=order,
-        reduce=None if reduce is None else _decode_reduction(reduce),
-        block=int(item["block"]),
-        part=None if item["part"] is None else Part(item["part"]["index"], item["part"]["count"]),
-        heads=_decode_heads(item["heads"]) if "heads" in item else None,
-        after=tuple(_decode_op(op) for op in item.get("after", ())),
-        cache=_decode_cache(item["cache"]) if "cache" in item else None,
-    )
