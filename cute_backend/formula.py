@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from cute_backend.ops import OPS, effective_dtype
-from cute_backend.spec import PAIRED_DTYPES, REDUCED, Const, DType, EpilogueSpec, Op, Operand, Order, Store
+from cute_backend.spec import PAIRED_DTYPES, REDUCED, Const, DType, EpilogueSpec, Op, Operand, Store
 
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 _INFIX_LEVELS = (_COMPARISONS, ("|",), ("^",), ("&",), ("<<", ">>"), ("+", "-"), ("*", "/"))
@@ -78,12 +78,10 @@ class _Formula:
             return f"{store.dtype.value}({self._reduction(store)})"
         text, _ = self._text(store.value)
         rounded = self.spec.dtypes[self._source(store.value)] is store.dtype and store.dtype is not DType.F32
-        if store.block:
-            of_blocks = text if rounded and store.dtype is DType.E8M0 else f"{store.dtype.value}({text})"
-            return f"{of_blocks}[:, ::{store.block}]{' in tiles' * (store.order is Order.TILED)}"
         rounded = rounded or store.dtype in PAIRED_DTYPES.values()
-        stored = text if rounded and store.value not in self.named else f"{store.dtype.value}({text})"
-        return stored if store.by_heads is None else f"{stored} {store.by_heads.words()}"
+        as_it_is = (store.form.is_plane and store.value not in self.named) or store.dtype is DType.E8M0
+        stored = text if rounded and as_it_is else f"{store.dtype.value}({text})"
+        return f"{stored}{store.form.words()}"
 
     def _reduction(self, store: Store) -> str:
         """The result of a store's reduction."""

@@ -36,14 +36,11 @@ from cute_backend.spec import (
     Load,
     Op,
     Operand,
-    Order,
     Overflow,
     ProductKind,
-    Reduction,
     Scaling,
     Store,
     Stride,
-    padded,
 )
 
 
@@ -101,10 +98,7 @@ def replay(
     shapes = {load.name: tensor.shape for load, tensor in zip(spec.loads, loads, strict=True)}
     for stores in spec.results:
         written = [
-            _stored(spec, store, values[store.value].expand(plane), shapes)
-            if store.reduce is None
-            else _reduced(spec, store, store.reduce, values[store.value].expand(plane), accumulate)
-            for store in stores
+            _written(spec, store, values[store.value].expand(plane), shapes, accumulate) for store in stores
         ]
         results.append(written[0] if len(written) == 1 else torch.cat(written, 1))
     return results
@@ -344,38 +338,19 @@ def _over_blocks(
     return kind.reference(rows, op.part_columns, accumulate).reshape(plane)
 
 
-def _stored(spec: EpilogueSpec, store: Store, value: Tensor, shapes: Mapping[str, Sequence[int]]) -> Tensor:
-    """An (M, N) value, or the value of each block, in memory's dtype and order, always in new memory.
-    `shapes` are those of the loads."""
-    values = packed(spec, store, value[:, :: store.block or 1])
-    m, n = values.shape
-    if store.order is Order.TILED:
-        return _in_tiles(values)
-    if store.by_heads is not None:
-        out, columns = values.new_empty((m, n)), store.by_heads.columns
-        rows = spec.rows_of_batch(store, shapes, m)
-        memory = out.view(-1, n // columns, rows, columns).transpose(1, 2)
-        memory.copy_(values.reshape(memory.shape))
-        return out
-    out = values.new_empty((m, n)) if store.order is Order.ROW else values.new_empty((n, m)).t()
-    return out.copy_(values)
-
-
-def _in_tiles(scales: Tensor) -> Tensor:
-    """Returns the scales (M, blocks) in tiles, padded with zeros, as a vector."""
-    m, blocks = scales.shape
-    rows, columns = padded(m, blocks)
-    filled = scales.new_zeros((rows, columns), dtype=torch.uint8)
-    filled[:m, :blocks] = scales.view(torch.uint8)
-    height, width = SCALE_TILE
-    tiles = filled.view(rows // height, 4, height // 4, columns // width, width).permute(0, 3, 2, 1, 4)
-    return tiles.reshape(-1).view(scales.dtype)
-
-
-def _reduced(
-    spec: EpilogueSpec, store: Store, reduction: Reduction, value: Tensor, accumulate: torch.dtype
+def _written(
+    spec: EpilogueSpec,
+    store: Store,
+    value: Tensor,
+    shapes: Mapping[str, Sequence[int]],
+    accumulate: torch.dtype,
 ) -> Tensor:
-    result = reduction.reference(numerics.convert(value, DType.F32), accumulate)
+    """The result of a store of an (M, N) value, always in new memory. `shapes` are those of the loads."""
+    form = store.form
+    if store.reduce is None:
+        rows = spec.rows_of_batch(store, shapes, len(value))
+        return form.placed(packed(spec, store, form.elements(value)), rows)
+    result = store.reduce.reference(numerics.convert(value, DType.F32), accumulate)
     if store.after:
         result = _after(spec.finishing(store), result)
     return result if store.dtype is DType.I64 else packed(spec, store, result)

@@ -14,6 +14,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from cute_backend.kinds.axes import Dim, Extent, Stride, plane
 from cute_backend.spec import (
     Accumulator,
     BColumns,
@@ -25,9 +26,7 @@ from cute_backend.spec import (
     ProductKind,
     Scaling,
     Store,
-    Stride,
     WeightGroups,
-    padded,
 )
 
 TMA_ALIGN = 16
@@ -76,32 +75,6 @@ class Role(Enum):
         return self not in (Role.STORE, Role.WORKSPACE, Role.COUNTERS)
 
 
-class Extent(Enum):
-    """The size of an axis. Axes of one extent have the same size, except for MODE, and for BLOCKS and BLOCK
-    if blocks differ."""
-
-    M = "rows of the plane"
-    N = "columns of the plane"
-    K = "summed over"
-    BATCHES = "products of a batch"
-    GROUPS = "groups of rows, or of what is summed over"
-    ROWS = "rows of one product of a batch"
-    COLUMNS = "even and odd columns of B: 2 N"
-    A_SCALES = "scales of rows of A, in tiles"
-    B_SCALES = "scales of columns of B, in tiles"
-    M_BLOCKS = "blocks of rows of the plane"
-    N_BLOCKS = "blocks of columns of B"
-    K_BLOCKS = "blocks of what is summed over"
-    MODE = "one of several modes of M, of any size"
-    BLOCKS = "blocks of columns: N by those of one block"
-    BLOCK = "columns of a block, known when a kernel is compiled"
-    TILES = "scales of blocks of columns, in tiles"
-    COLUMNS_OF_BATCHES = "columns of all batches of rows"
-    CACHE_ROWS = "rows of a cache, of all batches"
-    BYTES = "bytes of the workspace"
-    COUNTERS = "counters of the tiles of rows"
-
-
 class ArgumentAlignment(Enum):
     """The alignment of an argument: bytes of which its base address, and its strides that are not 1, are
     multiples."""
@@ -114,37 +87,6 @@ class ArgumentAlignment(Enum):
     """`TMA_ALIGN`: tensors with another alignment are copied."""
     WORKSPACE = "workspace"
     """`WORKSPACE_ALIGN`."""
-
-
-@dataclass(frozen=True)
-class Dim:
-    """An axis of an argument."""
-
-    extent: Extent
-    stride: Stride
-    block: int = 0
-    """Columns of a block, for BLOCKS, BLOCK and TILES; rows of a batch, for COLUMNS_OF_BATCHES and
-    CACHE_ROWS."""
-    width: int = 0
-    """Columns of a segment, for N, BLOCKS and TILES of a tensor that belongs to one; 0 where N is the
-    plane's. For CACHE_ROWS, the rows that the cache has for each batch."""
-
-    def size(self, sizes: Mapping[Extent, Any]) -> Any:
-        """The size of this axis for these sizes of extents. That of BLOCKS follows from N, that of CACHE_ROWS
-        from M, those of TILES and COLUMNS_OF_BATCHES from M and N, and that of N from the width of a segment.
-        Raises KeyError for an extent that is not among them."""
-        if self.extent is Extent.CACHE_ROWS:
-            return sizes[Extent.M] // self.block * self.width
-        if self.extent is Extent.COLUMNS_OF_BATCHES:
-            return sizes[Extent.M] // self.block * sizes[Extent.N]
-        if self.extent is Extent.BLOCK:
-            return self.block
-        if self.extent is Extent.BLOCKS:
-            return (self.width or sizes[Extent.N]) // self.block
-        if self.extent is Extent.TILES:
-            rows, columns = padded(sizes[Extent.M], (self.width or sizes[Extent.N]) // self.block)
-            return rows * columns
-        return self.width or sizes[self.extent]
 
 
 @dataclass(frozen=True)
@@ -175,33 +117,16 @@ class Argument:
         groups = (Dim(Extent.GROUPS, load.stride_m),)
         dims = groups * load.kind.by_group + m * load.kind.by_row + n * load.kind.by_column
         if load.order is not None:
-            plane = _plane((Extent.M, Extent.N), load.order is Order.ROW, width)
-            return Argument(load.name, load.name, Role.LOAD, load.dtype, plane, ArgumentAlignment.PLANE)
-        alignment = ArgumentAlignment.TMA if load.is_table else ArgumentAlignment.ELEMENT
-        return Argument(load.name, load.name, Role.LOAD, load.dtype, dims, alignment)
+            dims = plane((Extent.M, Extent.N), load.order is Order.ROW, width)
+        aligned = ArgumentAlignment.TMA if load.is_table else ArgumentAlignment.ELEMENT
+        aligned = aligned if load.order is None else ArgumentAlignment.PLANE
+        return Argument(load.name, load.name, Role.LOAD, load.dtype, dims, aligned)
 
     @staticmethod
     def of_store(store: Store, width: int = 0) -> Argument:
         """The argument of a store, in a segment of `width` columns if there are segments."""
-        if store.order is Order.TILED:
-            dims: tuple[Dim, ...] = (Dim(Extent.TILES, Stride.ONE, store.block, width),)
-            return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
-        if store.block:
-            m, blocks = _plane((Extent.M, Extent.BLOCKS), store.order is Order.ROW, width)
-            dims = (m, replace(blocks, block=store.block))
-            return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
-        if (memory := store.by_heads) is not None and not memory.in_boxes:
-            rows = Dim(Extent.CACHE_ROWS, Stride.OTHER, memory.rows, memory.memory_rows)
-            dims = (rows, Dim(Extent.N, Stride.ONE, width=width))
-            return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
-        if store.reduce is None:
-            plane = _plane((Extent.M, Extent.N), store.order is Order.ROW, width)
-            return Argument(store.name, store.name, Role.STORE, store.dtype, plane, ArgumentAlignment.PLANE)
-        if store.reduce.rows:
-            columns = Dim(Extent.COLUMNS_OF_BATCHES, Stride.ONE, store.reduce.rows)
-            return Argument(store.name, store.name, Role.STORE, store.dtype, (columns,))
-        dims = tuple(Dim(extent, Stride.ONE) for extent in store.reduce.axis.kept(Extent.M, Extent.N))
-        return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
+        aligned = ArgumentAlignment.PLANE if store.form.in_boxes else ArgumentAlignment.ELEMENT
+        return Argument(store.name, store.name, Role.STORE, store.dtype, store.form.dims(width), aligned)
 
     @cached_property
     def unit(self) -> int | None:
@@ -259,7 +184,7 @@ def signature(spec: EpilogueSpec, sums: bool = False, counts: bool = False) -> t
     groups = (Extent.GROUPS,) if grouped else batches
     rows = Extent.ROWS if batched or first.kind is ProductKind.K_GROUPED else Extent.M
     columns = Extent.COLUMNS if spec.b_columns is BColumns.INTERLEAVED else Extent.N
-    a = _plane((*batches, rows, Extent.K), first.a_major is Major.K)
+    a = plane((*batches, rows, Extent.K), first.a_major is Major.K)
     arguments = [Argument("a", f"A of {first.name}", Role.A, first.a_dtype, a, ArgumentAlignment.TMA)]
     if first.kind.has_offsets:
         ends = (Dim(Extent.GROUPS, Stride.ONE),)
@@ -272,7 +197,7 @@ def signature(spec: EpilogueSpec, sums: bool = False, counts: bool = False) -> t
         arguments.append(_scales("a", first.name, Role.A_SCALES, extents))
     names = {("b" if spec.b_count == 1 else f"b{i}"): acc.name for i, acc in enumerate(spec.first_of_each_b)}
     for (name, acc), product in zip(names.items(), spec.first_of_each_b, strict=True):
-        b = _plane((*groups, Extent.K, columns), first.b_major is not Major.K, product.width)
+        b = plane((*groups, Extent.K, columns), first.b_major is not Major.K, product.width)
         if product.b_block:
             blocks = Dim(Extent.BLOCKS, Stride.OTHER, product.b_block, product.width)
             b = (b[0], blocks, Dim(Extent.BLOCK, Stride.OTHER, product.b_block))
@@ -329,14 +254,3 @@ def _tiled(name: str, acc: Accumulator, role: Role, *extents: Extent) -> Argumen
     title, dtype = f"block scale of {name[0].upper()} of {acc.name}", acc.a_scaling.facts.dtype
     dims = tuple(Dim(each, Stride.ONE if each is extents[-1] else Stride.OTHER) for each in extents)
     return Argument(f"{name}_scales", title, role, dtype, dims, ArgumentAlignment.TMA)
-
-
-def _plane(extents: tuple[Extent, ...], row_major: bool, width: int = 0) -> tuple[Dim, ...]:
-    """Axes of which one of the last two is contiguous: the last one if `row_major`. Columns are those of a
-    segment of `width` columns, if that is not 0."""
-    unit = len(extents) - (1 if row_major else 2)
-    columns = (Extent.N, Extent.BLOCKS)
-    return tuple(
-        Dim(extent, Stride.ONE if axis == unit else Stride.OTHER, width=width if extent in columns else 0)
-        for axis, extent in enumerate(extents)
-    )

@@ -16,6 +16,7 @@ from cute_backend.dtypes import VALUE_DTYPES, DType
 from cute_backend.errors import SpecError
 from cute_backend.formula import formula
 from cute_backend.kinds import reductions
+from cute_backend.kinds.axes import Extent
 from cute_backend.kinds.blocks import BLOCK_OPS, BlockOp
 from cute_backend.kinds.loads import LoadKind
 from cute_backend.kinds.reductions import REDUCTIONS, ReductionKind, Values
@@ -24,7 +25,7 @@ from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, plan, table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
-from cute_backend.signature import Argument, Extent
+from cute_backend.signature import Argument
 from cute_backend.spec import Const, EpilogueSpec, Load, Op, Operand, ProductKind, Store, Stride
 from support.small_specs import row_maximum, spec_of
 
@@ -226,13 +227,14 @@ def test_memory_by_heads_passes_through_all_layers(memory: ByHeads) -> None:
     plain = spec_of(dtype=DType.BF16)
     spec = replace(plain, loads=positions, stores=(replace(plain.stores[0], **fields),))
     assert EpilogueSpec.from_json(spec.to_json()) == spec
-    assert spec.stores[0].by_heads == memory and spec.stores[0].batch_rows == memory.rows
+    assert spec.stores[0].by_heads == memory and spec.stores[0].form.batch_rows == memory.rows
     assert spec.block_columns == memory.columns
-    assert formula(spec, {}) == f"{formula(plain, {})} {memory.words()}"
+    assert formula(spec, {}) == f"{formula(plain, {})}{memory.words()}"
     module = emit(plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA))
     assert f"by_heads(out0, {memory.memory_rows or 'out0.shape[0]'}, {memory.columns})" in module
-    assert memory.in_boxes or memory.place("held.at[0]", by_row=False)[0] in module
-    with pytest.raises(SpecError, match=f"^out0 {memory.described()}; no plane of a batched product may"):
+    statements = memory.statements("out0", 32, "held.at[0]", by_row=False)
+    assert bool(statements) is not memory.in_boxes and all(each in module for each in statements)
+    with pytest.raises(SpecError, match=f"^out0{memory.described('acc')} no plane of a batched product may"):
         replace(spec, accumulators=(replace(spec.product, kind=ProductKind.BATCHED),))
     if memory.rows > 1:
         b = [torch.zeros(8, 64).bfloat16()]

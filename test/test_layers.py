@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from enum import Enum
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 from cute_backend.kinds import blocks
+from cute_backend.kinds.axes import Order
 from cute_backend.kinds.loads import LoadKind
+from cute_backend.kinds.reductions import Axis
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cute_backend"
@@ -180,39 +183,48 @@ def test_a_kind_of_members_is_named_in_its_own_files_and_one_tuple() -> None:
 def test_a_kind_of_blocks_is_named_where_programs_spell_it_alone() -> None:
     """All else asks the ops of a spec for their kinds. The walker's members find what programs spell."""
     kinds = {name for name in vars(blocks) if name.isupper()} - {"BLOCK_OPS"}
-    named = {
-        path.relative_to(PACKAGE).parent.as_posix()
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and kinds & {alias.name for alias in node.names}
-    }
-    assert len(kinds) > 2 and named == {"kinds/blocks", "fx_walk/members"}
+    assert len(kinds) > 2
+    assert {path.rpartition("/")[0] for path in importing(kinds)} == {"fx_walk/members"}
 
 
 def test_kinds_of_loads_are_named_where_one_is_made_or_placed_alone() -> None:
     """The walker and sampling make loads, and planning places them. All else asks a load for its kind."""
-    named = {
-        part_of(path)
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and node.attr in LoadKind.__members__
-        if isinstance(node.value, ast.Name) and node.value.id == "LoadKind"
-    }
-    assert named == {"fx_walk", "runtime", "planning"}
+    assert {path.partition("/")[0] for path in naming(LoadKind)} == {"fx_walk", "runtime", "planning"}
 
 
-def test_kinds_of_memory_are_named_where_one_is_made_or_decoded_alone() -> None:
-    """The walker makes them, and JSON has a field for each. All else asks a store for its memory by heads."""
-    kinds = {"Heads", "Cache"}
-    named = {
+def test_axes_of_reductions_are_named_where_one_is_made_alone() -> None:
+    """The walker and sampling make reductions. All else asks a reduction for its axis."""
+    assert {path.partition("/")[0] for path in naming(Axis)} == {"fx_walk", "runtime"}
+
+
+def test_forms_of_results_are_named_where_one_is_made_alone() -> None:
+    """The walker makes them, and a store finds its own by its fields. All else asks a store for its form."""
+    found = importing({"Heads", "Cache", "OfBlocks", "TiledScales"}) | naming([Order.TILED])
+    walker = {"members/tiled_scales.py", "region/region.py", "replacement/cache_writes.py"}
+    made = {f"fx_walk/{path}" for path in walker} | {"spec/stores.py", "kinds/results/tiled_scales.py"}
+    assert found == {"caches.py", *made}
+
+
+def importing(names: set[str]) -> set[str]:
+    """The files of the package that import one of these names, except for those that only pass them on."""
+    return {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and kinds & {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and names & {alias.name for alias in node.names}
         if path.name != "__init__.py"
     }
-    walker = {"fx_walk/region/region.py", "fx_walk/replacement/cache_writes.py"}
-    assert named == {"caches.py", "spec/stores.py", *walker}
+
+
+def naming(members: Iterable[Enum]) -> set[str]:
+    """The files of the package that name one of these members of an enumeration."""
+    names = {f"{type(member).__name__}.{member.name}" for member in members}
+    return {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in names
+    }
 
 
 def modules_imported(path: Path, types: bool = True) -> set[str]:

@@ -1,11 +1,12 @@
 """The kinds of things that an epilogue is made of: each is one object.
 
-- `reductions/`: how elements are combined, in rows, in columns, in the whole plane and in blocks of columns.
+- `reductions/`: how elements are combined, and `axis.py` in which elements: rows, columns, the whole plane.
 - `blocks/`: the ops that depend on blocks of columns: their reductions, rotations, and numbers of parts.
 - `loads.py`: the operands, by the axes along which they vary.
-- `results/`: the memory of planes that are stored by heads, or in a cache.
+- `results/`: the forms in which values are stored: planes, by heads or in a cache, and values of blocks.
+- `axes.py`: the axes of arguments, in the words of which loads and results say what theirs are.
 
 An object holds all that a kind means. The layers above iterate over the objects, or ask those of a spec. Of
-these layers, only those that make one of a kind know it by name: the walker, which finds it in a program, and
-what decodes a spec. No file here imports CUTLASS, a graph or a kernel.
+these layers, only those that make one of a kind know it by name: the walker, which finds it in a program. No
+file here imports CUTLASS, a graph or a kernel.
 """

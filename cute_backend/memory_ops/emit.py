@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
+from itertools import groupby
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
 from cute_backend.errors import UsageError
 from cute_backend.formula import formula
+from cute_backend.kinds.axes import Extent
 from cute_backend.memory_ops import emit_reductions
 from cute_backend.memory_ops.emit_epilogue import EpilogueText
 from cute_backend.memory_ops.reads import CUTE_TYPES
@@ -17,7 +20,7 @@ from cute_backend.memory_ops.schedule import kernel_names, renamed
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.planning import Plan, Rowvecs, Stages, TileConfig, unserved
 from cute_backend.planning.naming import entry_name
-from cute_backend.signature import COUNTERS, WORKSPACE, Argument, Extent, Role, of_role
+from cute_backend.signature import COUNTERS, WORKSPACE, Argument, Role, of_role
 from cute_backend.spec import BColumns, DType, EpilogueSpec, Load, ProductKind
 
 _WHERE_TO_READ_ON = (
@@ -174,12 +177,7 @@ class _Module:
             "from cute_backend.memory_ops import device_math as math",
             *(["from cute_backend.memory_ops import device_noise as noise"] if draws else []),
             *(["from cute_backend.memory_ops import device_reduce as reduce"] if reduces else []),
-            *self._of_caches(),
-            *(
-                ["from cute_backend.memory_ops.device_scales import store_scale"]
-                if any(each.pads_rows() for each in epilogues)
-                else []
-            ),
+            *self._of_places(),
             *([f"from cute_backend.spec import {', '.join(sorted(enums))}"] if enums else []),
             f"from cute_backend.planning import Arch, {', '.join(sorted(tiles))}",
             f"from cute_backend.templates.drain import {', '.join(sorted(sweeps))}",
@@ -228,21 +226,24 @@ class _Module:
         widths = ", ".join(str(acc.width) for acc in self.spec.accumulators)
         return f"Segments([{', '.join(made)}], [{widths}])"
 
-    def _of_caches(self) -> list[str]:
-        """The import of the functions that give a row its place in a cache."""
-        kinds = {load.name: load.kind for load in self.spec.loads}
-        memories = [store.by_heads for store in self.spec.stores if store.by_heads is not None]
-        names = {each.function(kinds[each.positions].by_row) for each in memories if each.positions}
-        names |= {"saturated" for load in self.spec.loads if load.dtype is DType.I64}
-        return (
-            [f"from cute_backend.memory_ops.device_cache import {', '.join(sorted(names))}"] if names else []
-        )
+    def _of_places(self) -> list[str]:
+        """The imports of the functions that find the places of stored elements."""
+        by_row = {load.name for load in self.spec.loads if load.kind.by_row}
+        found = {store.form.function(store.form.positions in by_row) for store in self.spec.stores}
+        found |= {"device_cache.saturated" for load in self.spec.loads if load.dtype is DType.I64}
+        names = sorted(each.split(".") for each in found if each)
+        return [
+            f"from cute_backend.memory_ops.{module} import {', '.join(name for _, name in of)}"
+            for module, of in groupby(names, key=itemgetter(0))
+        ]
 
     def _finishing_kernel(self) -> list[str]:
         results = []
-        for store in self.spec.reductions:
-            _, _, overflow = self.epilogues[0].chain.stored(store)
-            results.append(emit_reductions.result(store, CUTE_TYPES[store.dtype], overflow))
+        for store in self.spec.stores:
+            if store.reduce is not None:
+                _, _, overflow = self.epilogues[0].chain.stored(store)
+                element = CUTE_TYPES[store.dtype]
+                results.append(emit_reductions.result(store, store.reduce, element, overflow))
         arguments = ["gemm.config", *results]
         kind, counts = self.spec.product.kind, self.plan.finishes_rows
         arguments += [f"kind=ProductKind.{kind.name}"] if counts and kind is not ProductKind.DENSE else []
@@ -270,7 +271,7 @@ class _Module:
         loads, products = names(every), names(b.name for b in bs)
         written = f"[{planes}]"
         if reductions:
-            finished = names(store.name for store in reductions)
+            finished = names(reductions)
             written = f"[{planes}, *partials]" if planes else "partials"
             if counts:
                 written = f"[{planes}{', ' if planes else ''}*partials, {finished}, {COUNTERS}]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from cute_backend.kinds.axes import Extent
 from cute_backend.memory_ops import emit_reductions, reads
 from cute_backend.memory_ops.partials import written
 from cute_backend.memory_ops.reads import CUTE_TYPES
@@ -12,8 +13,8 @@ from cute_backend.memory_ops.schedule import passes
 from cute_backend.memory_ops.statements import Chain, Loop, register_type
 from cute_backend.ops import GUMBEL
 from cute_backend.planning import Placing, Plan, Ring, is_one_block
-from cute_backend.signature import Argument, Extent, Role, of_role
-from cute_backend.spec import ByHeads, DType, EpilogueSpec, Load, Op, Order, Overflow, Store
+from cute_backend.signature import Argument, Role, of_role
+from cute_backend.spec import DType, EpilogueSpec, Load, Op, Order, Overflow, Store
 
 
 class EpilogueText:
@@ -62,7 +63,7 @@ class EpilogueText:
         return [
             f"class {self.name}:",
             f"    loads = {_names(load.name for load in self.spec.loads)}",
-            f"    stores = {_names(written(self.spec.stores, self._counts))}",
+            f"    stores = {_names(written(self.spec, self._counts))}",
             *_tuple("staged", staged),
             *_tuple("shared_loads", shared_loads),
             *_tuple("shared_stores", shared_stores),
@@ -117,7 +118,7 @@ class EpilogueText:
 
     def pads_rows(self) -> bool:
         """Whether scales are written in tiles, whose last rows zeros pad."""
-        return any(store.order is Order.TILED for store in self.spec.stores)
+        return any(store.form.pads_rows for store in self.spec.stores)
 
     def has_columns(self) -> bool:
         planes = [load.order for load in self.places.in_ring(Ring.PLANE, self.spec)]
@@ -146,12 +147,8 @@ class EpilogueText:
             if text != load.name:
                 views[load.name] = (f"{load.name}_plane", text)
         for store in self.spec.stores:
-            if (memory := store.by_heads) is not None:
-                rows = memory.memory_rows or self._rows_at_launch(store)
-                views[store.name] = (
-                    f"{store.name}_heads",
-                    f"by_heads({store.name}, {rows}, {memory.columns})",
-                )
+            if text := store.form.view(store.name, self._rows_at_launch(store)):
+                views[store.name] = (f"{store.name}_heads", text)
         if self.pairs():
             moved = {load.name for load in self.places.in_ring(Ring.PLANE, self.spec)}
             moved |= set(self.places.shared_stores)
@@ -208,9 +205,10 @@ class EpilogueText:
             if read := reads.begin(load, self.places.placements[load.name]):
                 lines += read
                 held.append(f"{load.name}={load.name}")
-        for store in filter(emit_reductions.held, self.spec.stores):
-            lines += emit_reductions.begin(store)
-            held.append(f"{store.name}={store.name}")
+        for name, reduction in self.spec.reductions.items():
+            if reduction.axis.is_held:
+                lines.append(f"        {reduction.begin(name)}")
+                held.append(f"{name}={name}")
         return [*lines, f"        return SimpleNamespace({', '.join(held)})"]
 
     def _reduce_blocks(self) -> list[str]:
@@ -258,11 +256,13 @@ class EpilogueText:
             stores = [store for store in self.spec.stores if self.chain.loop_of(store) == index]
             lines += self._loop(loop, stores)
         for store in self.spec.stores:
-            lines += self._store(store) if store.reduce is None else emit_reductions.take(store)
+            taken = () if store.reduce is None else store.reduce.take(store.name)
+            lines += [f"        {line}" for line in taken] or self._store(store)
         return lines
 
     def _end(self) -> list[str]:
-        return emit_reductions.end(self.spec.stores, self._counts)
+        lines = [f"        {line}" for line in emit_reductions.end(self.spec, self._counts)]
+        return [*_method("end(self, tile, glob, held)"), *lines] if lines else []
 
     def _loop(self, loop: Loop, stores: list[Store], in_passes: Sequence[str] = ()) -> list[str]:
         """Returns the lines of a loop over a subtile's elements, of the values that it keeps for later loops,
@@ -312,29 +312,13 @@ class EpilogueText:
             return [f"        sub.copy_to({narrowed}, smem.{store.name})"]
         lines = [f"        {store.name}_glob = glob.{store.name}", f"        {store.name}_rmem = {narrowed}"]
         lines.append("        for e in cutlass.range_constexpr(sub.elements):")
-        if store.order is Order.TILED:
-            place = f"row, column, sub.tile.m, sub.tile.n, {store.block}"
-            stored = f"store_scale({store.name}_glob, {store.name}_rmem[e], {place})"
-            begins = [f"                if column % {store.block} == 0:"]
-            whole = self.tile.subtile_n % store.block == 0
-            return [
-                *lines,
-                f"            if cutlass.const_expr(sub.begins_block(e, {store.block})):",
-                "                row, column, _ = sub.target(e)",
-                *([f"                {stored}"] if whole else [*begins, f"                    {stored}"]),
-            ]
-        if block := store.block:
-            return [
-                *lines,
-                f"            if cutlass.const_expr(sub.begins_block(e, {block})):",
-                "                row, column, inside = sub.target(e)",
-                f"                if inside & (column % {block} == 0):",
-                f"                    {store.name}_glob[row, column // {block}] = {store.name}_rmem[e]",
-            ]
-        if (memory := store.by_heads) is not None and not memory.in_boxes:
-            return [*lines, *self._placed(store, memory)]
+        placement = self.places.placements.get(store.form.positions)
+        by_row = placement is not None and placement.kind.by_row
+        position = "" if placement is None else placement.element.format(store.form.positions)
+        if statements := store.form.statements(store.name, self.tile.subtile_n, position, by_row):
+            return [*lines, *(f"            {statement}" for statement in statements)]
         whole = is_one_block(self.spec, self.tile)
-        if whole and store.by_heads is not None:
+        if whole and store.form.block_columns:
             return [
                 *lines[:-1],
                 f"        {store.name}_line = sub.line_of({store.name}_glob)",
@@ -350,21 +334,6 @@ class EpilogueText:
             f"            row, column, {'_' if whole else 'inside'} = sub.target(e)",
             "            if inside:",
             f"                {store.name}_glob[row, column] = {store.name}_rmem[e]",
-        ]
-
-    def _placed(self, store: Store, memory: ByHeads) -> list[str]:
-        """The lines that store an element to the row in memory that its row has, if there is one."""
-        position, by_row = "", False
-        if memory.positions:
-            placement = self.places.placements[memory.positions]
-            position, by_row = placement.element.format(memory.positions), placement.kind.by_row
-        found, condition = memory.place(position, by_row)
-        return [
-            "            row, column, inside = sub.target(e)",
-            *(["            r = sub.row_of(e)"] if by_row else []),
-            f"            {found}",
-            f"            if {condition}:",
-            f"                {store.name}_glob[place, column] = {store.name}_rmem[e]",
         ]
 
 

@@ -1,33 +1,22 @@
-"""The partial results of a reduction, which a kernel writes to a buffer for a second kernel to finish.
+"""The tensors that a GEMM writes, and the buffer of those that a second kernel reads.
 
 `templates.workspace` places each tensor of partials in the buffer.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from cute_backend.kinds.reductions import Part
 from cute_backend.planning import Plan
 from cute_backend.signature import COUNTERS
-from cute_backend.spec import Store
+from cute_backend.spec import EpilogueSpec
 from cute_backend.templates.workspace import partials_bytes, sums_bytes
 
 
-def partials(store: Store) -> tuple[Part, ...]:
-    """The tensors that a kernel writes for a store that reduces, such as the key of the largest value and its
-    index, by the names of these tensors."""
-    assert store.reduce is not None
-    return tuple(replace(part, name=store.name + part.name) for part in store.reduce.parts)
-
-
-def written(stores: tuple[Store, ...], counts: bool = False) -> tuple[str, ...]:
+def written(spec: EpilogueSpec, counts: bool = False) -> tuple[str, ...]:
     """The names of all tensors that a GEMM writes, in order: planes and elements of blocks, then the partials
     of reductions. If it `counts` the tiles of rows, the results of reductions follow, and the counters."""
-    planes = [store.name for store in stores if store.reduce is None]
-    reducing = [store for store in stores if store.reduce is not None]
-    finished = (*(store.name for store in reducing), COUNTERS) if counts else ()
-    return (*planes, *(part.name for store in reducing for part in partials(store)), *finished)
+    planes = [store.name for store in spec.stores if store.name not in spec.reductions]
+    partials = [part.name for name, each in spec.reductions.items() for part in each.partials(name)]
+    return (*planes, *partials, *((*spec.reductions, COUNTERS) if counts else ()))
 
 
 def workspace_bytes(plan: Plan, m: int, n: int) -> int:
@@ -36,8 +25,7 @@ def workspace_bytes(plan: Plan, m: int, n: int) -> int:
     if tile.transposed:
         m, n = n, m
     return sums_bytes(tile, m, n) + sum(
-        partials_bytes(store.reduce.axis, tile.summing, m, n, part.dtype.bits)
-        for store in plan.computed.stores
-        if store.reduce is not None
-        for part in partials(store)
+        partials_bytes(reduction.axis, tile.summing, m, n, part.dtype.bits)
+        for name, reduction in plan.computed.reductions.items()
+        for part in reduction.partials(name)
     )

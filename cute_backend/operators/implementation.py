@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cute_backend.errors import UsageError
 from cute_backend.kinds import reductions
+from cute_backend.kinds.axes import Extent
 from cute_backend.memory_ops.partials import workspace_bytes
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.runtime.arguments.bind import Binding
@@ -22,7 +23,7 @@ from cute_backend.runtime.arguments.device import Grid, device_at, max_active_cl
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
-from cute_backend.signature import WORKSPACE_ALIGN, Argument, Extent
+from cute_backend.signature import WORKSPACE_ALIGN, Argument
 from cute_backend.spec import Store
 
 _COMBINE: dict[reductions.ReductionKind, Callable[..., Tensor]] = {
@@ -111,7 +112,7 @@ class Implementation:
     def _places(self, m: int, n: int) -> list[int]:
         """The offset of each reduction's result in the workspace, and the end of the last one."""
         places = [self._partials(m, n)]
-        for store in self.kernel.plan.spec.reductions:
+        for store in (each for each in self.kernel.plan.spec.stores if each.reduce is not None):
             size = _elements(store, m, n) * TORCH_DTYPES[store.dtype].itemsize
             places.append(places[-1] + -(-size // WORKSPACE_ALIGN) * WORKSPACE_ALIGN)
         return places

@@ -30,14 +30,11 @@ def may_finish_rows(spec: EpilogueSpec, config: TileConfig) -> bool:
 
     A kernel that adds up the parts of K from memory has not.
     """
-    reductions = [store.reduce for store in spec.reductions]
     return (
         config.arch in LAST_TILE_ARCHS
         and not config.sums_in_memory
-        and 0 < len(reductions) <= LAST_TILE_RESULTS
-        and all(
-            each is not None and each.axis.keeps_rows and len(each.kind.parts) == 1 for each in reductions
-        )
+        and 0 < len(spec.reductions) <= LAST_TILE_RESULTS
+        and all(each.axis.keeps_rows and len(each.kind.parts) == 1 for each in spec.reductions.values())
     )
 
 

@@ -78,15 +78,15 @@ def _in_boxes(store: Store, spec: EpilogueSpec, config: TileConfig) -> bool:
     A plane by heads has axes for rows, columns and heads. If `pair_halves` orders the columns, those of a
     head are up to four axes: of a run, of both halves, of the runs in a half, and of the blocks in a head.
     """
-    memory = store.by_heads
-    if (memory and not memory.in_boxes) or not config.has_whole_runs(store.order, store.dtype):
+    columns = store.form.block_columns
+    if not store.form.in_boxes or not config.has_whole_runs(store.order, store.dtype):
         return False
-    if memory is None:
+    if not columns:
         return True
     block, axes = spec.reordered_columns, 3
     if block > config.subtile_n:
-        axes += 1 + (block > config.box_n) + (memory.columns > block)
-    return config.target.planes_by_tma and memory.columns % config.subtile_n == 0 and axes <= _TMA_AXES
+        axes += 1 + (block > config.box_n) + (columns > block)
+    return config.target.planes_by_tma and columns % config.subtile_n == 0 and axes <= _TMA_AXES
 
 
 def _place(load: Load, config: TileConfig, alignment: Alignment, room: Room) -> tuple[Placement, Room]:

@@ -21,6 +21,7 @@ checks a spec, and `canonical` converts it to JSON and back.
 
 from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES, DType
 from cute_backend.errors import SpecError
+from cute_backend.kinds.axes import SCALE_TILE, Order, Stride, padded
 from cute_backend.kinds.loads import LoadKind
 from cute_backend.kinds.reductions import BATCH_ROWS, Axis, Reduction
 from cute_backend.kinds.results import HEAD_COLUMNS, ByHeads, Cache, Heads
@@ -34,11 +35,10 @@ from cute_backend.spec.chain_ops import (
     Precision,
 )
 from cute_backend.spec.epilogue_spec import EpilogueSpec
-from cute_backend.spec.loads import TABLE_COLUMNS, Blocks, Load, Order, Stride
+from cute_backend.spec.loads import TABLE_COLUMNS, Blocks, Load
 from cute_backend.spec.products import (
     FP8_K_STEP,
     SCALE_BLOCK,
-    SCALE_TILE,
     STORED_DTYPES,
     Accumulator,
     BColumns,
@@ -47,7 +47,6 @@ from cute_backend.spec.products import (
     Major,
     ProductKind,
     Scaling,
-    padded,
 )
 from cute_backend.spec.stores import REDUCED, Part, Store
 from cute_backend.spec.weight_groups import GROUP_SIZES, K_TILE_VALUES, WeightGroups

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, DType
 from cute_backend.errors import SpecError
+from cute_backend.kinds.axes import Order, Stride
 from cute_backend.kinds.results import ByHeads
 from cute_backend.spec.chain_ops import Overflow
-from cute_backend.spec.loads import Blocks, Load, Order, Stride
+from cute_backend.spec.loads import Blocks, Load
 from cute_backend.spec.products import STORED_DTYPES, Accumulator, Columns, Major, ProductKind, Scaling
 from cute_backend.spec.stores import Part, Store
 from cute_backend.spec.weight_groups import WeightGroups
@@ -146,47 +147,38 @@ def _validate_blocks(load: Load, blocks: Blocks) -> None:
 
 
 def _validate_store(store: Store, value: DType) -> None:
-    if store.block and (type(store.block) is not int or store.block < 2 or store.reduce is not None):
-        raise SpecError(
-            f"{store.name} has one element for each {store.block} columns; a block has two or more, and a "
-            "store that reduces has none"
-        )
-    if store.order is Order.TILED and not (store.block and store.dtype is DType.E8M0):
-        raise SpecError(f"{store.name} is in tiles; only scales of blocks, of dtype e8m0, may be")
+    if store.block and store.reduce is not None:
+        raise SpecError(f"{store.name} has one element for each {store.block} columns and reduces")
     if store.dtype in PAIRED_DTYPES.values():
         _validate_pairs(store, value)
-    if store.reduce is None:
-        if store.dtype is DType.I64:
-            raise SpecError(f"{store.name} stores a plane as i64, which only indices are stored as")
-        if store.after:
-            raise SpecError(f"{store.name} stores a plane and has ops after it; only reductions have them")
-        return
-    what = f"{store.name}, the {store.reduce.axis.value} {store.reduce.kind.name} of {store.value!r},"
-    if store.order is not Order.ROW:
+    what = f"{store.name}{store.form.described(store.value)}"
+    if rule := store.form.contradiction(value, store.dtype):
+        raise SpecError(f"{what} {rule}")
+    if store.reduce is None and store.dtype is DType.I64:
+        raise SpecError(f"{what} stores a plane as i64, which only indices are stored as")
+    if store.reduce is None and store.after:
+        raise SpecError(f"{what} stores a plane and has ops after it; only reductions have them")
+    if store.reduce is not None and store.order is not Order.ROW:
         raise SpecError(f"{what} has order {store.order.value}, which only planes have")
     if store.after and not store.dtype.is_float:
         raise SpecError(f"{what} is stored as {store.dtype.value}; the result of ops after it is a float")
-    if rule := store.reduce.contradiction(value, store.dtype):
-        raise SpecError(f"{what} {rule}")
 
 
 def _validate_by_heads(spec: EpilogueSpec, store: Store, memory: ByHeads) -> None:
-    what = f"{store.name} {memory.described()}"
-    if rule := memory.contradiction():
-        raise SpecError(f"{what}; {rule}")
-    if store.reduce or store.block or store.part or store.order is not Order.ROW:
-        raise SpecError(f"{what}; only a whole plane by rows may")
+    what = f"{store.name}{memory.described(store.value)}"
+    if not store.is_whole:
+        raise SpecError(f"{what} only a whole plane by rows may")
     if spec.product.kind is not ProductKind.DENSE:
-        raise SpecError(f"{what}; no plane of a {spec.product.kind.value} product may")
+        raise SpecError(f"{what} no plane of a {spec.product.kind.value} product may")
     load = next((load for load in spec.loads if load.name == memory.positions), None)
     if memory.positions and (load is None or load.kind.by_column or load.dtype not in (DType.I32, DType.I64)):
-        raise SpecError(f"{what} at {memory.positions!r}; expected a scalar or a colvec of i32 or i64")
+        raise SpecError(f"{what} it is at {memory.positions!r}; expected a scalar or a colvec of i32 or i64")
 
 
 def _validate_pairs(store: Store, value: DType) -> None:
     if value is not DType.I32:
         raise SpecError(f"{store.name} stores {value.value} as {store.dtype.value}; pairs are i32")
-    if store.reduce or store.block or store.part or store.heads or store.order is not Order.ROW:
+    if not store.is_whole or store.heads:
         raise SpecError(f"{store.name} is stored as {store.dtype.value}; pairs are a whole plane by rows")
 
 
@@ -202,7 +194,7 @@ def _validate_parts(stores: tuple[Store, ...]) -> None:
                     f"{store.name} is part {part.index} of {part.count}; the parts of a result are two or "
                     "more, and follow each other from 0 on"
                 )
-            if any(each.reduce or each.block or each.order is not Order.ROW for each in group):
+            if not all(each.form.is_plane and each.order is Order.ROW for each in group):
                 raise SpecError(f"{store.name} is a part of a result; parts are planes by rows")
             if len({each.dtype for each in group}) > 1:
                 raise SpecError(f"{store.name} is a part of a result; all parts have one dtype")

@@ -14,6 +14,7 @@ from cute_backend.dtypes import DType
 from cute_backend.errors import SpecError
 from cute_backend.kinds.blocks import BlockOp
 from cute_backend.kinds.loads import LoadKind
+from cute_backend.kinds.reductions import Reduction
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION, decode, encode
 from cute_backend.spec.chain_ops import Op, Precision
@@ -140,8 +141,8 @@ class EpilogueSpec:
             for each in op.values:
                 segments[each] |= segments[op.name]
         for store in self.stores:
-            if store.by_heads is not None and store.by_heads.positions:
-                segments[store.by_heads.positions] |= segments[store.value]
+            if store.form.positions:
+                segments[store.form.positions] |= segments[store.value]
         return segments
 
     def loads_with_batches(self, store: Store) -> tuple[Load, ...]:
@@ -159,8 +160,8 @@ class EpilogueSpec:
     def rows_of_batch(self, store: Store, shapes: Mapping[str, Sequence[Any]], m: Any) -> Any:
         """The rows of a batch of a store, in a launch of M rows with loads of these `shapes`, by name; 0 if
         it has no batches. Raises ValueError if the loads contradict each other."""
-        if store.batch_rows or store.by_heads is None:
-            return store.batch_rows
+        if store.form.batch_rows or store.by_heads is None:
+            return store.form.batch_rows
         outer = {load.name: len(load.m_modes) - 1 for load in self.loads_with_batches(store)}
         batches = {name: prod(shapes[name][:count]) for name, count in outer.items()}
         first, *others = batches.values() or [1]
@@ -177,9 +178,8 @@ class EpilogueSpec:
         of heads; 1 without blocks, and with segments, whose widths a spec has checked."""
         if self.b_columns is BColumns.SEGMENTS:
             return 1
-        heads = (memory.columns for store in self.stores if (memory := store.by_heads) is not None)
-        of_ops = (op.block for op in self.ops if op.block)
-        return lcm(self.whole_columns, *heads, *of_ops)
+        of_ops, of_stores = {op.block for op in self.ops}, {store.form.block_columns for store in self.stores}
+        return lcm(self.whole_columns, *((of_ops | of_stores) - {0}))
 
     @cached_property
     def whole_columns(self) -> int:
@@ -268,23 +268,23 @@ class EpilogueSpec:
     @cached_property
     def planes(self) -> tuple[Store, ...]:
         """The stores that write the whole (M, N) plane."""
-        return tuple(store for store in self.stores if store.reduce is None and not store.block)
+        return tuple(store for store in self.stores if store.form.is_plane)
 
     @cached_property
     def cut_columns(self) -> tuple[int, ...]:
         """The columns of the heads by which planes are stored in boxes, each box in one head."""
-        memories = (store.by_heads for store in self.planes)
-        return tuple(each.columns for each in memories if each is not None and each.in_boxes)
+        forms = (store.form for store in self.planes)
+        return tuple(form.block_columns for form in forms if form.block_columns and form.in_boxes)
 
     @cached_property
-    def reductions(self) -> tuple[Store, ...]:
-        """The stores that reduce the plane."""
-        return tuple(store for store in self.stores if store.reduce is not None)
+    def reductions(self) -> dict[str, Reduction]:
+        """The reductions of the plane, by the names of their stores."""
+        return {store.name: store.reduce for store in self.stores if store.reduce is not None}
 
     @property
     def reduces_rows(self) -> bool:
         """Whether a store reduces rows."""
-        return any(store.reduce is not None and store.reduce.axis.keeps_rows for store in self.stores)
+        return any(reduction.axis.keeps_rows for reduction in self.reductions.values())
 
     @cached_property
     def results(self) -> tuple[tuple[Store, ...], ...]:

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Union
 
 from cute_backend.dtypes import DType
+from cute_backend.kinds.axes import Order, Stride
 from cute_backend.kinds.loads import LoadKind
-
-
-class Stride(str, Enum):
-    """A stride's class, which a kernel is compiled for; the stride itself arrives at launch."""
-
-    ZERO = "0"
-    ONE = "1"
-    OTHER = "s"
-
-
-class Order(str, Enum):
-    """Memory order of a stored (M, N) plane, or of one value for each block of columns."""
-
-    ROW = "row"
-    COLUMN = "column"
-    TILED = "tiled"
-    """Scales of blocks in tiles of `SCALE_TILE`, in one vector (`Scaling.tiled`); zeros pad them."""
 
 
 @dataclass(frozen=True)

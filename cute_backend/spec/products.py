@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from cute_backend.dtypes import DType
+from cute_backend.kinds.axes import padded
 from cute_backend.spec.weight_groups import WeightGroups
 
 
@@ -73,17 +74,6 @@ class BColumns(str, Enum):
 SCALE_BLOCK = 128
 """The elements of K that share a block's scale. SQUARE blocks have the same number of rows of A, or of
 columns of B."""
-
-
-SCALE_TILE = (128, 4)
-"""The rows, and the scales of each row, in one tile of scales, if scales are stored in tiles (cuBLAS, "1D
-Block Scaling")."""
-
-
-def padded(lines: Any, blocks: Any) -> tuple[Any, Any]:
-    """Returns `lines` and `blocks`, the scales of each line, rounded up to whole tiles of `SCALE_TILE`."""
-    rows, columns = SCALE_TILE
-    return (lines + rows - 1) // rows * rows, (blocks + columns - 1) // columns * columns
 
 
 class Scaling(str, Enum):

@@ -235,7 +235,7 @@ def test_a_row_that_a_tile_holds_is_a_block_where_it_is_read_again() -> None:
     plane = made.call(aten.relu.default, made.mm(M, 64, K))
     total = made.call(aten.sum.dim_IntList, plane, [-1], True)
     (region,), _ = walk(made.output(plane, made.call(aten.sqrt.default, total)))
-    assert [(each.reduce.axis, each.reduce.kind) for each in region.spec.reductions] == [
+    assert [(each.axis, each.kind) for each in region.spec.reductions.values()] == [
         (Axis.ROW, reductions.SUM)
     ]
 

@@ -52,7 +52,7 @@ def test_rows_are_reduced_as_columns() -> None:
             for store in spec.stores
         ]
         flipped = transposed(replace(spec, stores=tuple(stores)))
-        assert [store.reduce.axis for store in flipped.reductions if store.reduce] == [other]
+        assert [each.axis for each in flipped.reductions.values()] == [other]
     config = TileConfig(Arch.SM90A, 128, 160, transposed=True)
     # A row of 300 elements has 19 pieces of 16, the rows of a warp of the transposed product.
     assert workspace_bytes(plan(spec, config, Alignment.TMA), 100, 300) == 19 * 100 * 4 // 32 * 32 + 32 * (

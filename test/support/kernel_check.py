@@ -104,7 +104,7 @@ def fitting(spec: EpilogueSpec, shape: tuple[int, int, int]) -> tuple[int, int, 
     blocks = lcm(*(columns for _, columns in blocks_of(spec)))
     n = -(-n // blocks) * blocks
     heads = (store.heads.rows or 1 for store in spec.stores if store.heads is not None)
-    batches = (store.reduce.rows or 1 for store in spec.reductions if store.reduce is not None)
+    batches = (each.rows or 1 for each in spec.reductions.values())
     rows = lcm(16 if _has_columns(spec) else 1, *heads, *batches)
     return -(-m // rows) * rows, spec.plane_n(n), k
 

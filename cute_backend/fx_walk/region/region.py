@@ -221,8 +221,8 @@ def store_layout(
     tensor = fake(node)
     if not value.can_store(tensor.dtype):
         return None
-    if value.orders == (Order.TILED,):
-        return Layout(Order.TILED)
+    if Order.ROW not in value.orders:
+        return Layout(value.orders[0])
     if frame is None:
         axes = list(range(tensor.dim()))
     else:

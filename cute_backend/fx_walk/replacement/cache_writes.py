@@ -30,7 +30,6 @@ from cute_backend.spec import (
     Cache,
     Load,
     LoadKind,
-    Order,
     ProductKind,
     Store,
     Stride,
@@ -111,7 +110,7 @@ def _into_cache(region: Region, value: fx.Node, write: fx.Node, owned: set[fx.No
             f"{rows} rows" if isinstance(rows, int) else "a number of rows that is known only at run time"
         )
         raise _left(write, f"the product has {number}; a kernel writes at most {MOST_ROWS}")
-    if region.spec.product.kind is not ProductKind.DENSE or parts or not _is_plain(store):
+    if region.spec.product.kind is not ProductKind.DENSE or parts or not store.is_whole:
         raise _left(write, "the result is not the plane of a single dense product")
     seen, frame = _seen(region, value)
     alone = list(region.outputs.values()).count(index) == 1 and len(seen.users) == 1
@@ -129,10 +128,6 @@ def _into_cache(region: Region, value: fx.Node, write: fx.Node, owned: set[fx.No
     if len(region.spec.loads) >= config.max_loads:
         raise _left(write, f"the kernel reads {config.max_loads} operands already")
     return _with(region, value, store, found)
-
-
-def _is_plain(store: Store) -> bool:
-    return not (store.reduce or store.block or store.part) and store.order is Order.ROW
 
 
 @dataclass(frozen=True)

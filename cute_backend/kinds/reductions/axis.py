@@ -11,7 +11,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from cute_backend.dtypes import DType
+from cute_backend.kinds.axes import Dim, Extent, Stride
 from cute_backend.kinds.reductions.kind import Part, ReductionKind
+from cute_backend.kinds.results.form import Form
 
 if TYPE_CHECKING:
     import torch
@@ -30,45 +32,43 @@ class Axis(str, Enum):
     """The results of a CTA of the second kernel. Rows may be few with many parts each, which need many
     threads. Columns are many with few parts each, and eight of them fill a sector of L2."""
     take: str
-    """The method of partials that takes the elements of a subtile."""
     lanes: str
-    """The lanes that share results."""
     partials: str
-    """The number of a thread's partials."""
     slot: str
-    """One of these."""
     place: str
-    """Its place in the workspace, (parts, results)."""
     target: str
-    """The statement that finds this place."""
+    """Texts of generated modules: the method that takes the elements of a subtile; the lanes that share
+    results; the number of a thread's partials, one of these, its place in the workspace, (parts, results),
+    and the statement that finds it."""
 
-    def __new__(
-        cls, name: str, keeps: str = "", width: int = 1, texts: tuple[str, ...] = (), target: str = ""
-    ) -> Axis:
+    def __new__(cls, name: str, keeps: str = "", width: int = 1, texts: tuple[str, ...] = ()) -> Axis:
         axis = str.__new__(cls, name)
-        axis._value_, axis.width, axis.target = name, width, target
-        axis.keeps_rows, axis.keeps_columns = "m" in keeps, "n" in keeps
-        axis.take, axis.lanes, axis.partials, axis.slot, axis.place = texts
+        axis._value_, axis.keeps_rows, axis.keeps_columns, axis.width = (
+            name,
+            "m" in keeps,
+            "n" in keeps,
+            width,
+        )
+        axis.take, axis.lanes, axis.partials, axis.slot, axis.place, axis.target = texts
         return axis
 
-    ROW = (
-        *("row", "m", 4),
-        ("take_rows", "tile.row_lanes", "tile.rows", "r", "part, row"),
+    # fmt: off
+    ROW = "row", "m", 4, (
+        "take_rows", "tile.row_lanes", "tile.rows", "r", "part, row",
         "part, row, inside = tile.row_target(r)",
     )
     """Each row, reduced over N: (M,)."""
-    COLUMN = (
-        *("column", "n", 8),
-        ("take_columns", "sub.column_lanes", "sub.columns", "c", "piece, column"),
+    COLUMN = "column", "n", 8, (
+        "take_columns", "sub.column_lanes", "sub.columns", "c", "piece, column",
         "piece, column, inside = sub.column_target(c)",
     )
     """Each column, reduced over M: (N,)."""
-    ALL = (
-        *("all", "", 1),
-        ("take_plane", "tile.lanes", "1", "0", "part, 0"),
+    ALL = "all", "", 1, (
+        "take_plane", "tile.lanes", "1", "0", "part, 0",
         "part, inside = tile.plane_target()",
     )
     """The whole plane, reduced to one element: 0-d."""
+    # fmt: on
 
     @property
     def is_held(self) -> bool:
@@ -102,7 +102,7 @@ and 16 on other targets, so no partial of a column spans two batches."""
 
 
 @dataclass(frozen=True)
-class Reduction:
+class Reduction(Form):
     """The reduction of a stored value: one element along `axis` in place of the plane.
 
     Two stores of one value, MAX and ARGMAX, are what torch calls `max` with a dimension.
@@ -117,20 +117,56 @@ class Reduction:
     rows: int = 0
 
     @property
+    def batch_rows(self) -> int:
+        return self.rows
+
+    @property
     def name(self) -> str:
         """Its name in `explain` and, before the number of `rows`, in formulas."""
         return f"{self.axis.value}_{self.kind.name}"
 
+    def partials(self, store: str) -> tuple[Part, ...]:
+        """The numbers of a partial, with the names of their tensors. Places in the whole plane are I64."""
+        wide = {} if self.axis.keeps_rows or self.axis.keeps_columns else {DType.I32: DType.I64}
+        parts = ((f"{store}{part.name}", part.identity, part.dtype) for part in self.kind.parts)
+        return tuple(Part(name, identity, wide.get(dtype, dtype)) for name, identity, dtype in parts)
+
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """The numbers of a partial. Places in the whole plane are I64."""
-        if self.axis.keeps_rows or self.axis.keeps_columns:
-            return self.kind.parts
-        dtypes = {DType.I32: DType.I64}
-        return tuple(replace(each, dtype=dtypes.get(each.dtype, each.dtype)) for each in self.kind.parts)
+    def text(self) -> str:
+        """Its kind as an expression, where `reduce` is `memory_ops/device_reduce.py`."""
+        name = f"reduce.{self.kind.name.upper()}"
+        return name if self.partials("") == self.kind.parts else f"reduce.of_plane({name})"
+
+    def begin(self, name: str) -> str:
+        """The statement that makes partials of no elements."""
+        return f"{name} = reduce.Partials({self.text}, {self.axis.partials})"
+
+    def take(self, store: str) -> list[str]:
+        """The statements that reduce a subtile's elements, after the loop that computes them."""
+        if self.axis.is_held:
+            return [f"held.{store}.{self.axis.take}({store}, sub)"]
+        parts = f"{store}_parts"
+        return [self.begin(parts), f"{parts}.{self.axis.take}({store}, sub)", *self.write(store, parts)]
+
+    def write(self, store: str, parts: str) -> list[str]:
+        """The statements that combine partials with those of other lanes and write them to their places."""
+        axis, names = self.axis, [part.name for part in self.partials(store)]
+        values = ", ".join(f"{name}_part" for name in names)
+        lines = [
+            axis.target,
+            f"{values if len(names) > 1 else f'({values},)'} = {parts}[{axis.slot}]",
+            "if inside:",
+            *(f"    {name}_glob[{axis.place}] = {name}_part" for name in names),
+        ]
+        if axis.slot.isidentifier():
+            each = f"for {axis.slot} in cutlass.range_constexpr({axis.partials}):"
+            lines = [each, *(f"    {line}" for line in lines)]
+        return [f"{parts}.across({axis.lanes})", *(f"{name}_glob = glob.{name}" for name in names), *lines]
+
+    def described(self, value: str) -> str:
+        return f", the {self.axis.value} {self.kind.name} of {value!r},"
 
     def contradiction(self, value: DType, stored: DType) -> str:
-        """The rule that it breaks, with elements and results of these dtypes; empty if it breaks none."""
         if type(self.rows) is not int or self.rows < 0 or self.rows % BATCH_ROWS:
             return f"has batches of {self.rows} rows, which are a multiple of {BATCH_ROWS}"
         if self.rows and (not self.axis.keeps_columns or self.kind.is_place):
@@ -142,6 +178,11 @@ class Reduction:
         accepted = ", ".join(dtype.value for dtype in able)
         expected = f"expected {accepted}" if able else f"it reduces no {value.value}"
         return f"is stored as {stored.value}; {expected}"
+
+    def dims(self, width: int) -> tuple[Dim, ...]:
+        if self.rows:
+            return (Dim(Extent.COLUMNS_OF_BATCHES, Stride.ONE, self.rows),)
+        return tuple(Dim(extent, Stride.ONE) for extent in self.axis.kept(Extent.M, Extent.N))
 
     def reference(self, plane: Tensor, accumulate: torch.dtype) -> Tensor:
         """An fp32 (M, N) plane, reduced: fp32, or int64 for places. Sums are computed in the dtype

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 
-class ByHeads:
+from cute_backend.kinds.axes import Dim, Extent, plane
+from cute_backend.kinds.results.form import Form
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ByHeads(Form):
     """The memory of a plane as (B, H, L, D), contiguous, if M is (B, S) and N is (H, D)."""
 
     rows: int
@@ -11,42 +19,31 @@ class ByHeads:
     columns: int
     """D, the columns of a head."""
 
+    is_plane = True
     in_boxes = True
-    """Whether L is S, and rows are in their order, so that TMA can write boxes of them."""
+
+    @property
+    def batch_rows(self) -> int:
+        return self.rows
+
+    @property
+    def block_columns(self) -> int:
+        return self.columns
 
     @property
     def memory_rows(self) -> int:
         """L, the rows that each batch has in memory; 0 if they are known only at launch."""
         return self.rows
 
-    @property
-    def positions(self) -> str:
-        """The name of the load that says which rows are written; empty if none does."""
-        return ""
+    def dims(self, width: int) -> tuple[Dim, ...]:
+        return plane((Extent.M, Extent.N), True, width)
 
-    def contradiction(self) -> str:
-        """The rule that its numbers break; empty if they break none."""
-        raise NotImplementedError
+    def placed(self, elements: Tensor, rows: int) -> Tensor:
+        m, n = elements.shape
+        out = elements.new_empty((m, n))
+        memory = out.view(-1, n // self.columns, rows, self.columns).transpose(1, 2)
+        memory.copy_(elements.reshape(memory.shape))
+        return out
 
-    def described(self) -> str:
-        """The words of messages for a store that has it, after the store's name."""
-        raise NotImplementedError
-
-    def batches(self, rows: int) -> str:
-        """The same words for the number of rows by which M has to be divisible."""
-        raise NotImplementedError
-
-    def words(self) -> str:
-        """Its spelling in formulas, after the value."""
-        raise NotImplementedError
-
-    def function(self, by_row: bool) -> str:
-        """The function in `memory_ops/device_cache.py` that finds the row of an element in memory, from a
-        load that has a position for each row, or the first one of each batch."""
-        raise NotImplementedError
-
-    def place(self, position: str, by_row: bool) -> tuple[str, str]:
-        """The statement that sets `place` to the row of an element in memory, from its `row` in the plane and
-        the load's value `position`; and the condition under which there is one. Only memory that is not
-        `in_boxes` needs it."""
-        raise NotImplementedError
+    def view(self, name: str, rows: int | str) -> str:
+        return f"by_heads({name}, {self.memory_rows or rows}, {self.columns})"

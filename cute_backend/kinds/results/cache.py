@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
+from cute_backend.dtypes import DType
+from cute_backend.kinds.axes import Dim, Extent, Stride
 from cute_backend.kinds.results.by_heads import ByHeads
 
 
@@ -38,7 +40,7 @@ class Cache(ByHeads):
     def positions(self) -> str:
         return self.at if isinstance(self.at, str) else ""
 
-    def contradiction(self) -> str:
+    def contradiction(self, value: DType, stored: DType) -> str:
         sizes = (self.length, self.rows, self.columns)
         if not all(type(size) is int and size > 0 for size in sizes) or self.rows > self.length:
             return f"heads have {self.columns} columns, and the rows are no more than those of the cache"
@@ -46,22 +48,35 @@ class Cache(ByHeads):
             return ""
         return f"it begins at row {self.at}, and all its rows are in the cache"
 
-    def described(self) -> str:
-        return f"is written to {self.rows} rows of a cache of {self.length}"
+    def described(self, value: str) -> str:
+        return f" is written to {self.rows} rows of a cache of {self.length};"
 
     def batches(self, rows: int) -> str:
         return f"writes {rows} rows of each batch to a cache"
 
+    def dims(self, width: int) -> tuple[Dim, ...]:
+        rows = Dim(Extent.CACHE_ROWS, Stride.OTHER, self.rows, self.length)
+        return (rows, Dim(Extent.N, Stride.ONE, width=width))
+
     def words(self) -> str:
-        return f"to {self}"
+        return f" to {self}"
 
     def function(self, by_row: bool) -> str:
-        return "place_in_cache" if by_row else "follow_in_cache"
+        if not self.positions:
+            return ""
+        return "device_cache.place_in_cache" if by_row else "device_cache.follow_in_cache"
 
-    def place(self, position: str, by_row: bool) -> tuple[str, str]:
+    def statements(self, name: str, columns: int, position: str, by_row: bool) -> list[str]:
+        found = f"place = row // {self.rows} * {self.length} + row % {self.rows} + {self.at}"
         if self.positions:
-            found = f"{self.function(by_row)}({position}, row, {self.rows}, {self.length})"
-            return f"place, kept = {found}", "inside & kept"
-        if self.rows == 1:
-            return f"place = row * {self.length} + {self.at}", "inside"
-        return f"place = row // {self.rows} * {self.length} + row % {self.rows} + {self.at}", "inside"
+            _, called = self.function(by_row).split(".")
+            found = f"place, kept = {called}({position}, row, {self.rows}, {self.length})"
+        elif self.rows == 1:
+            found = f"place = row * {self.length} + {self.at}"
+        return [
+            "row, column, inside = sub.target(e)",
+            *(["r = sub.row_of(e)"] if by_row else []),
+            found,
+            f"if inside{' & kept' if self.positions else ''}:",
+            f"    {name}_glob[place, column] = {name}_rmem[e]",
+        ]

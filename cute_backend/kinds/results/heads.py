@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cute_backend.dtypes import DType
 from cute_backend.kinds.results.by_heads import ByHeads
 
 HEAD_COLUMNS = 16
@@ -23,17 +24,17 @@ class Heads(ByHeads):
     def __str__(self) -> str:
         return f"(B, H, {self.rows or 'S'}, {self.columns})"
 
-    def contradiction(self) -> str:
+    def contradiction(self, value: DType, stored: DType) -> str:
         if type(self.rows) is not int or self.rows < 0 or self.rows == 1 or type(self.columns) is not int:
             return "rows are 2 or more, or 0 if they are known at launch, and both are numbers"
         whole = self.columns >= HEAD_COLUMNS and self.columns % HEAD_COLUMNS == 0
         return "" if whole else f"columns are a multiple of {HEAD_COLUMNS}"
 
-    def described(self) -> str:
-        return f"has heads of {self.rows} rows and {self.columns} columns"
+    def described(self, value: str) -> str:
+        return f" has heads of {self.rows} rows and {self.columns} columns;"
 
     def batches(self, rows: int) -> str:
         return f"has heads of {rows} rows"
 
     def words(self) -> str:
-        return f"as {self}"
+        return f" as {self}"

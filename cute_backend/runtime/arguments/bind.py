@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cute_backend.kinds.axes import Extent
 from cute_backend.runtime.arguments.operands import check_scales, covers, plane_of
 from cute_backend.runtime.host.notices import count, warn_once
-from cute_backend.signature import TABLE_ROWS, TMA_ALIGN, Argument, ArgumentAlignment, Extent, Role, signature
+from cute_backend.signature import TABLE_ROWS, TMA_ALIGN, Argument, ArgumentAlignment, Role, signature
 from cute_backend.spec import PAIRED_DTYPES, PRODUCT_DTYPES, DType, EpilogueSpec, Stride
 
 
@@ -54,7 +55,7 @@ class Binding:
         ]
         self._has_scales = spec.product.is_block_scaled or spec.product.groups is not None
         self._block_columns = spec.block_columns
-        self._batch_rows = math.lcm(*(store.batch_rows or 1 for store in spec.stores))
+        self._batch_rows = math.lcm(*(store.form.batch_rows or 1 for store in spec.stores))
         is_checked = self._has_scales or self._block_columns > 1 or self._batch_rows > 1
         self.takes_operands_as_given = not (self._operand_views or self._split or is_checked)
         """Whether `operands` makes no view and has nothing to check."""

@@ -12,8 +12,9 @@ from typing import Any, Union
 
 from torch import SymInt, Tensor
 
+from cute_backend.kinds.axes import Extent
 from cute_backend.numerics import TORCH_DTYPES
-from cute_backend.signature import Argument, Extent, Role, of_role, signature
+from cute_backend.signature import Argument, Role, of_role, signature
 from cute_backend.spec import (
     SCALE_TILE,
     Accumulator,
@@ -61,8 +62,8 @@ def m_of(load: Load, tensor: Tensor) -> Size:
 def blocks_of(spec: EpilogueSpec) -> list[tuple[str, int]]:
     """The loads, ops and stores that have blocks of columns, with their sizes."""
     loads = [(load.name, load.blocks.step) for load in spec.loads if load.blocks is not None]
-    others = [(op.name, op.block) for op in spec.ops] + [(store.name, store.block) for store in spec.stores]
-    others += [(store.name, heads.columns) for store in spec.stores if (heads := store.by_heads) is not None]
+    others = [(op.name, op.block) for op in spec.ops]
+    others += [(store.name, store.form.block_columns) for store in spec.stores]
     return loads + [(name, columns) for name, columns in others if columns]
 
 
@@ -230,9 +231,7 @@ def check_operands(
     for store in spec.stores:
         rows = spec.rows_of_batch(store, shapes, m)
         if rows and m % rows != 0:
-            memory = store.by_heads
-            what = f"has batches of {rows} rows" if memory is None else memory.batches(rows)
-            raise ValueError(f"{store.name} {what}, and {m} rows are no multiple")
+            raise ValueError(f"{store.name} {store.form.batches(rows)}, and {m} rows are no multiple")
     check_scales(spec, a, b)
     sizes = {Extent.M: m, Extent.N: n, Extent.GROUPS: groups_of(spec, a)}
     for load, argument, tensor in zip(spec.loads, of_role(operands, Role.LOAD), loads, strict=True):

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch._C._dynamo import guards
 
 from cute_backend.caches import caches_of
+from cute_backend.kinds.axes import Extent
 from cute_backend.memory_ops.partials import workspace_bytes
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.planning import Plan
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.counters import counters_for
 from cute_backend.runtime.arguments.operands import check_operands, outputs_like, plane_of
-from cute_backend.signature import Argument, Extent, Role, of_role
+from cute_backend.signature import Argument, Role, of_role
 from cute_backend.spec import EpilogueSpec
 
 _MAX_SIZES = 4096

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from cute_backend.kinds.axes import Extent
 from cute_backend.numerics import TORCH_DTYPES
-from cute_backend.signature import Argument, Extent, Role, of_role, signature
+from cute_backend.signature import Argument, Role, of_role, signature
 from cute_backend.spec import SCALE_TILE, BColumns, EpilogueSpec, ProductKind, Scaling
 
 

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from cute_backend.errors import BuildError, UnavailableError
+from cute_backend.kinds.axes import Extent
 from cute_backend.memory_ops.emit import CUTE_TYPES
 from cute_backend.planning import Alignment, Arch, Plan, Rowvecs
 from cute_backend.planning.naming import FINISH
@@ -30,7 +31,7 @@ from cute_backend.runtime.kernels.cubin import resources
 from cute_backend.runtime.kernels.host_code import dynamic_smem_bytes, target_baseline
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import SYMBOL
-from cute_backend.signature import Argument, Extent
+from cute_backend.signature import Argument
 from cute_backend.spec import Stride
 
 _OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from cute_backend.kinds.axes import Extent
 from cute_backend.planning import (
     BUCKETS,
     MOST_CONVERTED_ROWS,
@@ -26,7 +27,7 @@ from cute_backend.planning import (
     with_rowvecs,
 )
 from cute_backend.runtime.kernels.kernel import Kernel
-from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment, Extent, Role, of_role, signature
+from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment, Role, of_role, signature
 from cute_backend.spec import EpilogueSpec
 
 MAX_KERNELS = 16

@@ -1,0 +1,56 @@
+"""Scales of blocks in the tiles that the next product's MMA reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cute_backend.dtypes import DType
+from cute_backend.kinds.axes import SCALE_TILE, Dim, Extent, Stride, padded
+from cute_backend.kinds.results.planes import OfBlocks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TiledScales(OfBlocks):
+    """Scales of blocks of 32 values of the next product's K, E8M0, in tiles of `SCALE_TILE`, as one vector;
+    zeros pad them."""
+
+    pads_rows = True
+
+    def contradiction(self, value: DType, stored: DType) -> str:
+        if not self.columns or stored is not DType.E8M0:
+            return "is in tiles; only scales of blocks, of dtype e8m0, may be"
+        return super().contradiction(value, stored)
+
+    def dims(self, width: int) -> tuple[Dim, ...]:
+        return (Dim(Extent.TILES, Stride.ONE, self.columns, width),)
+
+    def placed(self, elements: Tensor, rows: int) -> Tensor:
+        import torch  # here, since planning works without it
+
+        m, blocks = elements.shape
+        rows, columns = padded(m, blocks)
+        filled = elements.new_zeros((rows, columns), dtype=torch.uint8)
+        filled[:m, :blocks] = elements.view(torch.uint8)
+        height, width = SCALE_TILE
+        tiles = filled.view(rows // height, 4, height // 4, columns // width, width).permute(0, 3, 2, 1, 4)
+        return tiles.reshape(-1).view(elements.dtype)
+
+    def words(self) -> str:
+        return f"{super().words()} in tiles"
+
+    def function(self, by_row: bool) -> str:
+        return "device_scales.store_scale"
+
+    def statements(self, name: str, columns: int, position: str, by_row: bool) -> list[str]:
+        place = f"row, column, sub.tile.m, sub.tile.n, {self.columns}"
+        store = f"store_scale({name}_glob, {name}_rmem[e], {place})"
+        begins = [f"    if column % {self.columns} == 0:", f"        {store}"]
+        return [
+            f"if cutlass.const_expr(sub.begins_block(e, {self.columns})):",
+            "    row, column, _ = sub.target(e)",
+            *(begins if columns % self.columns else [f"    {store}"]),
+        ]
