@@ -532,3 +532,17 @@ def test_other_reductions_of_a_part_of_the_rows_are_refused(name: str) -> None:
     assert not report.regions
     assert [each.reason for each in report.rejections][-1] in (Reason.REDUCED_AXES, Reason.NOTHING_TO_FUSE)
     assert Reason.REDUCED_AXES in {each.reason for each in report.rejections}
+
+
+@pytest.mark.parametrize("cast", [False, True], ids=["as_integers", "of_integers"])
+def test_a_refused_sum_of_integers_is_called_one(cast: bool) -> None:
+    """Elements are bools that are summed as int32, or int32."""
+
+    def counted(a: Tensor, b: Tensor) -> Tensor:
+        positive = (a @ b) > 0
+        return (positive.to(torch.int32) + 1 if cast else positive).sum(1, dtype=torch.int32)
+
+    given = operands()
+    (report,) = collect(counted, (given["a"], given["b"]))
+    (refused,) = (each.message for each in report.rejections if each.reason is Reason.UNSUPPORTED_DTYPE)
+    assert " is a reduction of int32, which fp32 does not hold; epilogues support float32," in refused

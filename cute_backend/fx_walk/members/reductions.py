@@ -117,7 +117,8 @@ def _reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduce
         value = lower_cast(chain, value, supported_dtype(found.head, found.dtype))
     own = chain.dtype(value)
     if own is DType.I32:
-        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=found.source, dtype=fake(found.source).dtype)
+        what = "a reduction of int32, which fp32 does not hold"
+        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=found.head, dtype=what)
     result = fake(found.head).dtype
     if RESULT_DTYPES.get(result) not in found.kind.stored_as(own):
         supported_dtype(found.head, result)
