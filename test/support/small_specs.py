@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from cute_backend import numerics
 from cute_backend.kinds import reductions
 from cute_backend.kinds.blocks import ROTATE_FIRST, ROTATE_HALF
 from cute_backend.runtime.calls.sample_op import _spec
 from cute_backend.spec import (
+    VALUE_DTYPES,
     Accumulator,
     Axis,
     Const,
@@ -21,6 +23,7 @@ from cute_backend.spec import (
     LoadKind,
     Major,
     Op,
+    Overflow,
     Reduction,
     Store,
     Stride,
@@ -106,6 +109,23 @@ def by_heads(columns: int) -> EpilogueSpec:
 def row_maximum() -> Store:
     """The largest element of each row of a product."""
     return Store("out1", "acc", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX))
+
+
+def reducing(
+    name: str, value: str, axis: Axis, kind: reductions.ReductionKind
+) -> tuple[tuple[Op, ...], Store]:
+    """A store of the reduction of an fp32 value. A kind that takes no fp32 reduces the value in the first
+    dtype that it takes, to which an op converts it."""
+    taken = ((each, stored) for each in VALUE_DTYPES for stored in kind.stored_as(each)[:1])
+    own, stored = next(taken)
+    ops = () if own is DType.F32 else (Op(f"{name}_of", "cast", (value,), own),)
+    return ops, Store(name, ops[0].name if ops else value, stored, reduce=Reduction(axis, kind))
+
+
+def taken(kind: reductions.ReductionKind, values: torch.Tensor) -> torch.Tensor:
+    """fp32 values as `reducing` has them for a kind."""
+    own = next(each for each in VALUE_DTYPES if kind.stored_as(each))
+    return numerics.convert(numerics.cast(values, own, Overflow.SATURATE), DType.F32)
 
 
 def sampling_spec(draws: int) -> EpilogueSpec:
