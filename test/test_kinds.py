@@ -16,16 +16,16 @@ from cute_backend.dtypes import VALUE_DTYPES, DType
 from cute_backend.errors import SpecError
 from cute_backend.formula import formula
 from cute_backend.kinds import reductions
-from cute_backend.kinds.axes import Extent
+from cute_backend.kinds.axes import Extent, Order
 from cute_backend.kinds.blocks import BLOCK_OPS, BlockOp
 from cute_backend.kinds.loads import LoadKind
-from cute_backend.kinds.reductions import REDUCTIONS, ReductionKind, Values
+from cute_backend.kinds.reductions import REDUCTIONS, Axis, Reduction, ReductionKind, Values
 from cute_backend.kinds.results import ByHeads, Cache, Heads
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, plan, table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
-from cute_backend.signature import Argument
+from cute_backend.signature import Argument, Role, of_role, signature
 from cute_backend.spec import Const, EpilogueSpec, Load, Op, Operand, ProductKind, Store, Stride
 from support.small_specs import row_maximum, spec_of, taken
 
@@ -244,3 +244,55 @@ def test_memory_by_heads_passes_through_all_layers(memory: ByHeads) -> None:
             ValueError, match=f"^out0 {memory.batches(memory.rows)}, and 6 rows are no multiple"
         ):
             check_operands(spec, [torch.zeros(6, 8).bfloat16()], b, [torch.tensor(0)] * len(positions))
+
+
+@pytest.mark.parametrize("axis", Axis, ids=lambda axis: axis.value)
+def test_a_reduction_passes_through_all_layers(axis: Axis) -> None:
+    """Its argument has the axis that it keeps; the formula, the replay and the module are as it says."""
+    reduction = Reduction(axis, reductions.ARGMAX)
+    spec = spec_of(dtype=DType.BF16)
+    spec = replace(spec, stores=(Store("out0", "acc", DType.I64, reduce=reduction),))
+    assert EpilogueSpec.from_json(spec.to_json()) == spec and spec.reductions == {"out0": reduction}
+    (argument,) = of_role(signature(spec), Role.STORE)
+    assert argument.shape({Extent.M: 5, Extent.N: 16}) == axis.kept(5, 16)
+    assert {*axis.kept("m", "n"), *axis.reduced("m", "n")} == {"m", "n"}
+    assert axis.transposed.kept("m", "n") == axis.kept("n", "m")
+    assert f"{axis.value}_argmax(acc)" in formula(spec, {})
+    a, b = torch.randn(5, 8).bfloat16(), torch.randn(8, 16).bfloat16()
+    (result,) = replay(spec, [a], [b], [])
+    plane = a.float() @ b.float()
+    assert torch.equal(result, plane.argmax(axis.over[0]) if len(axis.over) == 1 else plane.argmax())
+    module = emit(plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA))
+    assert f"Axis.{axis.name}" in module
+    assert all(line in module for line in reduction.take("out0"))
+    assert [part.dtype for part in reduction.partials("out0")] == [
+        DType.F32,
+        DType.I32 if axis.kept(5, 16) else DType.I64,
+    ]
+
+
+OF_BLOCKS = [(Order.ROW, DType.F32), (Order.COLUMN, DType.BF16), (Order.TILED, DType.E8M0)]
+
+
+@pytest.mark.parametrize(("order", "dtype"), OF_BLOCKS, ids=lambda each: each.value)
+def test_values_of_blocks_pass_through_all_layers(order: Order, dtype: DType) -> None:
+    """The check, the argument, the formula, the replay and the module of a store are those of its form."""
+    largest = Op("t0", "block_max", ("acc",), DType.F32, block=32)
+    spec = replace(spec_of(dtype=DType.BF16), loads=(), ops=(largest,))
+    spec = replace(spec, stores=(Store("out0", "t0", dtype, order, block=32),))
+    form = spec.stores[0].form
+    assert spec.block_columns == form.block_columns == 32 and not spec.planes
+    assert formula(spec, {}).endswith(f"(block32_max(acc)){form.words()}")
+    (argument,) = of_role(signature(spec), Role.STORE)
+    a, b = torch.randn(5, 8).bfloat16(), torch.randn(8, 64).bfloat16()
+    (result,) = replay(spec, [a], [b], [])
+    assert result.shape == argument.shape({Extent.M: 5, Extent.N: 64})
+    scales = (a.float() @ b.float()).unflatten(1, (2, 32)).amax(2)
+    if order is not Order.TILED:
+        torch.testing.assert_close(result.float(), scales.to(result.dtype).float())
+    tile = table(Arch.SM100A, spec)[0]
+    module = emit(plan(spec, tile, Alignment.TMA))
+    assert all(line.strip() in module for line in form.statements("out0", tile.subtile_n, "", by_row=False))
+    assert not form.function(by_row=False) or form.function(by_row=False).split(".")[1] in module
+    with pytest.raises(SpecError, match=r"out0 (is in tiles|has one element for each 1 columns); "):
+        replace(spec, stores=(replace(spec.stores[0], dtype=DType.F32, block=1),))
