@@ -23,9 +23,15 @@ class Spelling:
     shape: tuple[str, ...]
     view: str = ""
 
+    @staticmethod
+    def parse(text: str) -> Spelling:
+        """The spelling that a kind of load has as a text."""
+        shape, view = text.removeprefix("(").split(")", 1)
+        return Spelling(tuple(shape.split(", ")) if shape else (), view)
 
-FLAT = tuple(Spelling(*spelled) for kind in LoadKind for spelled in kind.flat)
-DEEP = tuple(Spelling(*spelled) for kind in LoadKind for spelled in kind.deep)
+
+FLAT = tuple(Spelling.parse(text) for kind in LoadKind for text in kind.flat)
+DEEP = tuple(Spelling.parse(text) for kind in LoadKind for text in kind.deep)
 """The spellings of every kind of load."""
 
 

@@ -12,11 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-Spellings = tuple[tuple[tuple[str, ...], str], ...]
-"""Shapes of dense tensors, as expressions of sizes, and views of them."""
-
-_NONE: Spellings = ()
-
 
 class LoadKind(str, Enum):
     """How an operand varies over the (M, N) plane: by which axes, or by groups of rows.
@@ -28,79 +23,42 @@ class LoadKind(str, Enum):
     """Whether it has a vector, or a number, for each group of rows of a grouped product."""
     by_row: bool
     by_column: bool
-    flat: Spellings
-    """How random programs spell it over a plane (M, N). More frequent spellings stand there twice."""
-    deep: Spellings
+    flat: tuple[str, ...]
+    """How random programs spell it over a plane (M, N): the shapes of dense tensors, and views of them. More
+    frequent spellings stand there twice."""
+    deep: tuple[str, ...]
     """The same over a plane (B, S, N)."""
 
-    def __new__(cls, name: str, axes: str = "", flat: Spellings = _NONE, deep: Spellings = _NONE) -> LoadKind:
+    def __new__(cls, name: str, axes: str = "", *spelled: str) -> LoadKind:
         kind = str.__new__(cls, name)
         kind._value_ = name
         kind.by_group, kind.by_row, kind.by_column = ("g" in axes), ("m" in axes), ("n" in axes)
-        kind.flat, kind.deep = flat, deep
+        kind.flat, kind.deep = (tuple(each.split(" | ")) for each in spelled) if spelled else ((), ())
         return kind
 
     ROWVEC = (
-        "rowvec",
-        "n",
-        (
-            (("N",), ""),
-            (("1", "N"), ""),
-            (("N", "1"), ".t()"),
-            (("2 * N",), "[::2]"),
-            (("N + 3",), "[3:]"),
-            (("N",), ".expand(M, N)"),
-        ),
-        ((("N",), ""), (("1", "1", "N"), ""), (("N",), ".expand(B, S, N)")),
+        *("rowvec", "n"),
+        "(N) | (1, N) | (N, 1).t() | (2 * N)[::2] | (N + 3)[3:] | (N).expand(M, N)",
+        "(N) | (1, 1, N) | (N).expand(B, S, N)",
     )
     COLVEC = (
-        "colvec",
-        "m",
-        (
-            (("M", "1"), ""),
-            (("M",), "[:, None]"),
-            (("M",), ".unsqueeze(1).expand(M, N)"),
-            (("M", "7"), "[:, 3:4]"),
-            (("1", "M"), ".t()"),
-        ),
-        (
-            (("B", "S", "1"), ""),
-            (("B", "S"), "[..., None]"),
-            (("B * S", "1"), ".view(B, S, 1)"),
-            (("S", "B", "1"), ".transpose(0, 1)"),
-            (("S", "1"), ""),
-            (("B", "1", "1"), ""),
-        ),
+        *("colvec", "m"),
+        "(M, 1) | (M)[:, None] | (M).unsqueeze(1).expand(M, N) | (M, 7)[:, 3:4] | (1, M).t()",
+        "(B, S, 1) | (B, S)[..., None] | (B * S, 1).view(B, S, 1) | (S, B, 1).transpose(0, 1) | (S, 1)"
+        " | (B, 1, 1)",
     )
     SCALAR = (
-        "scalar",
-        "",
-        (((), ""), (("1",), ""), (("1", "1"), ""), (("1", "1"), ".expand(M, N)")),
-        (((), ""), (("1", "1", "1"), ".expand(B, S, N)")),
+        *("scalar", ""),
+        "() | (1) | (1, 1) | (1, 1).expand(M, N)",
+        "() | (1, 1, 1).expand(B, S, N)",
     )
     EXACT = (
-        "exact",
-        "mn",
-        (
-            (("M", "N"), ""),
-            (("M", "N"), ""),
-            (("N", "M"), ".t()"),
-            (("M", "N + 5"), "[:, 2 : N + 2]"),
-            (("M", "2 * N"), "[:, ::2]"),
-            (("2 * M", "N"), "[::2]"),
-            (("M + N",), ".as_strided((M, N), (1, 1))"),
-        ),
-        (
-            (("B", "S", "N"), ""),
-            (("B", "S", "N"), ""),
-            (("B * S", "N"), ".view(B, S, N)"),
-            (("S", "B", "N"), ".transpose(0, 1)"),
-            (("B", "N", "S"), ".transpose(1, 2)"),
-            (("B", "S", "2 * N"), "[..., 1::2]"),
-            (("B", "2 * S", "N"), "[:, ::2]"),
-            (("B", "1", "N"), ""),
-            (("S", "N"), ""),
-        ),
+        *("exact", "mn"),
+        "(M, N) | (M, N) | (N, M).t() | (M, N + 5)[:, 2 : N + 2] | (M, 2 * N)[:, ::2] | (2 * M, N)[::2]"
+        " | (M + N).as_strided((M, N), (1, 1))",
+        "(B, S, N) | (B, S, N) | (B * S, N).view(B, S, N) | (S, B, N).transpose(0, 1)"
+        " | (B, N, S).transpose(1, 2) | (B, S, 2 * N)[..., 1::2] | (B, 2 * S, N)[:, ::2] | (B, 1, N)"
+        " | (S, N)",
     )
     GROUPVEC = "groupvec", "gn"
     """A rowvec for each group of a grouped product, as the biases of experts are."""

@@ -60,12 +60,7 @@ _BLOCKS_OF_ANY = (
 )
 _BLOCKS = {stride_m: _BLOCKS_OF_NO_UNIT if stride_m is Stride.ONE else _BLOCKS_OF_ANY for stride_m in Stride}
 """Blocks of columns that a load may have, by the class of its stride along M."""
-_NAMES = {
-    LoadKind.SCALAR: "scalar",
-    LoadKind.ROWVEC: "rowvec",
-    LoadKind.COLVEC: "colvec",
-    LoadKind.EXACT: "exact",
-}
+_KINDS = sorted(kind for kind in LoadKind if not kind.by_group)
 """The kinds of loads that a dense product may have."""
 _ROWS = tuple(name for name in OPS if name not in BLOCK_OPS)
 """The rows of the op table, except for ops of blocks, whose sizes tiles have to hold."""
@@ -116,12 +111,11 @@ def _accumulator(draw: st.DrawFn) -> Accumulator:
 
 @st.composite
 def _load(draw: st.DrawFn, index: int) -> Load:
-    kind = draw(st.sampled_from(sorted(_NAMES)))
-    varies_m, varies_n = kind in (LoadKind.COLVEC, LoadKind.EXACT), kind in (LoadKind.ROWVEC, LoadKind.EXACT)
-    stride_m = draw(st.sampled_from(_NONZERO)) if varies_m else Stride.ZERO
-    stride_n = draw(st.sampled_from(_NONZERO)) if varies_n else Stride.ZERO
+    kind = draw(st.sampled_from(_KINDS))
+    stride_m = draw(st.sampled_from(_NONZERO)) if kind.by_row else Stride.ZERO
+    stride_n = draw(st.sampled_from(_NONZERO)) if kind.by_column else Stride.ZERO
     return Load(
-        name=f"{_NAMES[kind]}{index}",
+        name=f"{kind.value}{index}",
         kind=kind,
         dtype=draw(st.sampled_from(VALUE_DTYPES)),
         stride_m=stride_m,
