@@ -290,14 +290,7 @@ def _plane(load: Load, tensor: Tensor) -> Tensor:
     if load.m_modes:
         first = tuple(slice(1) if mode is Stride.ZERO else slice(None) for mode in load.m_modes)
         tensor = tensor[first].expand(tensor.shape).flatten(0, len(load.m_modes) - 1)
-    if (blocks := load.blocks) is not None:
-        outer, inner = (slice(1 if each is Stride.ZERO else None) for each in (blocks.outer, blocks.inner))
-        tensor = tensor[..., outer, inner].expand(tensor.shape)
-        if blocks.period:  # In the other columns it is not defined, and is the last element here.
-            tensor = tensor[
-                ..., torch.arange(blocks.period, device=tensor.device).clamp(max=blocks.columns - 1)
-            ]
-        tensor = tensor.flatten(-2)
+    tensor = tensor if load.blocks is None else load.blocks.reference(tensor)
     return numerics.widen(load.kind.over_plane(tensor), load.dtype)
 
 

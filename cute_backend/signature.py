@@ -110,10 +110,7 @@ class Argument:
         """The argument of an epilogue's load, in a segment of `width` columns if there are segments."""
         modes = tuple(Dim(Extent.MODE, mode) for mode in load.m_modes)
         m = modes or (Dim(Extent.M, load.stride_m),)
-        n: tuple[Dim, ...] = (Dim(Extent.N, load.stride_n, width=width),)
-        if (blocks := load.blocks) is not None:
-            outer = Dim(Extent.BLOCKS, blocks.outer, blocks.step, width)
-            n = (outer, Dim(Extent.BLOCK, blocks.inner, blocks.columns))
+        n = (Dim(Extent.N, load.stride_n, width=width),) if load.blocks is None else load.blocks.dims(width)
         groups = (Dim(Extent.GROUPS, load.stride_m),)
         dims = groups * load.kind.by_group + m * load.kind.by_row + n * load.kind.by_column
         if load.order is not None:

@@ -26,7 +26,18 @@ from cute_backend.planning import Alignment, Arch, plan, table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.signature import Argument, Role, of_role, signature
-from cute_backend.spec import Const, EpilogueSpec, Load, Op, Operand, ProductKind, Store, Stride
+from cute_backend.spec import (
+    TABLE_COLUMNS,
+    Blocks,
+    Const,
+    EpilogueSpec,
+    Load,
+    Op,
+    Operand,
+    ProductKind,
+    Store,
+    Stride,
+)
 from support.small_specs import row_maximum, spec_of, taken
 
 INF, NAN = float("inf"), float("nan")
@@ -296,3 +307,40 @@ def test_values_of_blocks_pass_through_all_layers(order: Order, dtype: DType) ->
     assert not form.function(by_row=False) or form.function(by_row=False).split(".")[1] in module
     with pytest.raises(SpecError, match=r"out0 (is in tiles|has one element for each 1 columns); "):
         replace(spec, stores=(replace(spec.stores[0], dtype=DType.F32, block=1),))
+
+
+TABLES = [
+    Blocks(32, Stride.ZERO, Stride.ONE),
+    Blocks(32, Stride.ONE, Stride.ZERO),
+    Blocks(24, Stride.ZERO, Stride.ONE, 64),
+    Blocks(20, Stride.ZERO, Stride.ONE, 64),
+]
+
+
+@pytest.mark.parametrize("blocks", TABLES, ids=str)
+def test_blocks_of_a_load_pass_through_all_layers(blocks: Blocks) -> None:
+    """The argument, the replay, the view and the words of a load, and its place, are as they say."""
+    load = Load("load", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.OTHER, blocks=blocks)
+    spec = spec_of(load, dtype=DType.BF16)
+    assert EpilogueSpec.from_json(spec.to_json()) == spec
+    argument = Argument.of_load(load)
+    assert argument.dims[1:] == blocks.dims(0)
+    count = 192 // blocks.step
+    assert argument.shape({Extent.M: 4, Extent.N: 192}) == (4, count, blocks.columns)
+    inner = torch.randn(4, 1 if blocks.outer is Stride.ZERO else count, blocks.columns).bfloat16()
+    given = inner[..., :1] if blocks.inner is Stride.ZERO else inner
+    given = given.expand(4, count, blocks.columns)
+    (result,) = replay(spec, [torch.zeros(4, 8).bfloat16()], [torch.zeros(8, 192).bfloat16()], [given])
+    seen = result.unflatten(1, (count, blocks.step))[..., : blocks.columns]
+    assert torch.equal(seen, given)
+    whole = (blocks.columns % TABLE_COLUMNS or blocks.period) and blocks.columns * 16 % 128
+    assert load.is_table is (blocks.inner is Stride.ONE and not whole)
+    chosen = plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA)
+    module = emit(chosen)
+    assert blocks.words() in module
+    in_boxes = load.is_table and blocks.fits_boxes(chosen.tile.subtile_n)
+    assert in_boxes is (chosen.placements["load"].name == "tma")
+    calls = ["table"] if in_boxes else [name for name, _ in blocks.calls()]
+    assert all(f"{name}(" in module for name in calls)
+    with pytest.raises(SpecError, match="load has blocks of 1 columns; a block has two or more"):
+        replace(spec, loads=(replace(load, blocks=replace(blocks, columns=1)),))

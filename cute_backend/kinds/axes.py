@@ -36,6 +36,10 @@ def padded(lines: Any, blocks: Any) -> tuple[Any, Any]:
     return (lines + rows - 1) // rows * rows, (blocks + columns - 1) // columns * columns
 
 
+Call = tuple[str, tuple[Any, ...]]
+"""A function of `templates/epilogue.py` that makes a view of a tensor, and its other arguments."""
+
+
 class Extent(Enum):
     """The size of an axis. Axes of one extent have the same size, except for MODE, and for BLOCKS and BLOCK
     if blocks differ."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from cute_backend.errors import UsageError
 from cute_backend.formula import formula
-from cute_backend.kinds.axes import Extent
+from cute_backend.kinds.axes import Call, Extent
 from cute_backend.memory_ops import emit_reductions
-from cute_backend.memory_ops.emit_epilogue import EpilogueText
+from cute_backend.memory_ops.emit_epilogue import VIEWS, EpilogueText
 from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.schedule import kernel_names, renamed
 from cute_backend.memory_ops.simplify import simplify
@@ -144,17 +144,8 @@ class _Module:
         after = "\n".join(emit_reductions.after(self.spec))
         types |= {"Boolean"} if ", Boolean)" in after else set()
         reduces = reductions or any(each.reduces_blocks() for each in epilogues)
-        tables = [load.name for each in epilogues for load in each.spec.loads if each.comes_in_boxes(load)]
-        whole = [load for load in self.spec.loads if load.name not in tables]
-        helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in whole) else [])]
-        of_b = any(acc.b_block for acc in self.spec.accumulators)
-        helpers += ["collapse_n"] if of_b or any(load.blocks for load in whole) else []
-        periods = any(load.blocks is not None and load.blocks.period for load in whole)
-        helpers += ["first_columns"] if periods else []
-        helpers += ["table"] if tables else []
-        helpers += ["by_heads"] if any(store.by_heads for store in self.spec.stores) else []
-        helpers += ["pair_halves"] if any(each.pairs() for each in epilogues) else []
-        helpers += ["transpose"] if self.tile.transposed else []
+        made = {call for each in epilogues for _, calls in each.views().values() for call, _ in calls}
+        helpers = ["SmemOperand", *(name for name in VIEWS if name in made)]
         has_columns = any(each.has_columns() for each in epilogues)
         enums = [*(["Axis"] if reductions else []), *(["Order"] if has_columns else [])]
         enums += ["BColumns"] if self.tile.b_columns is not BColumns.APART else []
@@ -214,7 +205,7 @@ class _Module:
             "    max_active_clusters: Int32,",
             "    stream: cuda.CUstream,",
             "):",
-            *(f"    {name} = {text}" for name, text in views.values()),
+            *(f"    {name} = {_viewed(tensor, calls)}" for tensor, (name, calls) in views.items()),
             *self._calls({argument: name for argument, (name, _) in views.items()}),
         ]
 
@@ -310,11 +301,14 @@ _GROUP_PLACE = f"{'registers':<14}  of groups of K, loaded four groups ahead, by
 def _modes(load: Load) -> str:
     """The strides of a load along the axes of an M or N that has several, in words."""
     text = f", strides ({', '.join(mode.value for mode in load.m_modes)}) along M" if load.m_modes else ""
-    if (blocks := load.blocks) is not None:
-        strides = f"({blocks.outer.value}, {blocks.inner.value})"
-        of = f"the first {blocks.columns} of {blocks.period}" if blocks.period else f"{blocks.columns}"
-        text += f", strides {strides} from block to block of {of} columns and within one"
-    return text
+    return text if load.blocks is None else text + load.blocks.words()
+
+
+def _viewed(tensor: str, calls: Sequence[Call]) -> str:
+    """The expression of a tensor's view."""
+    for function, arguments in calls:
+        tensor = f"{function}({', '.join(map(str, (tensor, *arguments)))})"
+    return tensor
 
 
 def _config(config: TileConfig) -> str:

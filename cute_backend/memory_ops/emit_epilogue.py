@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from cute_backend.kinds.axes import Extent
+from cute_backend.kinds.axes import Call, Extent
 from cute_backend.memory_ops import emit_reductions, reads
 from cute_backend.memory_ops.partials import written
 from cute_backend.memory_ops.reads import CUTE_TYPES
@@ -15,6 +15,9 @@ from cute_backend.ops import GUMBEL
 from cute_backend.planning import Placing, Plan, Ring, is_one_block
 from cute_backend.signature import Argument, Role, of_role
 from cute_backend.spec import DType, EpilogueSpec, Load, Op, Order, Overflow, Store
+
+VIEWS = ("collapse_m", "collapse_n", "first_columns", "table", "by_heads", "pair_halves", "transpose")
+"""The functions that make views, in the order of imports."""
 
 
 class EpilogueText:
@@ -125,41 +128,37 @@ class EpilogueText:
         planes += [store.order for store in self.spec.planes if store.name in self.places.shared_stores]
         return Order.COLUMN in planes
 
-    def views(self) -> dict[str, tuple[str, str]]:
-        """The arguments of `launch` that the kernel takes as views: each view's name and its expression.
+    def views(self) -> dict[str, tuple[str, tuple[Call, ...]]]:
+        """The arguments of `launch` that the kernel takes as views: each view's name, and how it is made.
 
         Several modes of M, and blocks of columns of loads and of B, become one axis. A plane with heads is
         viewed by them. If halves of blocks are rotated, each half provides half of a subtile's columns,
         unless subtiles are whole blocks. If D^T = B^T A^T is computed, all arguments of two axes are
         transposed.
         """
-        views = {}
+        views: dict[str, tuple[str, tuple[Call, ...]]] = {}
+
+        def add(name: str, suffix: str, *calls: Call) -> None:
+            if calls:
+                views[name] = (f"{name}_{suffix}", (*views.get(name, ("", ()))[1], *calls))
+
         for argument in of_role(self._arguments, Role.B) if self.spec.product.b_block else ():
-            views[argument.name] = (f"{argument.name}_columns", f"collapse_n({argument.name})")
+            add(argument.name, "columns", ("collapse_n", ()))
         for load in self.spec.loads:
-            text = f"collapse_m({load.name}, {len(load.m_modes)})" if load.m_modes else load.name
-            if load.blocks:
-                text = f"collapse_n({text})"
-            if load.blocks and load.blocks.period:
-                text = f"first_columns({text}, {load.blocks.period})"
-            if self.comes_in_boxes(load):
-                text = f"table({load.name})"
-            if text != load.name:
-                views[load.name] = (f"{load.name}_plane", text)
+            calls: list[Call] = [("collapse_m", (len(load.m_modes),))] if load.m_modes else []
+            calls += () if load.blocks is None else load.blocks.calls()
+            add(load.name, "plane", *([("table", ())] if self.comes_in_boxes(load) else calls))
         for store in self.spec.stores:
-            if text := store.form.view(store.name, self._rows_at_launch(store)):
-                views[store.name] = (f"{store.name}_heads", text)
+            add(store.name, "heads", *store.form.calls(self._rows_at_launch(store)))
         if self.pairs():
             moved = {load.name for load in self.places.in_ring(Ring.PLANE, self.spec)}
             moved |= set(self.places.shared_stores)
             for name in self._columned():
                 width = self.tile.box_n if name in moved else self.tile.subtile_n
-                sizes = f"{self.spec.reordered_columns}, {width // 2}"
-                text = views[name][1] if name in views else name
-                views[name] = (f"{name}_paired", f"pair_halves({text}, {sizes})")
+                add(name, "paired", ("pair_halves", (self.spec.reordered_columns, width // 2)))
         if self.tile.transposed:
             for name in (argument.name for argument in self._arguments if len(argument.dims) == 2):
-                views[name] = (f"{name}_t", f"transpose({views[name][1] if name in views else name})")
+                add(name, "t", ("transpose", ()))
         return views
 
     def _rows_at_launch(self, store: Store) -> str:
@@ -318,22 +317,16 @@ class EpilogueText:
         if statements := store.form.statements(store.name, self.tile.subtile_n, position, by_row):
             return [*lines, *(f"            {statement}" for statement in statements)]
         whole = is_one_block(self.spec, self.tile)
-        if whole and store.form.block_columns:
-            return [
-                *lines[:-1],
-                f"        {store.name}_line = sub.line_of({store.name}_glob)",
-                "        _, _, inside = sub.target(0)",
-                lines[-1],
-                "            if inside:",
-                f"                {store.name}_line[e] = {store.name}_rmem[e]",
-            ]
+        in_line = whole and store.form.block_columns > 0
+        place = f"{store.name}_line[e]" if in_line else f"{store.name}_glob[row, column]"
         return [
             *lines[:-1],
-            *(["        _, _, inside = sub.target(0)"] if whole else []),
+            *[f"        {store.name}_line = sub.line_of({store.name}_glob)"] * in_line,
+            *["        _, _, inside = sub.target(0)"] * whole,
             lines[-1],
-            f"            row, column, {'_' if whole else 'inside'} = sub.target(e)",
+            *[f"            row, column, {'_' if whole else 'inside'} = sub.target(e)"] * (not in_line),
             "            if inside:",
-            f"                {store.name}_glob[row, column] = {store.name}_rmem[e]",
+            f"                {place} = {store.name}_rmem[e]",
         ]
 
 

@@ -25,6 +25,7 @@ from cute_backend.kinds.axes import SCALE_TILE, Order, Stride, padded
 from cute_backend.kinds.loads import LoadKind
 from cute_backend.kinds.reductions import BATCH_ROWS, Axis, Reduction
 from cute_backend.kinds.results import HEAD_COLUMNS, ByHeads, Cache, Heads
+from cute_backend.kinds.tables import TABLE_COLUMNS, Blocks
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION
 from cute_backend.spec.chain_ops import (
@@ -35,7 +36,7 @@ from cute_backend.spec.chain_ops import (
     Precision,
 )
 from cute_backend.spec.epilogue_spec import EpilogueSpec
-from cute_backend.spec.loads import TABLE_COLUMNS, Blocks, Load
+from cute_backend.spec.loads import Load
 from cute_backend.spec.products import (
     FP8_K_STEP,
     SCALE_BLOCK,

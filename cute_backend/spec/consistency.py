@@ -11,7 +11,7 @@ from cute_backend.errors import SpecError
 from cute_backend.kinds.axes import Order, Stride
 from cute_backend.kinds.results import ByHeads
 from cute_backend.spec.chain_ops import Overflow
-from cute_backend.spec.loads import Blocks, Load
+from cute_backend.spec.loads import Load
 from cute_backend.spec.products import STORED_DTYPES, Accumulator, Columns, Major, ProductKind, Scaling
 from cute_backend.spec.stores import Part, Store
 from cute_backend.spec.weight_groups import WeightGroups
@@ -61,7 +61,9 @@ def validate(spec: EpilogueSpec) -> None:
         if load.m_modes:
             _validate_modes(load)
         if load.blocks is not None:
-            _validate_blocks(load, load.blocks)
+            of_rows, what = [load.stride_m, *load.m_modes], f"has blocks of {load.blocks.columns} columns"
+            if rule := load.blocks.contradiction(of_rows, load.stride_n, load.kind.is_plane):
+                raise SpecError(f"{load.name} {what}{rule}")
     for op in spec.ops:
         for operand in op.operands:
             if isinstance(operand, str) and operand not in seen:
@@ -121,29 +123,6 @@ def _validate_modes(load: Load) -> None:
         raise SpecError(
             f"{load.name} has {modes} and a stride of class {load.stride_m.value} along all of M; expected s"
         )
-
-
-def _validate_blocks(load: Load, blocks: Blocks) -> None:
-    what = f"{load.name} has blocks of {blocks.columns} columns"
-    if type(blocks.columns) is not int or blocks.columns < 2:
-        raise SpecError(f"{what}; a block has two or more")
-    if blocks.period and (
-        type(blocks.period) is not int
-        or blocks.period <= blocks.columns
-        or not load.kind.is_plane
-        or blocks.outer is not Stride.ZERO
-    ):
-        raise SpecError(
-            f"{what} at the beginning of every {blocks.period}, and is {load.kind.value} with a stride of "
-            f"class {blocks.outer.value} between them; such a load is exact, of fewer columns than every "
-            "block, and all blocks share it"
-        )
-    if blocks.outer is blocks.inner is Stride.ZERO:
-        raise SpecError(f"{what} and strides of class 0 along both of their axes, which are one mode then")
-    if load.stride_n is not Stride.OTHER:
-        raise SpecError(f"{what} and a stride of class {load.stride_n.value} along all of N; expected s")
-    if [load.stride_m, *load.m_modes, blocks.outer, blocks.inner].count(Stride.ONE) > 1:
-        raise SpecError(f"{what} and strides of 1 along two axes; one of them is contiguous, or none")
 
 
 def _validate_store(store: Store, value: DType) -> None:

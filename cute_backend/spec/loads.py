@@ -8,38 +8,7 @@ from typing import Union
 from cute_backend.dtypes import DType
 from cute_backend.kinds.axes import Order, Stride
 from cute_backend.kinds.loads import LoadKind
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """How an operand varies over columns in blocks: N is the two modes (N / columns, columns).
-
-    `outer` is the class of the stride from one block to the next, `inner` of that within a block; not both
-    are ZERO. The number of columns in a block is the only size that a spec holds. A kernel divides column
-    indices by it, and a division by a constant takes few instructions.
-
-    With a `period`, N is in blocks of that many columns, of each of which the operand has only the first
-    `columns`: its axes are (N / period, columns). Its values in the other columns are not defined, and no
-    result may depend on them.
-    """
-
-    columns: int
-    outer: Stride
-    inner: Stride
-    period: int = 0
-
-    @property
-    def step(self) -> int:
-        """The columns from one block to the next."""
-        return self.period or self.columns
-
-
-TABLE_COLUMNS = 16
-"""A number that divides the columns of a block in a table: the columns of the narrowest subtile, for which
-TMA brings a part of a block."""
-
-_TABLE_BITS = 128
-"""A number that divides the bits of a row of a table with a period: the distances of rows, for TMA."""
+from cute_backend.kinds.tables import Blocks
 
 
 @dataclass(frozen=True)
@@ -81,17 +50,10 @@ class Load:
 
     @property
     def is_table(self) -> bool:
-        """Whether the load is a table (S, b): all blocks of columns share its columns, and all modes of M but
-        the innermost share its rows. The cosines of rotary embeddings are such a table for heads and batches.
-        TMA can bring boxes of it."""
-        if not self.kind.is_plane or self.blocks is None:
-            return False
-        columns = self.blocks.columns
-        if columns * self.dtype.bits % _TABLE_BITS if self.blocks.period else columns % TABLE_COLUMNS:
-            return False
-        *outer, inner = self.m_modes or (self.stride_m,)
-        repeats = self.blocks.outer is Stride.ZERO and all(mode is Stride.ZERO for mode in outer)
-        return repeats and self.in_runs and inner is Stride.OTHER
+        """Whether the load is a table (S, b) that TMA can bring boxes of (`Blocks.is_table`). The cosines of
+        rotary embeddings are such a table for heads and batches."""
+        blocks, of_rows = self.blocks, self.m_modes or (self.stride_m,)
+        return self.kind.is_plane and blocks is not None and blocks.is_table(of_rows, self.dtype.bits)
 
     @property
     def order(self) -> Union[Order, None]:

@@ -43,12 +43,8 @@ class Axis(str, Enum):
 
     def __new__(cls, name: str, keeps: str = "", width: int = 1, texts: tuple[str, ...] = ()) -> Axis:
         axis = str.__new__(cls, name)
-        axis._value_, axis.keeps_rows, axis.keeps_columns, axis.width = (
-            name,
-            "m" in keeps,
-            "n" in keeps,
-            width,
-        )
+        axis._value_, axis.width = name, width
+        axis.keeps_rows, axis.keeps_columns = "m" in keeps, "n" in keeps
         axis.take, axis.lanes, axis.partials, axis.slot, axis.place, axis.target = texts
         return axis
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cute_backend.kinds.axes import Dim, Extent, plane
+from cute_backend.kinds.axes import Call, Dim, Extent, plane
 from cute_backend.kinds.results.form import Form
 
 if TYPE_CHECKING:
@@ -45,5 +45,5 @@ class ByHeads(Form):
         memory.copy_(elements.reshape(memory.shape))
         return out
 
-    def view(self, name: str, rows: int | str) -> str:
-        return f"by_heads({name}, {self.memory_rows or rows}, {self.columns})"
+    def calls(self, rows: str) -> tuple[Call, ...]:
+        return (("by_heads", (self.memory_rows or rows, self.columns)),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cute_backend.dtypes import DType
-from cute_backend.kinds.axes import Dim
+from cute_backend.kinds.axes import Call, Dim
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,10 +67,9 @@ class Form:
         """Its spelling in formulas, after the value."""
         return ""
 
-    def view(self, name: str, rows: int | str) -> str:
-        """The expression of the view of a store's tensor that kernels take; empty if they take the tensor.
-        `rows` are those of a batch."""
-        return ""
+    def calls(self, rows: str) -> tuple[Call, ...]:
+        """The calls that make a kernel's view of a store's tensor. `rows` are those of a batch."""
+        return ()
 
     def function(self, by_row: bool) -> str:
         """The module of `memory_ops` and the function that `statements` call; empty if they call none."""

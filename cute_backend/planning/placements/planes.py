@@ -13,23 +13,12 @@ from cute_backend.spec import BColumns, Load, LoadKind, Stride
 def _stages_of_a_plane(load: Load, config: TileConfig, alignment: Alignment, tma: bool) -> Need | None:
     if alignment is not Alignment.TMA or config.target.planes_by_tma is not tma:
         return None
-    if load.order is None and not (tma and _in_whole_boxes(load, config)):
+    in_table = load.blocks is not None and load.is_table and load.blocks.fits_boxes(config.subtile_n)
+    if load.order is None and not (tma and in_table):
         return None
     if tma and not config.has_whole_runs(load.order, load.dtype):
         return None
     return Need(smem_bytes=ring_bytes(config.stage_elements, load.dtype, config.load_stages))
-
-
-def _in_whole_boxes(load: Load, config: TileConfig) -> bool:
-    """Whether a subtile's columns are of one block of a table. If the table has only the first columns of
-    each block, a subtile has all of them or none. TMA fills its other columns with zeros, and loads the first
-    ones where it has none."""
-    if not load.is_table or load.blocks is None:
-        return False
-    columns, period = load.blocks.columns, load.blocks.period
-    if period:
-        return period % config.subtile_n == 0 and columns <= config.subtile_n
-    return columns % config.subtile_n == 0
 
 
 TMA = Placement(
