@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -367,6 +368,23 @@ def test_a_wheel_has_every_kernel_of_a_program(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert len(report["loaded"]) > 4 and report["missing"] == []
+
+
+def test_a_wheels_images_have_a_symbolic_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, rows, sizes = torch.zeros(2, 3, 8, 8), torch.zeros(2, 4), set[tuple[bool, ...]]()
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        given = (node.meta["example_value"] for node in gm.graph.nodes if node.op == "placeholder")
+        sizes.update(
+            tuple(type(n) is int for n in each.shape) for each in given if isinstance(each, torch.Tensor)
+        )
+        return gm
+
+    case = SimpleNamespace(ARCHITECTURES=["it"], architecture=lambda name: (torch.add, (images, rows)))
+    monkeypatch.setattr(wheels, "_module", lambda name: case)
+    _, args = wheels.program("it")
+    torch.compile(lambda a, b: (a + 1, b + 1), backend=backend, dynamic=True)(*args)
+    assert sizes == {(False, True, True, True), (False, False)}
 
 
 def test_a_library_needs_no_libc(code: bytes) -> None:
