@@ -18,7 +18,7 @@ from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction, load
-from cute_backend.spec import DType, EpilogueSpec, Major
+from cute_backend.spec import STORED_DTYPES, DType, EpilogueSpec, Major
 from support.epilogues import EPILOGUES
 from support.kernel_check import SHAPES, check_functions, fitting, operands_of, run_kernel
 from support.shipped import epilogue_spec
@@ -79,6 +79,13 @@ def of_layout(arch: Arch, dtype: DType, a: Major, b: Major) -> Kernel:
     return Kernel(plan(spec, offered(arch, spec)[-1], Alignment.TMA))
 
 
+def converting(arch: Arch, stored: DType, other: DType) -> list[Kernel]:
+    """The kernels of a weight of 8 bits in every tile of mma.sync."""
+    spec = of_operands(in_16_bits("addmm_relu"), other)
+    spec = replace(spec, accumulators=(replace(spec.product, b_dtype=stored),))
+    return [Kernel(plan(spec, config, Alignment.TMA)) for config in offered(arch, spec)]
+
+
 def built_for_hopper(kernels: list[Kernel], folder: Path) -> Functions:
     """Kernels on mma.sync, as functions that run on Hopper."""
     if torch.cuda.get_device_capability() != Arch.SM90A.target.capability:
@@ -112,6 +119,17 @@ def test_every_layout_is_right_to_the_bit(
     layout: tuple[DType, Major, Major], arch: Arch, tmp_path: Path
 ) -> None:
     check_bits(of_layout(arch, *layout), tmp_path)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("arch", FEEDS)
+@pytest.mark.parametrize("stored", STORED_DTYPES)
+@pytest.mark.parametrize("other", [DType.BF16, DType.F16])
+def test_weights_are_converted_right_to_the_bit(
+    arch: Arch, stored: DType, other: DType, tmp_path: Path
+) -> None:
+    for kernel in converting(arch, stored, other):
+        check_bits(kernel, tmp_path)
 
 
 def check_bits(kernel: Kernel, folder: Path) -> None:
