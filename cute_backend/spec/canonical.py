@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import cache
+from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from cute_backend.errors import SpecError
@@ -65,7 +66,7 @@ def _decoded(hint: Any, item: Any) -> Any:
     of = get_args(hint)
     if get_origin(hint) is tuple:
         return tuple(_decoded(of[0], each) for each in item)
-    if get_origin(hint) is Union:
+    if get_origin(hint) in (Union, UnionType):
         if type(item) in of:
             return item
         (hint,) = (each for each in of if each not in (str, type(None)))
