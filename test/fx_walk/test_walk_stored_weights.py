@@ -139,6 +139,10 @@ def in_groups(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
     return F.relu(F.linear(x, (w.reshape(N, -1, 16).to(BF16) * scales).reshape(N, K)))
 
 
+def in_groups_of_32(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    return F.relu(F.linear(x, (w.reshape(N, -1, 32).to(BF16) * scales).reshape(N, K)))
+
+
 def scaled_twice(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
     return F.relu(F.linear(x, w.to(BF16) * scales.to(BF16) * scales.to(BF16)))
 
@@ -185,6 +189,14 @@ def test_architectures_of_mma_sync(stored: torch.dtype, arch: str) -> None:
     """Also those whose MMA does not multiply fp8."""
     for form in (torchao_int8, torchao_float8, bare):
         assert is_converted(form, rows(), weight(stored), SCALES, BIAS, arch=arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_120a"])
+def test_kernels_of_mma_sync_convert_no_groups_and_no_unsigned_values(arch: str) -> None:
+    groups = rows(), weight(), torch.rand(N, K // 32, 1).to(BF16)
+    assert is_converted(in_groups_of_32, *groups)
+    for fn, given in ((in_groups_of_32, groups), (relu, (rows(), weight(torch.uint8)))):
+        assert explain(fn, *given, arch=arch).regions and not is_converted(fn, *given, arch=arch)
 
 
 def test_data_center_blackwell_has_no_such_kernel() -> None:

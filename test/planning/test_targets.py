@@ -23,7 +23,7 @@ from cute_backend.planning import (
 )
 from cute_backend.planning.cost import UNTIMED_ERROR, cost, time_of
 from cute_backend.planning.targets import Accumulators, Kind, Shape, Tiles, sm80, sm89, sm90a, sm100a
-from cute_backend.spec import DType, ProductKind
+from cute_backend.spec import DType, ProductKind, WeightGroups
 from cute_backend.templates.epilogue import Template
 from support.small_specs import exact, rowvec, spec_of
 
@@ -158,6 +158,13 @@ def test_a_spec_is_served_where_its_dtypes_are() -> None:
     assert unserved(mixed, ADA) == (
         "no MMA of sm_89 multiplies e5m2 by e4m3, as acc does; supported: bf16, e4m3, f16, i8"
     )
+    weights = replace(bf16, accumulators=(replace(bf16.product, b_dtype=DType.E4M3),))
+    assert unserved(weights, HOPPER) is None and unserved(weights, AMPERE) is None
+    scaled = WeightGroups(64, DType.BF16, DType.BF16)
+    weights = replace(bf16, accumulators=(replace(bf16.product, b_dtype=DType.I8, groups=scaled),))
+    assert unserved(weights, HOPPER) is None
+    wanted = "no mainloop of sm_80 converts i8 in groups of 64 to bf16, as acc has it"
+    assert unserved(weights, AMPERE) == wanted
     int8 = spec_of(dtype=DType.I8)
     assert [arch.value for arch in Arch if unserved(int8, arch.target)] == ["sm_103a"]
     groups = replace(bf16, accumulators=(replace(bf16.product, kind=ProductKind.GROUPED),))

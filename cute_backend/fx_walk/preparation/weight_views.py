@@ -47,12 +47,13 @@ def bring_weights_to_products(graph: fx.Graph, capability: Capability) -> None:
             continue
         b = arguments(node)["mat2"]
         if (grouped := grouped_weight(b)) is not None:
-            if _may_be_converted(node, grouped.node, capability) and _can_be_converted(grouped, b):
+            able = _may_be_converted(node, grouped.node, capability, in_groups=True)
+            if able and _can_be_converted(grouped, b):
                 with graph.inserting_before(node):
                     node.replace_input_with(b, _along_k(graph, grouped))
             continue
         found = stored_weight(b)
-        if found is None or not _may_be_converted(node, found.node, capability):
+        if found is None or not _may_be_converted(node, found.node, capability, in_groups=False):
             continue
         if any(step.is_swapped for step in found.steps):
             with graph.inserting_before(node):
@@ -61,14 +62,14 @@ def bring_weights_to_products(graph: fx.Graph, capability: Capability) -> None:
     graph.eliminate_dead_code()
 
 
-def _may_be_converted(product: fx.Node, weight: fx.Node, capability: Capability) -> bool:
+def _may_be_converted(product: fx.Node, weight: fx.Node, capability: Capability, *, in_groups: bool) -> bool:
     """Whether a GPU has kernels that convert such a weight for as many rows. A CPU stands for all."""
     result = fake(product)
     try:
         target = target_of(result.device, capability)
     except Refused:
         return False
-    able = target is None or DTYPES[fake(weight).dtype] in target.converts
+    able = target is None or target.can_convert(DTYPES[fake(weight).dtype], in_groups)
     return able and known(result.shape[0] <= MOST_CONVERTED_ROWS)
 
 

@@ -170,9 +170,9 @@ def _is_along_k(stored: fx.Node) -> bool:
     return fake(stored).dim() == 2 and known(fake(stored).stride(0) == 1)
 
 
-def may_be_converted(anchor: Anchor, target: Target | None) -> bool:
-    """Whether kernels of a target, or of some target, convert weights for as many rows."""
-    return (target is None or bool(target.converts)) and known(anchor.m <= MOST_CONVERTED_ROWS)
+def may_convert_groups(anchor: Anchor, target: Target | None) -> bool:
+    """Whether kernels of a target, or of some target, convert weights in groups for as many rows."""
+    return (target is None or target.converts_groups) and known(anchor.m <= MOST_CONVERTED_ROWS)
 
 
 def is_worth_converting(stored: Anchor, target: Target | None, precision: Precision) -> bool:
@@ -185,6 +185,7 @@ def is_worth_converting(stored: Anchor, target: Target | None, precision: Precis
         return False
     if precision is Precision.EAGER and stored.scale_b is not None:
         return False
-    if target is not None and stored.accumulator.b_dtype not in target.converts:
+    acc = stored.accumulator
+    if target is not None and not target.can_convert(acc.b_dtype, acc.groups is not None):
         return False
     return not known(stored.m > MOST_CONVERTED_ROWS)

@@ -24,7 +24,7 @@ from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.capability import Capability, check_operands, target_of
 from cute_backend.fx_walk.products.opaque_products import decomposed_product
 from cute_backend.fx_walk.products.pairs import meet, reach, slices_of, split, unlike
-from cute_backend.fx_walk.products.stored_weights import is_worth_converting, may_be_converted
+from cute_backend.fx_walk.products.stored_weights import is_worth_converting, may_convert_groups
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.region import Region, stores_of
@@ -153,7 +153,7 @@ def _of_stored(walk: Walk, anchor: Anchor, target: Target | None) -> Region | No
     kernel, or if the kernel that writes the weight in 16 bits first is expected to be worth its time."""
     stored = anchor.stored
     if isinstance(stored, Refused):
-        if may_be_converted(anchor, target):
+        if may_convert_groups(anchor, target):
             walk.rejections[anchor.b] = stored.rejection(anchor.b)
         return None
     if stored is None or not is_worth_converting(stored, target, walk.precision):
