@@ -6,7 +6,7 @@ applied to a whole graph, with some rules of Inductor's in addition that the sea
 
 - A pointwise value that several ops read is written if it takes more than four reads.
 - Each part of a join of tensors is read and written by itself.
-- Pointwise work and reductions of rows are left to a later wave that reads them, if nothing reads them
+- Pointwise work and reductions of rows are left to a later round that reads them, if nothing reads them
   before.
 - Rows that are looked up in a table are read, and not the table. A reduction that is written out reads its
   input once for each element.
@@ -176,18 +176,18 @@ class _Own:
         return kernel, _elements(node)
 
     def _put_off(self, node: fx.Node) -> None:
-        """Moves pointwise work, and reductions of rows, to the kernel of a later wave that reads them, if
+        """Moves pointwise work, and reductions of rows, to the kernel of a later round that reads them, if
         nothing reads them before."""
         kernel, elements = self.kernels[node]
         if kernel.by_columns or _name(node) in _WRITTEN:
             return
-        first = min((self._wave(reader) for reader in self._readers(node)), default=0)
+        first = min((self._round(reader) for reader in self._readers(node)), default=0)
         for reader in self._readers(node):
             later = self.kernels.get(reader)
             if later is not None and kernel.round < later[0].round == first and later[1] == elements:
                 self.kernels[node] = later
 
-    def _wave(self, node: fx.Node) -> int:
+    def _round(self, node: fx.Node) -> int:
         return self.kernels[node][0].round if node in self.kernels else self.rounds.kernel_of(node).round
 
     def _is_written(self, node: fx.Node) -> bool:
