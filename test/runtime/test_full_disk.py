@@ -103,6 +103,7 @@ def what_is_left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
 
 
+@pytest.mark.sweep(14)
 @pytest.mark.parametrize("part", range(41))
 def test_wherever_space_ends_a_kernel_is_whole_or_absent(part: int, folder: Path, built: Built) -> None:
     """Its object, its library, which the linker writes, and its entry, with less than all of the space."""
