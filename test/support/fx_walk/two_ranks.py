@@ -52,7 +52,7 @@ def main() -> int:
         print(f"{max(errors):.2%}, {dict(counters['cute_backend'])}: {verdict}", flush=True)
     torch._dynamo.reset()
     counters.clear()
-    return wrong + example.main()  # which ends the process group
+    return wrong + example.main()  # that ends the process group
 
 
 def results(call: nn.Module, module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
