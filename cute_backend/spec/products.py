@@ -212,6 +212,12 @@ class Accumulator:
         return self.a_dtype.bits != self.b_dtype.bits
 
     @property
+    def is_wideable(self) -> bool:
+        """Whether a conversion of the whole weight in memory leaves the same product, as it does not where
+        groups of K have scales."""
+        return self.is_converted and self.groups is None
+
+    @property
     def widened(self) -> Accumulator:
         """The product of the same values, those that are converted stored in the other operand's dtype."""
         return replace(self, a_dtype=self.multiplied, b_dtype=self.multiplied)

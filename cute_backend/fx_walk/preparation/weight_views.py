@@ -16,12 +16,11 @@ from cute_backend.fx_walk.graph.static import (
     arguments,
     fake,
     first_argument,
-    known,
     target_name,
 )
 from cute_backend.fx_walk.products.capability import Capability, target_of
 from cute_backend.fx_walk.products.questions import is_cast_of_stored
-from cute_backend.fx_walk.products.stored_weights import StoredWeight, stored_weight
+from cute_backend.fx_walk.products.stored_weights import StoredWeight, may_be_few, stored_weight
 from cute_backend.fx_walk.products.weight_groups import (
     CONVERSION,
     SCALING,
@@ -31,7 +30,6 @@ from cute_backend.fx_walk.products.weight_groups import (
 )
 from cute_backend.fx_walk.refusals.reasons import Refused
 from cute_backend.fx_walk.values.lower import is_reshape
-from cute_backend.planning import MOST_CONVERTED_ROWS
 
 aten = torch.ops.aten
 
@@ -70,7 +68,7 @@ def _may_be_converted(product: fx.Node, weight: fx.Node, capability: Capability,
     except Refused:
         return False
     able = target is None or target.can_convert(DTYPES[fake(weight).dtype], in_groups)
-    return able and known(result.shape[0] <= MOST_CONVERTED_ROWS)
+    return able and may_be_few(result.shape[0], in_groups)
 
 
 def _can_be_converted(weight: GroupedWeight, b: fx.Node) -> bool:

@@ -170,17 +170,24 @@ def _is_along_k(stored: fx.Node) -> bool:
     return fake(stored).dim() == 2 and known(fake(stored).stride(0) == 1)
 
 
+def may_be_few(m: Size, in_groups: bool) -> bool:
+    """Whether launches of M rows may have no more than a kernel converts a weight for. A launch of more
+    converts the weight in memory; one that is in groups of K would take many kernels of torch there, so its M
+    has to be known."""
+    return known(m <= MOST_CONVERTED_ROWS) if in_groups else not known(m > MOST_CONVERTED_ROWS)
+
+
 def may_convert_groups(anchor: Anchor, target: Target | None) -> bool:
     """Whether kernels of a target, or of some target, convert weights in groups for as many rows."""
-    return (target is None or target.converts_groups) and known(anchor.m <= MOST_CONVERTED_ROWS)
+    return (target is None or target.converts_groups) and may_be_few(anchor.m, in_groups=True)
 
 
 def is_worth_converting(stored: Anchor, target: Target | None, precision: Precision) -> bool:
     """Whether a kernel that converts the weight itself is expected to be faster than one that reads it in 16
     bits, after another kernel wrote it so: up to `MOST_CONVERTED_ROWS` rows. If M is not known, launches of
-    more rows convert it in memory. A scale that is applied to the sums leaves a rounding of the weight out,
-    which eager's precision has; so bits would depend on M, and batch invariance forbids it. A tile by name is
-    one for weights in 16 bits."""
+    more rows convert it in memory, unless it is in groups of K. A scale that is applied to the sums leaves a
+    rounding of the weight out, which eager's precision has; so bits would depend on M, and batch invariance
+    forbids it. A tile by name is one for weights in 16 bits."""
     if config.batch_invariant or config.tile is not None:
         return False
     if precision is Precision.EAGER and stored.scale_b is not None:
@@ -188,4 +195,4 @@ def is_worth_converting(stored: Anchor, target: Target | None, precision: Precis
     acc = stored.accumulator
     if target is not None and not target.can_convert(acc.b_dtype, acc.groups is not None):
         return False
-    return not known(stored.m > MOST_CONVERTED_ROWS)
+    return may_be_few(stored.m, acc.groups is not None)

@@ -341,7 +341,7 @@ class Launcher:
     def __init__(self, spec: EpilogueSpec, device: int, constraints: Constraints) -> None:
         self._spec = spec
         self._constraints = constraints
-        self._is_converted = spec.product.is_converted
+        self._is_wideable = spec.product.is_wideable
         self._gpu = device_at(device)
         self.binding = Binding(spec)
         self._kernels: dict[Plan, Ready | None] = {}
@@ -415,7 +415,7 @@ class Launcher:
         """Runs a kernel. Returns the results, which may be `given`."""
         try:
             sizes = *plane_of(self._spec, a, b), a[0].shape[-1], groups_of(self._spec, a)
-            if self._is_converted and sizes[0] > MOST_CONVERTED_ROWS:
+            if self._is_wideable and sizes[0] > MOST_CONVERTED_ROWS:
                 return self._widened(a, b, loads, given)
             choice = self._choices.get(sizes)
             if choice is None or choice.fitted is None:

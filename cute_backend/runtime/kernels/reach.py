@@ -57,7 +57,7 @@ class Problem:
 def launched(problem: Problem) -> list[Problem]:
     """The problems whose kernels the launches of a region run. A weight that a kernel converts for up to
     MOST_CONVERTED_ROWS rows is converted in memory for more, and another kernel reads it."""
-    if not problem.spec.product.is_converted:
+    if not problem.spec.product.is_wideable:
         return [problem]
     widened = replace(problem, spec=problem.spec.widened)
     if problem.m is None:
