@@ -1,7 +1,7 @@
 """Products that convert a stored weight themselves: their rows, registers and time.
 
-A thread converts two values of K at a time. What it does with them beyond a conversion depends on the
-weight's groups: `Converting` has all that planning asks about a weight.
+A thread converts two values of K at a time. If the weight has groups of K, it also subtracts zeros and
+multiplies by scales. `Converting` has all that planning asks about a weight.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _HALF_K_TILE = 64
 
 @dataclass(frozen=True)
 class Converting:
-    """What a kernel does with the values of a weight as it converts them, by the weight's groups of K."""
+    """The conversion of a weight in a kernel, by the weight's groups of K."""
 
     groups: WeightGroups | None
 
     @staticmethod
     def of(spec: EpilogueSpec) -> Converting:
-        """That of a spec whose weight is converted."""
+        """Returns the conversion of a spec's weight."""
         return Converting(spec.product.groups)
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cute_backend.planning import Alignment, Arch, TileConfig, plan
+from cute_backend.planning.converting import CONVERTED, Converting
 from cute_backend.planning.registers import (
     COPYING,
     MARGIN,
@@ -19,11 +20,22 @@ from cute_backend.planning.registers import (
     sets_of_sums,
     spare_registers,
 )
-from cute_backend.spec import DType, Op, ProductKind, Scaling, Store
+from cute_backend.spec import DType, Op, ProductKind, Scaling, Store, WeightGroups
 from support.small_specs import block_mean, block_softmax, by_element, exact, row_maximum, rowvec, spec_of
 
 HOPPER, BLACKWELL = TileConfig(Arch.SM90A, 128, 128), TileConfig(Arch.SM100A, 128, 128)
 LINES = {"a_scaling": Scaling.LINE, "b_scaling": Scaling.LINE}
+
+
+def test_scales_and_zeros_of_a_weight_are_counted_and_take_time() -> None:
+    """Of two rows of each 64: of a chunk of groups, of the next one, and of the groups of half a k tile."""
+    small = WeightGroups(32, DType.BF16, DType.BF16)
+    wide = WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16)
+    assert Converting(small).registers == CONVERTED + 2 * (1 + 1 + 2)
+    assert Converting(wide).registers == CONVERTED + 2 * 2 * (1 + 1 + 1)
+    tile = TileConfig(Arch.SM90A, 64, 8, subtile_n=8, transposed=True, converts=True)
+    times = [Converting(each).k_times(tile, 0.1) for each in (None, small, wide)]
+    assert times == sorted(times) and times[0] < times[1] < times[2]
 
 
 def test_what_a_thread_has_of_a_visit_is_counted() -> None:

@@ -53,7 +53,7 @@ class Axes(Enum):
     COLUMNS = "N, G, g"
     ROWS = "N * G, g"
     ALONG_K = "G, g, N"
-    """Those that the product reads without an exchange: the one order of which kernels take the scales."""
+    """The axes of (K, N), which the product reads as they are. Kernels take scales (G, N) alone."""
 
     def of_vectors(self, groups: Size, n: Size) -> tuple[Size, ...]:
         """The shape of zeros and scales, which have one element for each group and column."""

@@ -111,8 +111,8 @@ def _random(
 def _of_blocks(argument: Argument, shape: Sequence[int], of_weight: bool) -> tuple[int, int]:
     """The strides in which torch's own kernels take scales of blocks: those of single rows or columns are
     neighbours, those of 128 x 128 are contiguous along K. If the scales of a row were contiguous instead, a
-    copy of 128 rows' scales would touch 128 lines of L2. Those of a weight's groups are contiguous along K,
-    as libraries store them."""
+    copy of 128 rows' scales would touch 128 lines of L2. Libraries store the scales and zeros of a weight's
+    groups contiguous along K."""
     along_k = next(axis for axis, dim in enumerate(argument.dims) if dim.extent is Extent.K_BLOCKS)
     lines = argument.dims[1 - along_k].extent
     square = lines in (Extent.M_BLOCKS, Extent.N_BLOCKS)
