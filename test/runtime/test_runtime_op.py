@@ -22,6 +22,7 @@ from cute_backend.spec import (
     ProductKind,
     Scaling,
     Store,
+    WeightGroups,
 )
 from support.runtime.handmade import make_spec
 
@@ -168,6 +169,34 @@ def test_every_block_has_a_scale() -> None:
     assert binding.operands([a, of_a], [b, of_b], []) == [a, of_a, b, of_b]
     with pytest.raises(ValueError, match="the scales of B have shape"):
         binding.operands([a, of_a], [b, of_b[:, :1]], [])
+
+
+def test_every_group_of_a_weight_has_a_scale_and_a_zero() -> None:
+    groups = WeightGroups(32, DType.F32, DType.F32, DType.I8, DType.BF16)
+    acc = Accumulator("acc", DType.BF16, DType.I8, groups=groups)
+    spec = EpilogueSpec((acc,), (), (), (Store("out0", "acc", DType.BF16),)).to_json()
+    a, b = torch.ones(6, 96).bfloat16(), torch.ones(10, 96).to(torch.int8).t()
+    scales, zeros = torch.full((3, 10), 2.0), torch.zeros(3, 10).to(torch.int8)
+    zeros[1] = 3
+    assert torch.equal(OP([a], [b, scales, zeros], [], spec)[0], torch.zeros(6, 10).bfloat16())
+    for given, message in (
+        ([b, scales], "1 A and 2 B tensors; .* each with scales and zeros of its groups"),
+        (
+            [b, scales[:2], zeros],
+            r"the scales of B have shape \(2, 10\); of groups of 32 of K they have \(3, 10\)",
+        ),
+        ([b, scales, zeros[:, :1]], r"the zeros of B have shape \(3, 1\); of groups of 32"),
+        (
+            [b, scales, zeros.float()],
+            "zeros of the groups of B of acc is torch.float32; the spec says torch.int8",
+        ),
+        ([b[:80], scales, zeros], r"B is \(80, 10\), and 80 is no multiple of its groups of 32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            OP([a[:, : len(given[0])]], given, [], spec)
+        if given[0] is b and len(given) == 3 and given[2].dtype is torch.int8:
+            with pytest.raises(ValueError, match=message):
+                Binding(EpilogueSpec.from_json(spec)).operands([a], given, [])
 
 
 def test_groups_of_rows_have_scales_in_tiles_of_their_own() -> None:

@@ -32,6 +32,7 @@ from cute_backend.spec import (
     Reduction,
     Scaling,
     Store,
+    WeightGroups,
 )
 from support.random_specs import BLOCK, specs
 from support.runtime.handmade import make_spec
@@ -107,6 +108,15 @@ def test_scales_of_blocks_lie_as_torch_takes_them() -> None:
     assert (of_a.shape, of_a.stride()) == ((132, 4), (1, 132))
     assert (of_b.shape, of_b.stride()) == ((4, 3), (1, 4))
     assert (of_b_lines.shape, of_b_lines.stride()) == ((4, 272), (272, 1))
+
+
+def test_scales_of_groups_lie_as_libraries_store_them() -> None:
+    groups = WeightGroups(64, DType.BF16, DType.BF16, DType.U8, DType.BF16)
+    acc = Accumulator("acc", DType.BF16, DType.U8, groups=groups)
+    spec = EpilogueSpec((acc,), (), (), (Store("out0", "acc", DType.BF16),))
+    given = random_operands(spec, 5, 272, 320, torch.Generator().manual_seed(0))
+    check_operands(spec, *given)
+    assert [(each.shape, each.stride()) for each in given[1][1:]] == [((5, 272), (1, 5))] * 2
 
 
 @pytest.mark.parametrize("scaled", [False, True])
