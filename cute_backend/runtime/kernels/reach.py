@@ -187,7 +187,7 @@ def _reachable_configs(
         return [with_rowvecs(config, spec, constraints.rowvecs) for config in table(arch, spec)][:most]
     if problem.m is not None:
         return [config_for(problem, alignment, arch, sm_count, winners)]
-    if spec.product.is_converted:
+    if spec.product.is_wideable:
         buckets = [m for m in buckets if m <= MOST_CONVERTED_ROWS]
     problems = {m: replace(problem, m=m, varies=True) for m in buckets}
     chosen = {m: config_for(each, alignment, arch, sm_count, winners) for m, each in problems.items()}
