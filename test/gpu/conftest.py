@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 import cute_backend.registration  # noqa: F401
@@ -12,6 +14,7 @@ from cute_backend import config
 
 
 @pytest.fixture(autouse=True)
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+def unmeasured() -> Iterator[None]:
     """Every kernel runs in the model's tile, and no region is left to Inductor because it was the faster."""
-    monkeypatch.setattr(config, "measure", False)
+    with config.patch(measure=False):
+        yield
