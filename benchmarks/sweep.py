@@ -124,7 +124,8 @@ def row_of(drawn: Drawn, prepared: Prepared, turn: Turn, rounds: int) -> dict[st
     for column, cell in cells.items():
         taken = [timing[cell].median_us for timing in timings if cell in timing]
         row[column] = f"{statistics.median(taken):.2f}" if taken else ""
-    (found,) = (each for each in prepared.variants if each.cell == ours)
+    measured = (each.measurement for each in prepared.variants)
+    (found,) = (each for each in measured if each.cell == ours)
     return {**row, "agrees": found.agrees, "note": found.note}
 
 
@@ -285,7 +286,7 @@ def _measure(arguments: argparse.Namespace, wanted: Sequence[Drawn]) -> None:
             with own_turn() as turn:
                 for drawn, each in prepared:
                     row = row_of(drawn, each, turn, arguments.rounds)
-                    if not any("OutOfMemory" in variant.note for variant in each.variants):
+                    if not any("OutOfMemory" in variant.measurement.note for variant in each.variants):
                         rows.writerow(row)
             del prepared, each
             gc.collect()

@@ -58,7 +58,12 @@ def test_a_problem_where_ours_is_slower_is_timed_three_times() -> None:
     cells = [sweep._BARE, *(Cell(sweep._OURS, runner) for runner in (Runner.INDUCTOR, Runner.CUTE))]
     unit = Unit(lambda: None, 1)
     prepared = Prepared(
-        drawn.name, [], [SimpleNamespace(cell=c, unit=unit, agrees=True, note="") for c in cells]
+        drawn.name,
+        [],
+        [
+            SimpleNamespace(measurement=SimpleNamespace(cell=c, agrees=True, note=""), unit=unit)
+            for c in cells
+        ],
     )
     row = sweep.row_of(drawn, prepared, turn, 15)
     assert (row["torch"], row["inductor"], row["cute"], row["agrees"]) == ("5.00", "10.00", "11.00", True)

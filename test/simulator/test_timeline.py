@@ -16,18 +16,18 @@ FIRST, SECOND = "CTA (0, 0, 0)", "CTA (1, 0, 0)"
 
 def recorded() -> Recorder:
     recorder = Recorder()
-    recorder.wait(f"warp 10 of {FIRST}", "mma", 7, "mbarrier.try_wait", 5, 50)
-    recorder.wait(f"warp 2 of {FIRST}", "epilogue", 9, "bar.sync 1", 10, 20)
-    recorder.wait(f"warp 2 of {FIRST}", "epilogue", 9, "bar.sync 1", 30, 40)
-    recorder.wait(f"warp 3 of {SECOND}", "tma", 9, "bar.sync 1", 1, 2)
-    recorder.exit(f"warp 10 of {FIRST}", "mma", 60)
-    recorder.exit(f"warp 3 of {SECOND}", "tma", 70)
-    recorder.exit(f"warp 2 of {FIRST}", "epilogue", 45)
-    recorder.exit(f"warp 0 of {FIRST}", "other", 1)
-    recorder.operation(f"TMA load of {FIRST}", "cp.async.bulk.tensor", 3, 60)
-    recorder.operation(f"wgmma of warp 2 of {FIRST}", "wgmma.mma_async", 3, 9)
-    recorder.operation(f"wgmma of warp 10 of {FIRST}", "wgmma.mma_async", 4, 9)
-    recorder.operation(f"TMA store of {SECOND}", "cp.async.bulk.tensor", 3, 60)
+    recorder.waits.append((f"warp 10 of {FIRST}", "mma", 7, "mbarrier.try_wait", 5, 50))
+    recorder.waits.append((f"warp 2 of {FIRST}", "epilogue", 9, "bar.sync 1", 10, 20))
+    recorder.waits.append((f"warp 2 of {FIRST}", "epilogue", 9, "bar.sync 1", 30, 40))
+    recorder.waits.append((f"warp 3 of {SECOND}", "tma", 9, "bar.sync 1", 1, 2))
+    recorder.exits.append((f"warp 10 of {FIRST}", "mma", 60))
+    recorder.exits.append((f"warp 3 of {SECOND}", "tma", 70))
+    recorder.exits.append((f"warp 2 of {FIRST}", "epilogue", 45))
+    recorder.exits.append((f"warp 0 of {FIRST}", "other", 1))
+    recorder.operations.append((f"TMA load of {FIRST}", "cp.async.bulk.tensor", 3, 60))
+    recorder.operations.append((f"wgmma of warp 2 of {FIRST}", "wgmma.mma_async", 3, 9))
+    recorder.operations.append((f"wgmma of warp 10 of {FIRST}", "wgmma.mma_async", 4, 9))
+    recorder.operations.append((f"TMA store of {SECOND}", "cp.async.bulk.tensor", 3, 60))
     return recorder
 
 
