@@ -13,8 +13,8 @@ from cute_backend.spec import DType, EpilogueSpec, WeightGroups
 
 MOST_CONVERTED_ROWS = 256
 """The most rows of a product whose kernel converts its weight. Each tile of rows converts all of it again,
-while another kernel reads and writes it once, and the product reads 16 bits. An estimate puts the crossing at
-128 to 256 rows or above; no timing has confirmed it."""
+while another kernel reads and writes it once, and the product reads 16 bits. At 256 rows the former takes
+0.44 to 0.62 of the time (three linears of Llama 8B, int8 and e4m3, H200); more rows were not timed."""
 
 CONVERTED = 48
 """Registers of a thread for the values of a k tile of each 64 rows, once converted, and for those of half of
