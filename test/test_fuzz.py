@@ -38,7 +38,7 @@ from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.values import composites, lower
 from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.ops import OPS
-from cute_backend.spec import Axis, DType, Operand, Scaling
+from cute_backend.spec import Axis, DType, Operand, Reduction, Scaling
 
 BF16 = torch.bfloat16
 
@@ -399,15 +399,13 @@ def ignore_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lose_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reductions of rows that end one column early."""
-    from cute_backend import replay
+    right = Reduction.reference
 
-    right = replay.reduce
-
-    def wrong(plane: Tensor, reduction: Any, accumulate: torch.dtype) -> Tensor:
+    def wrong(reduction: Reduction, plane: Tensor, accumulate: torch.dtype) -> Tensor:
         short = reduction.axis is Axis.ROW and plane.shape[1] > 1
-        return right(plane[:, :-1] if short else plane, reduction, accumulate)
+        return right(reduction, plane[:, :-1] if short else plane, accumulate)
 
-    monkeypatch.setattr(replay, "reduce", wrong)
+    monkeypatch.setattr(Reduction, "reference", wrong)
 
 
 def forget_roundings(monkeypatch: pytest.MonkeyPatch) -> None:

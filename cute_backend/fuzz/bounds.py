@@ -315,8 +315,7 @@ def _product(eager: Tensor, run: Callable[..., Tensor], operands: list[Bounds]) 
             *(c.abs() for c in centres)
         )
         loose = loose | ~spread.isfinite()
-    a = operands[0].eager
-    fp8 = a.is_cuda and a.is_floating_point() and a.dtype.itemsize == 1  # in tensor cores
+    fp8 = _is_fp8_on_a_gpu(operands[0].eager)
     exact = sizes < (2**_KEPT_BITS if fp8 else 2**24)
     for each in operands:
         exact = exact & bool((each.certain & (each.reference == each.reference.round())).all())
@@ -328,6 +327,10 @@ def _product(eager: Tensor, run: Callable[..., Tensor], operands: list[Bounds]) 
     low = torch.where(finite, reference - spread, reference)
     high = torch.where(finite, reference + spread, reference)
     return _rounded(eager, low, high, reference, loose)
+
+
+def _is_fp8_on_a_gpu(a: Tensor) -> bool:
+    return a.is_cuda and a.is_floating_point() and a.dtype.itemsize == 1
 
 
 def _fp8_error(run: Callable[..., Tensor], operands: list[Bounds], sizes: Tensor) -> Tensor:
