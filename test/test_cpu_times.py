@@ -1,4 +1,4 @@
-"""What a run says of the processor time of its folders."""
+"""The lines that a run prints of the processor time of its folders."""
 
 from __future__ import annotations
 

@@ -279,6 +279,17 @@ def test_what_runs_in_place_of_a_tile_in_doubt_is_timed(
     assert result == Result(spilling, 70.0, None, thorough=False)
 
 
+def test_a_kernel_that_spills_in_every_tile_is_timed_against_inductors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what would run, and may be slow."""
+    for module in (rungs, tune):
+        monkeypatch.setattr(module, "spill_bytes", lambda kernel: 8)
+    job = Job(SPEC, 257, 5632, 2048, unfused=lambda: lambda: None, thorough=False)
+    (result,) = tuner(tmp_path, FakeTimer(unfused=60.0)).tune([job])
+    assert result is not None and result.unfused_wins and counted() == {"measured": 1}
+
+
 @pytest.mark.parametrize(
     ("timer", "build", "reason", "sentence"),
     [

@@ -440,7 +440,8 @@ class Launcher:
         count("weights_widened")
         launcher = _launcher(self._spec.widened, self._gpu.index, self._constraints)
         # The rows of its transpose are contiguous, and stay so if they are a slice of longer ones.
-        wide = [each.mT.to(a[0].dtype, memory_format=torch.contiguous_format).mT for each in b]
+        with torch.no_grad():
+            wide = [each.mT.to(a[0].dtype, memory_format=torch.contiguous_format).mT for each in b]
         return launcher(a, wide, loads, given)
 
     def fitted(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Fitted | None:

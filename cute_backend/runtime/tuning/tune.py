@@ -169,7 +169,9 @@ class Tuner:
             for key, job in jobs.items():
                 # Another process may have done it while this one was building.
                 if self._is_missing(key, job):
-                    functions = _sound({kernel: outcomes[kernel] for kernel in kernels[key]})
+                    functions = _built({kernel: outcomes[kernel] for kernel in kernels[key]})
+                    if job.thorough:
+                        functions = _sound(functions)
                     free = self._timer.free_bytes()
                     try:
                         result = self._time(job, functions, kernels[key], unfused.pop(key))
@@ -275,17 +277,21 @@ def _warn_of_failures(outcomes: Iterable[Outcome]) -> None:
             warn_once(("failed", str(outcome)), f"cute_backend: tuning leaves out a candidate: {outcome}")
 
 
-def _sound(outcomes: Mapping[Kernel, Outcome]) -> dict[Kernel, KernelFunction]:
-    """The kernels that were built and do not spill. A kernel that spills is counted."""
-    functions = {}
-    for kernel, outcome in outcomes.items():
-        if isinstance(outcome, (BuildError, UnavailableError)):
-            continue
-        if spill_bytes(kernel):
-            count("candidates_spilled")
-        else:
-            functions[kernel] = outcome
-    return functions
+def _built(outcomes: Mapping[Kernel, Outcome]) -> dict[Kernel, KernelFunction]:
+    """The kernels that could be built."""
+    return {
+        kernel: outcome
+        for kernel, outcome in outcomes.items()
+        if not isinstance(outcome, (BuildError, UnavailableError))
+    }
+
+
+def _sound(functions: Mapping[Kernel, KernelFunction]) -> dict[Kernel, KernelFunction]:
+    """The kernels that do not spill. A kernel that spills is counted."""
+    sound = {kernel: function for kernel, function in functions.items() if not spill_bytes(kernel)}
+    if spilled := len(functions) - len(sound):
+        count("candidates_spilled", spilled)
+    return sound
 
 
 def _problem(job: Job) -> Problem:
