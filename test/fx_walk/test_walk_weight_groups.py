@@ -248,6 +248,14 @@ def test_other_architectures_and_many_rows_keep_their_graph() -> None:
     assert close(torchao_int4, rows(MOST_CONVERTED_ROWS + 1), *given)
 
 
+def test_rows_of_unknown_number_keep_their_graph() -> None:
+    """A launch of many rows could not convert such a weight by one kernel."""
+    x = rows()
+    torch._dynamo.mark_dynamic(x, 0)
+    given = weight(), *vectors(32, torch.bfloat16, torch.int8)
+    assert is_converted(torchao_int4, rows(), *given) and not is_converted(torchao_int4, x, *given)
+
+
 def test_inductor_s_time_for_it_includes_the_conversion() -> None:
     given, _ = FORMS[torchao_int8]
     (report,) = collect(torchao_int8, given, arch="sm_90a")

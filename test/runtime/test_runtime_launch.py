@@ -53,6 +53,7 @@ from cute_backend.runtime.kernels.reach import (
     MAX_KERNELS,
     Problem,
     config_for,
+    launched,
     reachable_kernels,
 )
 from cute_backend.runtime.tuning.tuning_results import Key
@@ -70,6 +71,7 @@ from cute_backend.spec import (
     Reduction,
     Store,
     Stride,
+    WeightGroups,
 )
 from support.runtime.handmade import make_spec
 from support.runtime.layouts import check_layouts
@@ -119,7 +121,8 @@ class Compiler:
             self.launches.append((kernel, arguments))
             spec = kernel.plan.spec
             first_b = 2 if spec.product.kind is ProductKind.GROUPED else 1
-            first = first_b + 1
+            groups = spec.product.groups
+            first = first_b + 1 + (0 if groups is None else len(groups.vectors))
             loads = list(tensors[first : first + len(spec.loads)])
             for i, load in enumerate(spec.loads):
                 if load.dtype is DType.BOOL:
@@ -723,6 +726,16 @@ def test_a_stored_weight_of_many_rows_is_converted_in_memory(compiler: Compiler)
         assert kernel.plan.spec == (CONVERTED if is_converted else CONVERTED.widened)
         assert arguments[1].dtype is (torch.int8 if is_converted else torch.bfloat16)
     assert compiler.built == built and counters["cute_backend"]["weights_widened"] == 1
+
+
+def test_a_weight_in_groups_is_never_converted_without_its_scales(compiler: Compiler) -> None:
+    groups = WeightGroups(32, DType.F32, DType.F32, DType.I8, DType.BF16)
+    spec = replace(SPEC, accumulators=(replace(SPEC.product, b_dtype=DType.I8, groups=groups),))
+    for m in (None, MOST_CONVERTED_ROWS + 1):
+        assert launched(Problem(spec, m, 16, 32)) == [Problem(spec, m, 16, 32)]
+    a, _, loads = operands(MOST_CONVERTED_ROWS + 1, 16, 32)
+    stored = torch.randint(-128, 128, (16, 32), dtype=torch.int8).t()
+    check((a, [stored, torch.rand(1, 16), torch.ones(1, 16, dtype=torch.int8)], loads), spec)
 
 
 @pytest.mark.parametrize(
