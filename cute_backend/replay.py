@@ -156,7 +156,7 @@ def _products(
         return [_of_groups(left, offsets, right, accumulate) for right in b]
     if not spec.product.is_block_scaled:
         (left,) = a
-        if spec.product.groups is not None:
+        if spec.product.weight_groups is not None:
             b = [_of_weight_groups(spec.product, *b)]
         joined = [right.flatten(1) if spec.product.b_block else right for right in b]
         return [torch.matmul(left.to(accumulate), right.to(accumulate)) for right in joined]
@@ -181,7 +181,7 @@ def _products(
 
 def _of_weight_groups(acc: Accumulator, stored: Tensor, *vectors: Tensor) -> Tensor:
     """The weight (K, N) of stored values in groups of K, with the roundings that `WeightGroups` states."""
-    groups = acc.groups
+    groups = acc.weight_groups
     assert groups is not None
 
     def rounded(values: Tensor, dtype: DType | None) -> Tensor:

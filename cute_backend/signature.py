@@ -205,8 +205,8 @@ def signature(spec: EpilogueSpec, sums: bool = False, counts: bool = False) -> t
             _tiled(name, acc, Role.B_SCALES, *groups, Extent.B_SCALES)
             for name, acc in zip(names, scaled, strict=True)
         ]
-    elif first.groups is not None:
-        arguments += _of_groups(names, first.groups)
+    elif first.weight_groups is not None:
+        arguments += _of_groups(names, first.weight_groups)
     elif first.is_block_scaled:
         extents = (Extent.K_BLOCKS, columns if first.b_scaling is Scaling.LINE else Extent.N_BLOCKS)
         arguments += [_scales(name, acc, Role.B_SCALES, extents) for name, acc in names.items()]

@@ -339,16 +339,16 @@ def test_weights_are_converted_in_dense_products_along_k(change: dict[str, Any])
 )
 def test_groups_that_no_kernel_converts(groups: WeightGroups, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        replace(SPEC, accumulators=(Accumulator("acc", DType.BF16, DType.U8, groups=groups),))
+        replace(SPEC, accumulators=(Accumulator("acc", DType.BF16, DType.U8, weight_groups=groups),))
 
 
 def test_groups_are_those_of_a_weight_that_is_converted() -> None:
     groups = WeightGroups(64, DType.BF16, DType.BF16, DType.U8, DType.BF16)
-    acc = Accumulator("acc", DType.BF16, DType.U8, groups=groups)
+    acc = Accumulator("acc", DType.BF16, DType.U8, weight_groups=groups)
     spec = EpilogueSpec((acc,), (), (), (Store("out", "acc", DType.BF16),))
     assert EpilogueSpec.from_json(spec.to_json()) == spec
-    without = replace(spec, accumulators=(replace(acc, groups=None),))
-    assert "groups" not in without.to_json() and without.key != spec.key
+    without = replace(spec, accumulators=(replace(acc, weight_groups=None),))
+    assert "weight_groups" not in without.to_json() and without.key != spec.key
     with pytest.raises(SpecError, match="converts no operand; only weights that are converted have groups"):
         replace(spec, accumulators=(replace(acc, b_dtype=DType.BF16),))
 

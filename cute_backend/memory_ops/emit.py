@@ -114,8 +114,8 @@ class _Module:
         for each in scales:
             blocks = product.a_scaling if each.role is Role.A_SCALES else product.b_scaling
             of, place = blocks.value, _SCALE_PLACES[blocks.by_mma]
-            if product.groups is not None:
-                of, place = f"by {product.groups.values}", _GROUP_PLACE
+            if product.weight_groups is not None:
+                of, place = f"by {product.weight_groups.values}", _GROUP_PLACE
             lines.append(f"    {each.name:<{width}}  {of:<{kind}}  {each.dtype.value:<4}  {place}")
         placements = self.plan.placements
         for load in self.spec.loads:
@@ -151,7 +151,7 @@ class _Module:
         enums += ["BColumns"] if self.tile.b_columns is not BColumns.APART else []
         enums += ["Scaling"] if self.spec.product.is_block_scaled else []
         enums += ["DType"] if self.spec.product.a_scaling.by_mma else []
-        enums += ["DType", "WeightGroups"] if self.spec.product.groups is not None else []
+        enums += ["DType", "WeightGroups"] if self.spec.product.weight_groups is not None else []
         enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
         draws = any(each.draws() for each in epilogues)
         is_split, several = self.tile.sums_in_memory, len(epilogues) > 1

@@ -53,7 +53,7 @@ class Converting:
     @staticmethod
     def of(spec: EpilogueSpec) -> Converting:
         """Returns the conversion of a spec's weight."""
-        return Converting(spec.product.groups)
+        return Converting(spec.product.weight_groups)
 
     @property
     def registers(self) -> int:

@@ -71,7 +71,7 @@ def _by_bits(config: TileConfig, spec: EpilogueSpec) -> str:
 
 
 def _weight(config: TileConfig, spec: EpilogueSpec) -> str:
-    groups, given = spec.product.groups, []
+    groups, given = spec.product.weight_groups, []
     if groups is not None:
         dtypes = (groups.scale, groups.product, groups.zero, groups.difference)
         names = [f"DType.{dtype.name}" for dtype in dtypes if dtype is not None]

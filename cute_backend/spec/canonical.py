@@ -18,7 +18,7 @@ from cute_backend.spec.stores import Store
 SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
 
-_IF_SET = ("after", "b_block", "cache", "groups", "heads", "period", "rows")
+_IF_SET = ("after", "b_block", "cache", "heads", "period", "rows", "weight_groups")
 """Fields that the form has only where they are not None, 0 or empty."""
 
 

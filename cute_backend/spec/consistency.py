@@ -270,8 +270,8 @@ def _validate_accumulator(acc: Accumulator) -> None:
         raise SpecError(
             f"{acc.name} has K in groups, and a 16-bit operand that is contiguous along K; neither may be"
         )
-    if acc.groups is not None:
-        _validate_groups(acc, acc.groups)
+    if acc.weight_groups is not None:
+        _validate_groups(acc, acc.weight_groups)
     if acc.b_block:
         _validate_b_block(acc)
     if {acc.a_scaling, acc.b_scaling} != {Scaling.NONE}:

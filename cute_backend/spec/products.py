@@ -152,7 +152,7 @@ class Accumulator:
 
     B may be stored in 8 bits beside an A of 16, as a weight that was quantised to save memory is. The kernel
     converts its values to A's dtype, which has all of them, between shared memory and the MMA. If they have
-    `groups` of K, it also subtracts zeros there, and multiplies by scales.
+    `weight_groups` (groups of K), it also subtracts zeros there, and multiplies by scales.
 
     The accumulators of a spec share one A, and one MMA computes them all. Accumulators of EVEN and ODD
     columns come as a pair, in this order, and share a B of (K, 2 N) as well.
@@ -183,7 +183,7 @@ class Accumulator:
     b_scaling: Scaling = Scaling.NONE
     width: int = 0
     b_block: int = 0
-    groups: WeightGroups | None = None
+    weight_groups: WeightGroups | None = None
 
     @property
     def dtype(self) -> DType:
@@ -215,7 +215,7 @@ class Accumulator:
     def is_wideable(self) -> bool:
         """Whether a conversion of the whole weight in memory leaves the same product, as it does not where
         groups of K have scales."""
-        return self.is_converted and self.groups is None
+        return self.is_converted and self.weight_groups is None
 
     @property
     def widened(self) -> Accumulator:

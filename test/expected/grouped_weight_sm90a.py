@@ -4,7 +4,7 @@
     b_zeros   by 128   i8    registers       of groups of K, loaded four groups ahead, by element
     rowvec0   colvec   bf16  row_read        one value for each row of a thread, before the accumulator wait
 
-cute_mm_bias_128x16_81fc4ea4:
+cute_mm_bias_128x16_250affbe:
 sm_90a, tile 128x16_1x1_by16_unrolled_transposed, planes aligned to 16 bytes:
 128 by 16 of the transposed product, subtiles of 16 columns, unrolled, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come

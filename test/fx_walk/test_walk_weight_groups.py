@@ -133,7 +133,7 @@ def close(fn: Callable[..., Any], *given: Tensor) -> bool:
 def test_forms(form: Callable[..., Tensor]) -> None:
     given, (stored, groups) = FORMS[form]
     region = only(form, *given)
-    assert (region.spec.product.b_dtype, region.spec.product.groups) == (stored, groups)
+    assert (region.spec.product.b_dtype, region.spec.product.weight_groups) == (stored, groups)
     assert f"{stored.value} in groups of {groups.values} converted to" in region.products[0].label
     assert close(form, *given)
 
@@ -152,7 +152,7 @@ def test_a_gated_pair_is_two_kernels() -> None:
         return F.silu(torchao_int8(x, *given[:3])) * torchao_int8(x, *given[3:])
 
     regions = explain(fn, x, *given, *given, arch="sm_90a").regions
-    assert [region.spec.product.groups is not None for region in regions] == [True, True]
+    assert [region.spec.product.weight_groups is not None for region in regions] == [True, True]
 
 
 def with_scale(values: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

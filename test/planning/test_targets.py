@@ -161,7 +161,7 @@ def test_a_spec_is_served_where_its_dtypes_are() -> None:
     weights = replace(bf16, accumulators=(replace(bf16.product, b_dtype=DType.E4M3),))
     assert unserved(weights, HOPPER) is None and unserved(weights, AMPERE) is None
     scaled = WeightGroups(64, DType.BF16, DType.BF16)
-    weights = replace(bf16, accumulators=(replace(bf16.product, b_dtype=DType.I8, groups=scaled),))
+    weights = replace(bf16, accumulators=(replace(bf16.product, b_dtype=DType.I8, weight_groups=scaled),))
     assert unserved(weights, HOPPER) is None
     wanted = "no mainloop of sm_80 converts i8 in groups of 64 to bf16, as acc has it"
     assert unserved(weights, AMPERE) == wanted

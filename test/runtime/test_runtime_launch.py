@@ -121,7 +121,7 @@ class Compiler:
             self.launches.append((kernel, arguments))
             spec = kernel.plan.spec
             first_b = 2 if spec.product.kind is ProductKind.GROUPED else 1
-            groups = spec.product.groups
+            groups = spec.product.weight_groups
             first = first_b + 1 + (0 if groups is None else len(groups.vectors))
             loads = list(tensors[first : first + len(spec.loads)])
             for i, load in enumerate(spec.loads):
@@ -730,7 +730,7 @@ def test_a_stored_weight_of_many_rows_is_converted_in_memory(compiler: Compiler)
 
 def test_a_weight_in_groups_is_never_converted_without_its_scales(compiler: Compiler) -> None:
     groups = WeightGroups(32, DType.F32, DType.F32, DType.I8, DType.BF16)
-    spec = replace(SPEC, accumulators=(replace(SPEC.product, b_dtype=DType.I8, groups=groups),))
+    spec = replace(SPEC, accumulators=(replace(SPEC.product, b_dtype=DType.I8, weight_groups=groups),))
     for m in (None, MOST_CONVERTED_ROWS + 1):
         assert launched(Problem(spec, m, 16, 32)) == [Problem(spec, m, 16, 32)]
     a, _, loads = operands(MOST_CONVERTED_ROWS + 1, 16, 32)

@@ -173,7 +173,7 @@ def test_every_block_has_a_scale() -> None:
 
 def test_every_group_of_a_weight_has_a_scale_and_a_zero() -> None:
     groups = WeightGroups(32, DType.F32, DType.F32, DType.I8, DType.BF16)
-    acc = Accumulator("acc", DType.BF16, DType.I8, groups=groups)
+    acc = Accumulator("acc", DType.BF16, DType.I8, weight_groups=groups)
     spec = EpilogueSpec((acc,), (), (), (Store("out0", "acc", DType.BF16),)).to_json()
     a, b = torch.ones(6, 96).bfloat16(), torch.ones(10, 96).to(torch.int8).t()
     scales, zeros = torch.full((3, 10), 2.0), torch.zeros(3, 10).to(torch.int8)

@@ -112,7 +112,7 @@ def test_scales_of_blocks_lie_as_torch_takes_them() -> None:
 
 def test_scales_of_groups_lie_as_libraries_store_them() -> None:
     groups = WeightGroups(64, DType.BF16, DType.BF16, DType.U8, DType.BF16)
-    acc = Accumulator("acc", DType.BF16, DType.U8, groups=groups)
+    acc = Accumulator("acc", DType.BF16, DType.U8, weight_groups=groups)
     spec = EpilogueSpec((acc,), (), (), (Store("out0", "acc", DType.BF16),))
     given = random_operands(spec, 5, 272, 320, torch.Generator().manual_seed(0))
     check_operands(spec, *given)

@@ -47,7 +47,7 @@ GROUPS = {
 
 def spec(stored: DType, other: DType, groups: WeightGroups) -> EpilogueSpec:
     """acc + exact0."""
-    acc = Accumulator("acc", other, stored, groups=groups)
+    acc = Accumulator("acc", other, stored, weight_groups=groups)
     return EpilogueSpec((acc,), (RESIDUAL,), (op("t0", "add", "acc", "exact0"),), (Store("out0", "t0", F32),))
 
 
@@ -116,7 +116,7 @@ def test_weights_have_the_bits_of_the_chain(case: str) -> None:
     drawn = torch.rand(shape, generator=generator), torch.rand(shape, generator=generator) * 200
     vectors = [each.to(TORCH_DTYPES[of]) for each, of in zip(drawn, groups.vectors, strict=False)]
     expected = chain(values, TORCH_DTYPES[other], groups, *vectors).t().float()
-    acc = Accumulator("acc", other, stored, groups=groups)
+    acc = Accumulator("acc", other, stored, weight_groups=groups)
     bare = EpilogueSpec((acc,), (), (), (Store("out0", "acc", F32),))
     for first in (0, 126):
         a = torch.eye(256, dtype=TORCH_DTYPES[other])[first : first + 130]
@@ -192,6 +192,6 @@ def test_torchao_s_weights(config: str) -> None:
         return torch.nn.functional.silu(linear(x))
 
     (region,) = cute_backend.explain(program, x, arch="sm_90a").regions
-    assert region.spec.product.groups is not None
+    assert region.spec.product.weight_groups is not None
     result, expected = cute_backend.simulate(program, x, arch="sm_90a", async_seed=1), program(x).float()
     assert (result.float() - expected).norm() < 0.01 * expected.norm()

@@ -170,7 +170,7 @@ def test_weights_are_converted_without_spills_or_waits(
 )
 def test_weights_in_groups_are_converted_without_spills_or_waits(groups: WeightGroups) -> None:
     spec = epilogue_spec("addmm_relu", True)
-    acc = replace(spec.product, b_dtype=DType.U8, a_major=Major.K, b_major=Major.K, groups=groups)
+    acc = replace(spec.product, b_dtype=DType.U8, a_major=Major.K, b_major=Major.K, weight_groups=groups)
     spec = replace(spec, accumulators=(acc,))
     shapes = [(m, n, k) for m in (8, 64, 200) for n, k in ((4096, 14336), (28672, 4096))]
     known = dict.fromkeys(choose(Arch.SM90A, spec, *shape, 132) for shape in shapes)

@@ -146,7 +146,7 @@ def _in_groups(anchor: Anchor) -> Anchor | Refused | None:
     nodes = tuple(vector.node for vector in vectors if vector is not None)
     if any(fake(node).device != anchor.device for node in nodes):
         return None
-    acc = replace(acc, a_dtype=to, groups=groups)
+    acc = replace(acc, a_dtype=to, weight_groups=groups)
     return replace(anchor, b=found.node, accumulator=acc, b_groups=nodes)
 
 
@@ -193,6 +193,6 @@ def is_worth_converting(stored: Anchor, target: Target | None, precision: Precis
     if precision is Precision.EAGER and stored.scale_b is not None:
         return False
     acc = stored.accumulator
-    if target is not None and not target.can_convert(acc.b_dtype, acc.groups is not None):
+    if target is not None and not target.can_convert(acc.b_dtype, acc.weight_groups is not None):
         return False
-    return may_be_few(stored.m, acc.groups is not None)
+    return may_be_few(stored.m, acc.weight_groups is not None)

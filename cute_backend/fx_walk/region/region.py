@@ -137,7 +137,7 @@ def _conversion(anchor: Anchor) -> str:
     acc = anchor.accumulator
     if not acc.is_converted:
         return ""
-    groups = "" if acc.groups is None else f" in groups of {acc.groups.values}"
+    groups = "" if acc.weight_groups is None else f" in groups of {acc.weight_groups.values}"
     beyond = f" (beyond {MOST_CONVERTED_ROWS} rows in memory, at each call)"
     rows = "" if isinstance(anchor.m, int) else beyond
     return f", {acc.b_dtype.value}{groups} converted to {acc.a_dtype.value}{rows}"

@@ -98,8 +98,8 @@ def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -
     """Raises ValueError if the number of scales is not the number of blocks of A and B, or the scales and
     zeros of a weight in groups of K are not those of its groups and columns."""
     product = spec.product
-    if product.groups is not None:
-        _check_groups(product.groups, b[0], b[spec.b_count :])
+    if product.weight_groups is not None:
+        _check_groups(product.weight_groups, b[0], b[spec.b_count :])
     if not product.is_block_scaled:
         return
     k = a[0].shape[1] * product.a_dtype.values
@@ -178,13 +178,14 @@ def check_operands(
     It does not check strides: a launch copies loads whose layout is not that of the spec.
     """
     scaled, grouped = spec.product.is_block_scaled, spec.product.kind.has_offsets
-    beside = len(spec.product.groups.vectors) if spec.product.groups is not None else int(scaled)
+    weight = spec.product.weight_groups
+    beside = int(scaled) if weight is None else len(weight.vectors)
     if (len(a), len(b)) != (1 + scaled + grouped, (1 + beside) * spec.b_count):
         raise ValueError(
             f"gemm_epilogue got {len(a)} A and {len(b)} B tensors; the spec multiplies one A"
             f"{', with the offsets of its groups,' if grouped else ''} by {spec.b_count} B"
             f"{', each with scales of its blocks' if scaled else ''}"
-            f"{_of_groups(spec.product.groups)}"
+            f"{_of_groups(spec.product.weight_groups)}"
         )
     if len(loads) != len(spec.loads):
         names = ", ".join(load.name for load in spec.loads) or "none"

@@ -55,7 +55,7 @@ def random_operands(
     columns = 2 * n if spec.b_columns is BColumns.INTERLEAVED else n
     blocks = {Extent.M_BLOCKS: m, Extent.N_BLOCKS: columns, Extent.K_BLOCKS: k}
     sizes |= {extent: Scaling.SQUARE.blocks(size) for extent, size in blocks.items()}
-    if (weight := spec.product.groups) is not None:
+    if (weight := spec.product.weight_groups) is not None:
         sizes |= {Extent.K_BLOCKS: k // weight.values}
     if (scaling := spec.product.a_scaling).by_mma:
         values = k * spec.product.a_dtype.values

@@ -142,8 +142,8 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
         table = torch.randint(-99, 100, (m // 2, 64), generator=generator).to(torch.bfloat16)
         loads["exact0"] = table[None, :, None].expand(2, m // 2, n // 64, 64)
     of_a, of_b = block_scales(acc, m, n, k) if acc.is_block_scaled else ([], [])
-    if acc.groups is not None:
-        of_b = weight_vectors(acc.groups, n, k)
+    if acc.weight_groups is not None:
+        of_b = weight_vectors(acc.weight_groups, n, k)
     return (
         [a if acc.a_major is Major.K else a.t(), *of_a],
         [

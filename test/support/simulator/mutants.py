@@ -134,7 +134,7 @@ GROUPED_WEIGHT = replace(
             "acc",
             DType.BF16,
             DType.U8,
-            groups=WeightGroups(64, DType.BF16, DType.BF16, DType.BF16, DType.BF16),
+            weight_groups=WeightGroups(64, DType.BF16, DType.BF16, DType.BF16, DType.BF16),
         ),
     ),
 )
