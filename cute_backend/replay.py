@@ -6,7 +6,7 @@ one row of the op table; every cast follows `numerics`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from cute_backend import numerics
 from cute_backend.caches import caches_of, without_caches, write_rows
 from cute_backend.kinds.blocks import BlockOp
+from cute_backend.kinds.scales import Scales, sum_of_blocks
 from cute_backend.ops import (
     COLUMN_INDEX,
     OPS,
@@ -26,9 +27,6 @@ from cute_backend.ops import (
 from cute_backend.spec import (
     FP8_K_STEP,
     REDUCED,
-    SCALE_BLOCK,
-    SCALE_TILE,
-    Accumulator,
     BColumns,
     Const,
     DType,
@@ -38,7 +36,6 @@ from cute_backend.spec import (
     Operand,
     Overflow,
     ProductKind,
-    Scaling,
     Store,
     Stride,
 )
@@ -143,121 +140,50 @@ def _of_segments(
 def _products(
     spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], accumulate: torch.dtype
 ) -> list[Tensor]:
-    """Multiplies A by every B. If blocks have scales, the product of each block of K is multiplied by the
-    scales of its rows and columns before it is added."""
-    if spec.product.kind is ProductKind.K_GROUPED:
-        left, offsets = a
-        step = 1 if spec.product.a_dtype.bits == 16 else FP8_K_STEP
-        return [_by_groups_of_k(left, offsets, right, accumulate, step) for right in b]
-    if spec.product.kind is ProductKind.GROUPED:
-        left, offsets, *of_a = a
-        if spec.product.is_block_scaled:
-            return _of_scaled_groups(spec, left, offsets, of_a[0], b, accumulate)
-        return [_of_groups(left, offsets, right, accumulate) for right in b]
-    if not spec.product.is_block_scaled:
-        (left,) = a
-        if spec.product.weight_groups is not None:
-            b = [_of_weight_groups(spec.product, *b)]
-        joined = [right.flatten(1) if spec.product.b_block else right for right in b]
-        return [torch.matmul(left.to(accumulate), right.to(accumulate)) for right in joined]
-    if spec.product.a_scaling.by_mma:
-        left = dequantised(a[0], a[1], spec.product.a_scaling).to(accumulate)
+    """Multiplies A by every B, with the vectors beside them."""
+    product, count = spec.product, spec.b_count
+    (a_side, of_a), (b_side, of_b) = spec.scaled
+    of_spec = 1 + product.kind.has_offsets + len(of_a.beside(a_side)), count * (1 + len(of_b.beside(b_side)))
+    if (len(a), len(b)) != of_spec:
+        raise ValueError(f"got {len(a)} and {len(b)} tensors of A and B; the spec has {of_spec}")
+    left, *beside = a
+    ends = beside.pop(0) if product.kind.has_offsets else None
+    every_b = [(b[i], b[i + count :: count]) for i in range(count)]
+
+    def applied(scales: Scales, operand: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        return scales.applied(operand, vectors, product.multiplied, numerics.cast).to(accumulate)
+
+    if product.kind is ProductKind.K_GROUPED:
+        assert ends is not None
+        step = 1 if product.a_dtype.bits == 16 else FP8_K_STEP
+        return [_by_groups_of_k(left, ends, right, accumulate, step) for right, _ in every_b]
+    if ends is not None:
+        rows = of_a.in_groups(left, ends.tolist(), beside, product.multiplied, numerics.cast)
+        products = []
+        for right, vectors in every_b:
+            matrices = (applied(of_b, one, own) for one, *own in zip(right, *vectors, strict=True))
+            products.append(_of_groups(rows, ends, matrices, right.shape[-1], accumulate))
+        return products
+    if of_a.scales_sums:
+        scalings = product.a_scaling, product.b_scaling
         return [
-            left @ dequantised(right.t(), scales, spec.product.b_scaling).t().to(accumulate)
-            for right, scales in zip(b[: spec.b_count], b[spec.b_count :], strict=True)
+            sum_of_blocks(left, right, scalings, (beside[0], own), accumulate) for right, (own,) in every_b
         ]
-    left, rows = a[0], _of_lines(a[1], 0, spec.product.a_scaling, a[0].shape[0]).to(accumulate)
-    products = []
-    for right, scales in zip(b[: spec.b_count], b[spec.b_count :], strict=True):
-        columns = _of_lines(scales, 1, spec.product.b_scaling, right.shape[1]).to(accumulate)
-        product = left.new_zeros((left.shape[0], right.shape[1]), dtype=accumulate)
-        for block, first in enumerate(range(0, left.shape[1], SCALE_BLOCK)):
-            k = slice(first, first + SCALE_BLOCK)
-            sums = torch.matmul(left[:, k].to(accumulate), right[k].to(accumulate))
-            product += sums * (rows[:, block : block + 1] * columns[block])
-        products.append(product)
-    return products
+    rows = applied(of_a, left.mT, beside).mT
+    joined = [(right.flatten(1) if product.b_block else right, vectors) for right, vectors in every_b]
+    return [torch.matmul(rows, applied(of_b, right, vectors)) for right, vectors in joined]
 
 
-def _of_weight_groups(acc: Accumulator, stored: Tensor, *vectors: Tensor) -> Tensor:
-    """The weight (K, N) of stored values in groups of K, with the roundings that `WeightGroups` states."""
-    groups = acc.weight_groups
-    assert groups is not None
-
-    def rounded(values: Tensor, dtype: DType | None) -> Tensor:
-        return values if dtype is None else values.to(numerics.TORCH_DTYPES[dtype]).float()
-
-    computed = (groups.product, groups.difference)
-    scales, *zeros = (
-        rounded(each.float(), dtype).repeat_interleave(groups.values, 0)
-        for each, dtype in zip(vectors, computed, strict=False)
-    )
-    values = stored.float()
-    for zero in zeros:
-        values = rounded(values - zero, groups.difference)
-    values = rounded(rounded(values, groups.product) * scales, groups.product)
-    return values.to(numerics.TORCH_DTYPES[acc.multiplied])
-
-
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The magnitudes of E2M1 by code, whose fourth bit is the sign (OCP Microscaling Formats 1.0, table 5)."""
-
-
-def dequantised(operand: Tensor, scales: Tensor, scaling: Scaling) -> Tensor:
-    """The values of an operand (lines, K), where fp4 has two in a byte, times the scales of its blocks, which
-    lie in tiles. The result is fp32, and exact unless a product lies beyond fp32's range."""
-    if operand.dtype is torch.float4_e2m1fn_x2:
-        codes = operand.view(torch.uint8)
-        pairs = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2).to(torch.int64)
-        values = torch.tensor([*_E2M1, *(-x for x in _E2M1)], device=operand.device)[pairs]
-    else:
-        values = operand.to(torch.float32)
-    lines, k = values.shape
-    factors = untiled(scales, scaling, lines, k).to(torch.float32)
-    return values * factors.repeat_interleave(scaling.facts.k, 1)[:, :k]
-
-
-def untiled(scales: Tensor, scaling: Scaling, lines: int, k: int) -> Tensor:
-    """Rearranges scales from tiles of `SCALE_TILE` to (lines, blocks of K), without their padding."""
-    count = scaling.k_blocks(k)
-    tiles = scales.view(torch.uint8).view(-(-lines // SCALE_TILE[0]), -(-count // SCALE_TILE[1]), 32, 4, 4)
-    rows = tiles.permute(0, 3, 2, 1, 4).reshape(SCALE_TILE[0] * len(tiles), -1)
-    return rows[:lines, :count].contiguous().view(scales.dtype)
-
-
-def _of_lines(scales: Tensor, axis: int, blocks: Scaling, count: int) -> Tensor:
-    """Repeats the scales of blocks, so that there is one for each of `count` lines along `axis`."""
-    return scales.repeat_interleave(blocks.lines, axis).narrow(axis, 0, count)
-
-
-def _of_groups(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype) -> Tensor:
-    """The rows of each group times its B. Rows beyond the last group, which no kernel writes, are zeros."""
-    product, first = a.new_zeros((a.shape[0], b.shape[-1]), dtype=accumulate), 0
-    for group, end in enumerate(offsets.tolist()):
-        torch.matmul(a[first:end].to(accumulate), b[group].to(accumulate), out=product[first:end])
+def _of_groups(
+    a: Tensor, offsets: Tensor, matrices: Iterable[Tensor], columns: int, accumulate: torch.dtype
+) -> Tensor:
+    """The rows of each group times its B, one of `matrices`. Rows beyond the last group, which no kernel
+    writes, are zeros."""
+    product, first = a.new_zeros((a.shape[0], columns), dtype=accumulate), 0
+    for right, end in zip(matrices, offsets.tolist(), strict=True):
+        torch.matmul(a[first:end].to(accumulate), right, out=product[first:end])
         first = end
     return product
-
-
-def _of_scaled_groups(
-    spec: EpilogueSpec, a: Tensor, offsets: Tensor, of_a: Tensor, b: Sequence[Tensor], accumulate: torch.dtype
-) -> list[Tensor]:
-    """Multiplies as `_of_groups`, by every B, after scaling the blocks of A and B. The scales lie in tiles,
-    and each group of rows begins with a tile of its own."""
-    scaling, k = spec.product.a_scaling, a.shape[1] * spec.product.a_dtype.values
-    rows = a.new_zeros((a.shape[0], k), dtype=accumulate)
-    first = begin = 0
-    for end in offsets.tolist():
-        count = scaling.tiled(end - first, k)
-        if end > first:
-            own = dequantised(a[first:end], of_a[begin : begin + count], scaling)
-            rows[first:end] = own.to(accumulate)
-        first, begin = end, begin + count
-    products = []
-    for right, scales in zip(b[: spec.b_count], b[spec.b_count :], strict=True):
-        each = [dequantised(one.t(), of_one, scaling).t() for one, of_one in zip(right, scales, strict=True)]
-        products.append(_of_groups(rows, offsets, torch.stack(each), accumulate))
-    return products
 
 
 def _by_groups_of_k(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype, step: int) -> Tensor:

@@ -9,24 +9,21 @@ add it here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
 from cute_backend.kinds.axes import Dim, Extent, Stride, plane
+from cute_backend.kinds.scales import Scales, Side
 from cute_backend.spec import (
-    Accumulator,
-    BColumns,
     DType,
     EpilogueSpec,
     Load,
     Major,
     Order,
     ProductKind,
-    Scaling,
     Store,
-    WeightGroups,
 )
 
 TMA_ALIGN = 16
@@ -58,11 +55,10 @@ class Role(Enum):
     """The purpose of an argument. The order of the members is the order of the arguments."""
 
     A = "A"
-    A_SCALES = "scales of A's blocks"
+    A_SCALES = "scales beside A"
     OFFSETS = "offsets"
     B = "B"
-    B_SCALES = "scales of B's blocks"
-    B_ZEROS = "zeros of B's groups"
+    B_SCALES = "scales and zeros beside B"
     LOAD = "load"
     STORE = "store"
     WORKSPACE = "workspace"
@@ -104,6 +100,8 @@ class Argument:
     dtype: DType
     dims: tuple[Dim, ...]
     alignment: ArgumentAlignment = ArgumentAlignment.ELEMENT
+    inner: int | None = None
+    """The axis along which libraries store neighbours of a vector beside A or B, whose strides are any."""
 
     @staticmethod
     def of_load(load: Load, width: int = 0) -> Argument:
@@ -172,44 +170,28 @@ class Argument:
 def signature(spec: EpilogueSpec, sums: bool = False, counts: bool = False) -> tuple[Argument, ...]:
     """The arguments of a spec's kernels, in order: A, every B, loads, stores and, if some stores reduce or if
     the tile leaves the `sums` of parts of K there (`TileConfig.sums_in_memory`), the workspace. Then, if the
-    kernel `counts` the tiles of rows (`planning.may_finish_rows`), the counters. Scales of A's blocks come
-    after A, then the offsets of groups. Scales of the blocks of every B come after all B, as do the scales
-    of a weight's groups of K and then its zeros."""
+    kernel `counts` the tiles of rows (`planning.may_finish_rows`), the counters. The offsets of groups come
+    after A, then the scales beside A. Those beside every B come after all B: the scales of each, then its
+    zeros."""
     first = spec.product
     batched, grouped = first.kind is ProductKind.BATCHED, first.kind is ProductKind.GROUPED
     batches = (Extent.BATCHES,) if batched else ()
     groups = (Extent.GROUPS,) if grouped else batches
-    rows = Extent.ROWS if batched or first.kind is ProductKind.K_GROUPED else Extent.M
-    columns = Extent.COLUMNS if spec.b_columns is BColumns.INTERLEAVED else Extent.N
-    a = plane((*batches, rows, Extent.K), first.a_major is Major.K)
+    (of_a, a_scales), (of_b, b_scales) = spec.scaled
+    a = plane((*batches, of_a.lines, Extent.K), first.a_major is Major.K)
     arguments = [Argument("a", f"A of {first.name}", Role.A, first.a_dtype, a, ArgumentAlignment.TMA)]
     if first.kind.has_offsets:
         ends = (Dim(Extent.GROUPS, Stride.ONE),)
         arguments.append(Argument(OFFSETS, "the offsets of the groups", Role.OFFSETS, DType.I32, ends))
-    tiled = first.a_scaling.by_mma
-    if tiled:
-        arguments.append(_tiled("a", first, Role.A_SCALES, Extent.A_SCALES))
-    elif first.is_block_scaled:
-        extents = (rows if first.a_scaling is Scaling.LINE else Extent.M_BLOCKS, Extent.K_BLOCKS)
-        arguments.append(_scales("a", first.name, Role.A_SCALES, extents))
+    arguments += _beside({"a": first.name}, Role.A_SCALES, of_a, a_scales)
     names = {("b" if spec.b_count == 1 else f"b{i}"): acc.name for i, acc in enumerate(spec.first_of_each_b)}
     for (name, acc), product in zip(names.items(), spec.first_of_each_b, strict=True):
-        b = plane((*groups, Extent.K, columns), first.b_major is not Major.K, product.width)
+        b = plane((*groups, Extent.K, of_b.lines), first.b_major is not Major.K, product.width)
         if product.b_block:
             blocks = Dim(Extent.BLOCKS, Stride.OTHER, product.b_block, product.width)
             b = (b[0], blocks, Dim(Extent.BLOCK, Stride.OTHER, product.b_block))
         arguments.append(Argument(name, f"B of {acc}", Role.B, first.b_dtype, b, ArgumentAlignment.TMA))
-    if tiled:
-        scaled = (replace(first, name=acc) for acc in names.values())
-        arguments += [
-            _tiled(name, acc, Role.B_SCALES, *groups, Extent.B_SCALES)
-            for name, acc in zip(names, scaled, strict=True)
-        ]
-    elif first.weight_groups is not None:
-        arguments += _of_groups(names, first.weight_groups)
-    elif first.is_block_scaled:
-        extents = (Extent.K_BLOCKS, columns if first.b_scaling is Scaling.LINE else Extent.N_BLOCKS)
-        arguments += [_scales(name, acc, Role.B_SCALES, extents) for name, acc in names.items()]
+    arguments += _beside(names, Role.B_SCALES, of_b, b_scales)
     arguments += (Argument.of_load(load, spec.width_of(load.name)) for load in spec.loads)
     arguments += (Argument.of_store(store, spec.width_of(store.value)) for store in spec.stores)
     if spec.reductions or sums:
@@ -228,26 +210,18 @@ def of_role(arguments: Sequence[Argument], role: Role) -> tuple[Argument, ...]:
     return tuple(argument for argument in arguments if argument.role is role)
 
 
-def _scales(name: str, acc: str, role: Role, extents: tuple[Extent, ...]) -> Argument:
-    """The scales of an operand's blocks, with any strides."""
-    dims = tuple(Dim(extent, Stride.OTHER) for extent in extents)
-    return Argument(f"{name}_scales", f"block scale of {name[0].upper()} of {acc}", role, DType.F32, dims)
-
-
-def _of_groups(names: Mapping[str, str], groups: WeightGroups) -> list[Argument]:
-    """The scales, (groups of K, columns), of every B in groups of K, then their zeros, with any strides."""
-    dims = tuple(Dim(extent, Stride.OTHER) for extent in (Extent.K_BLOCKS, Extent.N))
-    roles = ((Role.B_SCALES, "scales"), (Role.B_ZEROS, "zeros"))
+def _beside(names: Mapping[str, str], role: Role, side: Side, scales: Scales) -> list[Argument]:
+    """The vectors beside operands, whose arguments have the `names` of accumulators."""
     return [
-        Argument(f"{name}_{kind}", f"{kind} of the groups of B of {acc}", role, dtype, dims)
-        for (role, kind), dtype in zip(roles, groups.vectors, strict=False)
+        Argument(
+            f"{name}_{vector.name}",
+            f"{vector.title} of {side.name} of {acc}",
+            role,
+            vector.dtype,
+            vector.dims,
+            ArgumentAlignment.TMA if vector.by_tma else ArgumentAlignment.ELEMENT,
+            vector.inner,
+        )
+        for vector in scales.beside(side)
         for name, acc in names.items()
     ]
-
-
-def _tiled(name: str, acc: Accumulator, role: Role, *extents: Extent) -> Argument:
-    """The scales of an operand's blocks as TMA and the MMA take them, in consecutive tiles. If each group has
-    a B, its scales have an axis of groups."""
-    title, dtype = f"block scale of {name[0].upper()} of {acc.name}", acc.a_scaling.facts.dtype
-    dims = tuple(Dim(each, Stride.ONE if each is extents[-1] else Stride.OTHER) for each in extents)
-    return Argument(f"{name}_scales", title, role, dtype, dims, ArgumentAlignment.TMA)

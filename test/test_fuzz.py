@@ -427,26 +427,22 @@ def round_by_the_values_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scale_by_the_blocks_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fp32 scales of each block of K taken for the next one."""
-    from cute_backend import replay
+    right = Scaling.of_lines
 
-    right = replay._of_lines
+    def wrong(scaling: Scaling, scales: Tensor, axis: int, count: int) -> Tensor:
+        return right(scaling, scales.roll(1, 1 - axis), axis, count)
 
-    def wrong(scales: Tensor, axis: int, blocks: Scaling, count: int) -> Tensor:
-        return right(scales.roll(1, 1 - axis), axis, blocks, count)
-
-    monkeypatch.setattr(replay, "_of_lines", wrong)
+    monkeypatch.setattr(Scaling, "of_lines", wrong)
 
 
 def scale_by_neighbouring_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiled scales of a row taken for the row after it."""
-    from cute_backend import replay
+    right = Scaling.untiled
 
-    right = replay.untiled
+    def wrong(scaling: Scaling, scales: Tensor, lines: int, k: int) -> Tensor:
+        return right(scaling, scales, lines, k).view(torch.uint8).roll(1, 0).view(scales.dtype)
 
-    def wrong(scales: Tensor, scaling: Scaling, lines: int, k: int) -> Tensor:
-        return right(scales, scaling, lines, k).view(torch.uint8).roll(1, 0).view(scales.dtype)
-
-    monkeypatch.setattr(replay, "untiled", wrong)
+    monkeypatch.setattr(Scaling, "untiled", wrong)
 
 
 def wrap_sums(monkeypatch: pytest.MonkeyPatch) -> None:

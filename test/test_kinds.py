@@ -25,9 +25,11 @@ from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, plan, table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
+from cute_backend.runtime.arguments.random_operands import random_operands
 from cute_backend.signature import Argument, Role, of_role, signature
 from cute_backend.spec import (
     TABLE_COLUMNS,
+    Accumulator,
     Blocks,
     Const,
     EpilogueSpec,
@@ -35,8 +37,10 @@ from cute_backend.spec import (
     Op,
     Operand,
     ProductKind,
+    Scaling,
     Store,
     Stride,
+    WeightGroups,
 )
 from support.small_specs import row_maximum, spec_of, taken
 
@@ -344,3 +348,42 @@ def test_blocks_of_a_load_pass_through_all_layers(blocks: Blocks) -> None:
     assert all(f"{name}(" in module for name in calls)
     with pytest.raises(SpecError, match="load has blocks of 1 columns; a block has two or more"):
         replace(spec, loads=(replace(load, blocks=replace(blocks, columns=1)),))
+
+
+_FP8 = Accumulator("acc", DType.E4M3, DType.E4M3, fast_accum=False)
+_INT8 = Accumulator("acc", DType.BF16, DType.I8)
+SCALED = {
+    "1x128 by 128x128": replace(_FP8, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE),
+    "1x32": replace(_FP8, a_scaling=Scaling.MX, b_scaling=Scaling.MX, fast_accum=True),
+    "by 64, scales": replace(_INT8, weight_groups=WeightGroups(64, DType.BF16, DType.BF16)),
+    "by 128, scales and zeros": replace(
+        _INT8, weight_groups=WeightGroups(128, DType.F32, DType.BF16, DType.I8, DType.F32)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_scales_pass_through_all_layers(name: str) -> None:
+    acc = SCALED[name]
+    spec = EpilogueSpec((acc,), (), (), (Store("out0", "acc", DType.F32),))
+    assert EpilogueSpec.from_json(spec.to_json()) == spec
+    a, b, _ = random_operands(spec, 16, 32, 256, torch.Generator().manual_seed(1))
+    check_operands(spec, a, b, [])
+    (of_a, of_b), beside = spec.scaled, []
+    for (side, scales), tensors in ((of_a, a[1:]), (of_b, b[1:])):
+        assert len(scales.beside(side)) == len(tensors)
+        beside += [(scales, tensor) for tensor in tensors]
+    assert beside
+    for tensors in (a, b):
+        for place in range(1, len(tensors)):
+            wrong = [*tensors]
+            wrong[place] = torch.cat([tensors[place]] * 2)
+            given = (wrong, b) if tensors is a else (a, wrong)
+            with pytest.raises(ValueError, match=r"(scales|zeros) of [AB] have shape"):
+                check_operands(spec, *given, [])
+    arch = Arch.SM100A if acc.a_scaling.by_mma else Arch.SM90A
+    header = emit(plan(spec, table(arch, spec)[0], Alignment.TMA)).split('"""')[1]
+    arguments = [*of_role(signature(spec), Role.A_SCALES), *of_role(signature(spec), Role.B_SCALES)]
+    for argument, (scales, _) in zip(arguments, beside, strict=True):
+        (line,) = (line for line in header.split("\n") if line.startswith(f"    {argument.name} "))
+        assert scales.words in line and scales.place in line

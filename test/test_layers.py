@@ -205,6 +205,13 @@ def test_forms_of_results_are_named_where_one_is_made_alone() -> None:
     assert found == {"caches.py", *made}
 
 
+def test_scales_are_named_where_a_product_gets_or_applies_them_alone() -> None:
+    """The walker finds them, a spec checks them, mainloops apply them, and kernels write those in tiles. All
+    else asks a product for its own."""
+    found = importing({"Scaling", "WeightGroups"})
+    assert {path.partition("/")[0] for path in found} == {"fx_walk", "planning", "spec", "templates"}
+
+
 def importing(names: set[str]) -> set[str]:
     """The files of the package that import one of these names, except for those that only pass them on."""
     return {

@@ -21,7 +21,7 @@ from cute_backend.memory_ops.simplify import simplify
 from cute_backend.planning import Plan, Rowvecs, Stages, TileConfig, unserved
 from cute_backend.planning.naming import entry_name
 from cute_backend.signature import COUNTERS, WORKSPACE, Argument, Role, of_role
-from cute_backend.spec import BColumns, DType, EpilogueSpec, Load, ProductKind
+from cute_backend.spec import BColumns, DType, EpilogueSpec, Load, ProductKind, Scales
 
 _WHERE_TO_READ_ON = (
     "templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come",
@@ -107,16 +107,12 @@ class _Module:
         return "\n".join([*self._header(), *classes, "", "", *self._launch(), ""])
 
     def _header(self) -> list[str]:
-        scales, product = self._scales(), self.spec.product
-        names = [each.name for each in scales] + [load.name for load in self.spec.loads]
-        width, kind = max(map(len, names), default=0), 7 if scales else 6
+        beside, product = self._beside(), self.spec.product
+        names = [each.name for each, _ in beside] + [load.name for load in self.spec.loads]
+        width, kind = max(map(len, names), default=0), 7 if beside else 6
         lines = ['"""' + self.formula.replace("\n", "\n   "), ""]
-        for each in scales:
-            blocks = product.a_scaling if each.role is Role.A_SCALES else product.b_scaling
-            of, place = blocks.value, _SCALE_PLACES[blocks.by_mma]
-            if product.weight_groups is not None:
-                of, place = f"by {product.weight_groups.values}", _GROUP_PLACE
-            lines.append(f"    {each.name:<{width}}  {of:<{kind}}  {each.dtype.value:<4}  {place}")
+        for each, of in beside:
+            lines.append(f"    {each.name:<{width}}  {of.words:<{kind}}  {each.dtype.value:<4}  {of.place}")
         placements = self.plan.placements
         for load in self.spec.loads:
             placement = placements[load.name]
@@ -149,9 +145,7 @@ class _Module:
         has_columns = any(each.has_columns() for each in epilogues)
         enums = [*(["Axis"] if reductions else []), *(["Order"] if has_columns else [])]
         enums += ["BColumns"] if self.tile.b_columns is not BColumns.APART else []
-        enums += ["Scaling"] if self.spec.product.is_block_scaled else []
-        enums += ["DType"] if self.spec.product.a_scaling.by_mma else []
-        enums += ["DType", "WeightGroups"] if self.spec.product.weight_groups is not None else []
+        enums += {name for _, scales in self.spec.scaled for name in scales.names}
         enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
         draws = any(each.draws() for each in epilogues)
         is_split, several = self.tile.sums_in_memory, len(epilogues) > 1
@@ -180,10 +174,13 @@ class _Module:
             *(["from cute_backend.templates.split_sums import SplitGemm"] if is_split else []),
         ]
 
-    def _scales(self) -> tuple[Argument, ...]:
-        """The arguments with scales of blocks, or with scales and zeros of groups."""
-        roles = (Role.A_SCALES, Role.B_SCALES, Role.B_ZEROS)
-        return tuple(argument for role in roles for argument in of_role(self.arguments, role))
+    def _beside(self) -> list[tuple[Argument, Scales]]:
+        """The arguments beside A and every B."""
+        return [
+            (argument, scales)
+            for role, (_, scales) in zip((Role.A_SCALES, Role.B_SCALES), self.spec.scaled, strict=True)
+            for argument in of_role(self.arguments, role)
+        ]
 
     def _launch(self) -> list[str]:
         views = {name: view for epilogue in self.epilogues for name, view in epilogue.views().items()}
@@ -253,7 +250,7 @@ class _Module:
         reductions, counts = self.spec.reductions, self.plan.finishes_rows
         stores = [store for epilogue in self.epilogues for store in epilogue.spec.stores]
         planes = names(store.name for store in stores if store.reduce is None)
-        scales = names(argument.name for argument in self._scales())
+        scales = names(argument.name for argument, _ in self._beside())
         further = f", [{scales}]" if scales else ""
         groups = of_role(self.arguments, Role.OFFSETS)
         further += "".join(f", {argument.name}={argument.name}" for argument in groups)
@@ -285,17 +282,6 @@ class _Module:
             gemm,
             f"    finish(partials, [{finished}], m, n, stream{f', {COUNTERS}' if counts else ''})",
         ]
-
-
-_SCALE_PLACES = {
-    False: f"{'k_tile_ring':<14}  copied to shared memory ahead of each k tile, by element",
-    True: f"{'tensor_memory':<14}  brought by TMA with each k tile, and copied there for the MMA",
-}
-"""Where block scales are kept and how they are copied there. The key says whether the MMA applies them."""
-
-
-_GROUP_PLACE = f"{'registers':<14}  of groups of K, loaded four groups ahead, by element"
-"""Where the scales and zeros of a weight's groups are kept."""
 
 
 def _modes(load: Load) -> str:

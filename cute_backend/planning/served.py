@@ -15,7 +15,7 @@ def unserved(spec: EpilogueSpec, target: Target) -> str | None:
             return f"no MMA of {target.name} multiplies {pair}, as {acc.name} does; supported: {taken}"
         if acc.is_converted and not target.can_convert(acc.b_dtype, acc.weight_groups is not None):
             stored, other = acc.b_dtype.value, acc.a_dtype.value
-            stored += "" if acc.weight_groups is None else f" in groups of {acc.weight_groups.values}"
+            stored += acc.b_scales.of_values
             return f"no mainloop of {target.name} converts {stored} to {other}, as {acc.name} has it"
         if not {acc.a_scaling, acc.b_scaling} <= target.scalings | {Scaling.NONE}:
             blocks = f"{acc.a_scaling.value} by {acc.b_scaling.value}"

@@ -14,7 +14,7 @@ are computed in fp32, over exactly the elements of the (M, N) plane. No op of th
 results, since they are complete only when the kernel is done; ops on a result alone belong to its store. An
 op may reduce too, over blocks of columns that a tile holds whole, and its result is a value like any other.
 
-The files: `products`, `weight_groups`, `loads`, `chain_ops` and `stores` define the parts of a spec, and
+The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a spec, and
 `epilogue_spec` the whole. `block_passes` says which reductions come ahead of what reads them, `consistency`
 checks a spec, and `canonical` converts it to JSON and back.
 """
@@ -25,6 +25,7 @@ from cute_backend.kinds.axes import SCALE_TILE, Order, Stride, padded
 from cute_backend.kinds.loads import LoadKind
 from cute_backend.kinds.reductions import BATCH_ROWS, Axis, Reduction
 from cute_backend.kinds.results import HEAD_COLUMNS, ByHeads, Cache, Heads
+from cute_backend.kinds.scales import GROUP_SIZES, K_TILE_VALUES, SCALE_BLOCK, Scales, Scaling, WeightGroups
 from cute_backend.kinds.tables import TABLE_COLUMNS, Blocks
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION
@@ -39,18 +40,14 @@ from cute_backend.spec.epilogue_spec import EpilogueSpec
 from cute_backend.spec.loads import Load
 from cute_backend.spec.products import (
     FP8_K_STEP,
-    SCALE_BLOCK,
     STORED_DTYPES,
     Accumulator,
     BColumns,
-    BlockFormat,
     Columns,
     Major,
     ProductKind,
-    Scaling,
 )
 from cute_backend.spec.stores import REDUCED, Part, Store
-from cute_backend.spec.weight_groups import GROUP_SIZES, K_TILE_VALUES, WeightGroups
 
 __all__ = [
     "BATCH_ROWS",
@@ -71,7 +68,6 @@ __all__ = [
     "Accumulator",
     "Axis",
     "BColumns",
-    "BlockFormat",
     "BlockPasses",
     "Blocks",
     "ByHeads",
@@ -92,6 +88,7 @@ __all__ = [
     "Precision",
     "ProductKind",
     "Reduction",
+    "Scales",
     "Scaling",
     "SpecError",
     "Store",

@@ -10,11 +10,11 @@ from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, DType
 from cute_backend.errors import SpecError
 from cute_backend.kinds.axes import Order, Stride
 from cute_backend.kinds.results import ByHeads
+from cute_backend.kinds.scales import Scaling, WeightGroups
 from cute_backend.spec.chain_ops import Overflow
 from cute_backend.spec.loads import Load
-from cute_backend.spec.products import STORED_DTYPES, Accumulator, Columns, Major, ProductKind, Scaling
+from cute_backend.spec.products import STORED_DTYPES, Accumulator, Columns, Major, ProductKind
 from cute_backend.spec.stores import Part, Store
-from cute_backend.spec.weight_groups import WeightGroups
 
 if TYPE_CHECKING:
     from cute_backend.spec.epilogue_spec import EpilogueSpec

@@ -12,15 +12,17 @@ from typing import Any, Union
 
 from cute_backend.dtypes import DType
 from cute_backend.errors import SpecError
+from cute_backend.kinds.axes import Extent
 from cute_backend.kinds.blocks import BlockOp
 from cute_backend.kinds.loads import LoadKind
 from cute_backend.kinds.reductions import Reduction
+from cute_backend.kinds.scales import Scales, Side
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION, decode, encode
 from cute_backend.spec.chain_ops import Op, Precision
 from cute_backend.spec.consistency import validate
 from cute_backend.spec.loads import Load
-from cute_backend.spec.products import Accumulator, BColumns, Columns
+from cute_backend.spec.products import Accumulator, BColumns, Columns, ProductKind
 from cute_backend.spec.stores import REDUCED, Store
 
 
@@ -51,6 +53,17 @@ class EpilogueSpec:
     def product(self) -> Accumulator:
         """The first accumulator. Its dtypes, majors, kind and scalings are those of all."""
         return self.accumulators[0]
+
+    @cached_property
+    def scaled(self) -> tuple[tuple[Side, Scales], tuple[Side, Scales]]:
+        """A and every B, with the scales beside each."""
+        product, groups = self.product, (Extent.GROUPS,)
+        in_rows = product.kind in (ProductKind.BATCHED, ProductKind.K_GROUPED)
+        by_rows = product.kind is ProductKind.GROUPED
+        columns = Extent.COLUMNS if self.b_columns is BColumns.INTERLEAVED else Extent.N
+        a = Side("A", Extent.ROWS if in_rows else Extent.M, Extent.M_BLOCKS, Extent.A_SCALES, (), by_rows)
+        b = Side("B", columns, Extent.N_BLOCKS, Extent.B_SCALES, groups if by_rows else ())
+        return (a, product.a_scaling), (b, product.b_scales)
 
     @cached_property
     def widened(self) -> EpilogueSpec:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 from cute_backend.dtypes import DType
-from cute_backend.kinds.axes import padded
-from cute_backend.spec.weight_groups import WeightGroups
+from cute_backend.kinds.scales import Scales, Scaling, WeightGroups
 
 
 class Major(str, Enum):
@@ -69,81 +67,6 @@ class BColumns(str, Enum):
     SEGMENTS = "segments"
     """Each has a B of its own, (K, `width`), and the columns of the plane are those of all B side by side.
     Their values never meet: they are regions of one A that share a launch."""
-
-
-SCALE_BLOCK = 128
-"""The elements of K that share a block's scale. SQUARE blocks have the same number of rows of A, or of
-columns of B."""
-
-
-class Scaling(str, Enum):
-    """How an operand of a product is divided into blocks, each of which has a scale of its own.
-
-    The names are those of `_scaled_mm`'s recipes: the rows of A, or columns of B, in a block, by its values
-    of K. Each member's facts are a `BlockFormat`.
-    """
-
-    NONE = "none"
-    """No blocks. A scale of the tensor, of rows or of columns doesn't vary along K: it is a load."""
-    LINE = "1x128"
-    SQUARE = "128x128"
-    MX = "1x32"
-    """MXFP8 and MXFP4 (OCP Microscaling Formats 1.0)."""
-    NV = "1x16"
-    """NVFP4. Its second, global scale doesn't vary along K: it is a load."""
-
-    @property
-    def facts(self) -> BlockFormat:
-        """Its blocks and their scales. Raises KeyError for NONE."""
-        return _FORMATS[self]
-
-    @property
-    def lines(self) -> int:
-        """Rows of A, or columns of B, in one block."""
-        return self.facts.lines
-
-    @property
-    def by_mma(self) -> bool:
-        """Whether the MMA multiplies by the scales, as it reads the operands."""
-        return self is not Scaling.NONE and self.facts.is_tiled
-
-    def blocks(self, lines: Any) -> Any:
-        """The number of blocks in `lines` rows of A, or columns of B."""
-        return (lines + self.lines - 1) // self.lines
-
-    def k_blocks(self, k: Any) -> Any:
-        """The number of blocks in `k` values of K."""
-        return (k + self.facts.k - 1) // self.facts.k
-
-    def tiled(self, lines: Any, k: Any) -> Any:
-        """The number of scales, padding included, for `lines` rows by `k` values, if scales are stored in
-        tiles of `SCALE_TILE`. Tiles of the same rows follow each other. Within a tile, the scales of row r
-        begin at 16 * (r % 32) + 4 * (r // 32)."""
-        rows, columns = padded(lines, self.k_blocks(k))
-        return rows * columns
-
-
-@dataclass(frozen=True)
-class BlockFormat:
-    """A format of blocks: `lines` rows of A, or columns of B, by `k` values of K share one scale of `dtype`.
-    If the MMA multiplies by the scales, they are stored in tiles, as it reads them; other scales may have any
-    strides."""
-
-    lines: int
-    k: int
-    dtype: DType
-    operands: tuple[DType, ...]
-    """The dtypes that it scales, both operands of a product alike."""
-    is_tiled: bool = False
-
-
-_FP8 = (DType.E4M3, DType.E5M2)
-_FORMATS = {
-    Scaling.LINE: BlockFormat(1, SCALE_BLOCK, DType.F32, _FP8),
-    Scaling.SQUARE: BlockFormat(SCALE_BLOCK, SCALE_BLOCK, DType.F32, _FP8),
-    Scaling.MX: BlockFormat(1, 32, DType.E8M0, (*_FP8, DType.E2M1X2), is_tiled=True),
-    Scaling.NV: BlockFormat(1, 16, DType.E4M3, (DType.E2M1X2,), is_tiled=True),
-}
 
 
 @dataclass(frozen=True)
@@ -221,6 +144,11 @@ class Accumulator:
     def widened(self) -> Accumulator:
         """The product of the same values, those that are converted stored in the other operand's dtype."""
         return replace(self, a_dtype=self.multiplied, b_dtype=self.multiplied)
+
+    @property
+    def b_scales(self) -> Scales:
+        """The scales beside each B."""
+        return self.weight_groups or self.b_scaling
 
     @property
     def is_block_scaled(self) -> bool:

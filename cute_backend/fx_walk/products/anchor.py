@@ -9,7 +9,7 @@ from torch import fx
 
 from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.graph.static import Size, fake, known, product
-from cute_backend.fx_walk.products.scaling_recipes import BlockScale
+from cute_backend.fx_walk.products.scaling_recipes import VectorView
 from cute_backend.fx_walk.refusals.reasons import Refused
 from cute_backend.fx_walk.values.activation import Activation
 from cute_backend.fx_walk.values.classify import ColumnSlice, LoadView
@@ -41,8 +41,10 @@ class Anchor:
     transpose of each is multiplied.
 
     If B is converted from a weight of 8 bits, `stored` is the product with that weight, whose values a kernel
-    converts itself, or the reason why none does. The scales, and zeros, of such a weight's groups of K are
-    `b_groups`, each (K / group, N).
+    converts itself, or the reason why none does.
+
+    `a_vectors` and `b_vectors` come beside A and B, and vary along K: scales of their blocks, or the scales,
+    and zeros, of a weight's groups of K, each (K / group, N).
 
     With `columns` it is the product with that slice of B's columns, and N is the number of columns in the
     slice.
@@ -59,12 +61,11 @@ class Anchor:
     addend: Addend | None = None
     activation: Activation | None = None
     columns: ColumnSlice | None = None
-    a_blocks: BlockScale | None = None
-    b_blocks: BlockScale | None = None
+    a_vectors: tuple[VectorView, ...] = ()
+    b_vectors: tuple[VectorView, ...] = ()
     offsets: fx.Node | None = None
     transposed: bool = False
     stored: Anchor | Refused | None = None
-    b_groups: tuple[fx.Node, ...] = ()
 
     def of_slice(self, columns: ColumnSlice, accumulator: Accumulator) -> Anchor:
         """The product with a slice of the columns of B."""
@@ -75,7 +76,7 @@ class Anchor:
             addend=self.addend and Addend(self.addend.view.of_slice(columns), self.addend.beta),
             columns=columns,
             stored=None,
-            b_blocks=self.b_blocks and replace(self.b_blocks, columns=self._blocks_of(columns)),
+            b_vectors=tuple(replace(each, columns=self._blocks_of(columns)) for each in self.b_vectors),
         )
 
     def _blocks_of(self, columns: ColumnSlice) -> ColumnSlice | None:
@@ -95,16 +96,16 @@ class Anchor:
     def splits_blocks(self, columns: ColumnSlice) -> bool:
         """Whether a slice begins within a block that has one scale."""
         scaling = self.accumulator.b_scaling
-        lines = SCALE_TILE[0] if scaling.by_mma else scaling.lines if self.b_blocks is not None else 1
+        lines = SCALE_TILE[0] if scaling.by_mma else scaling.lines
         return not (known(columns.step == 2) or known(columns.start % lines == 0))
 
     def with_a(self, other: dict[fx.Node, fx.Node]) -> Anchor:
         """The product with nodes of the same value for A, its scale and its offsets."""
         scale = self.scale_a and replace(self.scale_a, node=other[self.scale_a.node])
-        blocks = self.a_blocks and replace(self.a_blocks, node=other[self.a_blocks.node])
+        beside = tuple(replace(each, node=other[each.node]) for each in self.a_vectors)
         offsets = self.offsets and other[self.offsets]
         stored = self.stored.with_a(other) if isinstance(self.stored, Anchor) else self.stored
-        return replace(self, a=other[self.a], scale_a=scale, a_blocks=blocks, offsets=offsets, stored=stored)
+        return replace(self, a=other[self.a], scale_a=scale, a_vectors=beside, offsets=offsets, stored=stored)
 
     @property
     def a_side(self) -> list[fx.Node]:
@@ -115,8 +116,8 @@ class Anchor:
     def inputs(self) -> list[fx.Node]:
         """The nodes that the op reads."""
         addend = None if self.addend is None else self.addend.view
-        views = (self.scale_a, self.scale_b, addend, self.a_blocks, self.b_blocks)
-        return [*self.a_side, self.b, *self.b_groups, *(view.node for view in views if view is not None)]
+        views = (self.scale_a, self.scale_b, addend, *self.a_vectors, *self.b_vectors)
+        return [*self.a_side, self.b, *(view.node for view in views if view is not None)]
 
     @property
     def device(self) -> torch.device:
@@ -166,5 +167,5 @@ class Anchor:
     def stands_alone(self) -> bool:
         """Whether a region is useful even if nothing follows the product, because the op itself has an
         epilogue, or because Inductor would write the converted weight to memory first."""
-        scaled = self.scale_a is not None or self.a_blocks is not None
+        scaled = self.scale_a is not None or bool(self.a_vectors)
         return scaled or self.activation is not None or self.accumulator.is_converted

@@ -119,8 +119,8 @@ def _groups_scaled_by_mma(node: fx.Node, scaling: Scaling, scale_a: fx.Node, sca
         b=b,
         accumulator=replace(acc, a_scaling=scaling, b_scaling=scaling),
         out_dtype=out_dtype(fake(node).dtype),
-        a_blocks=a_blocks,
-        b_blocks=b_blocks,
+        a_vectors=(a_blocks,),
+        b_vectors=(b_blocks,),
         offsets=args["offs"],
     )
 

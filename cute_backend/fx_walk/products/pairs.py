@@ -156,7 +156,7 @@ def unlike(first: Anchor, second: Anchor) -> str | None:
         return "columns are packed head by head"
     if first.a is not second.a:
         return f"that one multiplies {user_label(second.a)} and this one {user_label(first.a)}"
-    if first.a_blocks != second.a_blocks:
+    if first.a_vectors != second.a_vectors:
         return "their A have different scales"
     if first.offsets is not second.offsets:
         return "their groups of rows have different offsets"

@@ -25,7 +25,7 @@ from cute_backend.fx_walk.products.scaling_recipes import (
     TAKEN,
     TILED,
     UNSWIZZLED,
-    BlockScale,
+    VectorView,
     block_scaling,
     blocks_of_v2,
     has_shape,
@@ -54,7 +54,7 @@ def read_scaled_mm(node: fx.Node) -> Anchor:
             return _scaled_by_mma(node, a, b, tiled, (scale_a, scale_b), args["bias"])
         scaling = block_scaling(fake(a), fake(b), fake(scale_a), fake(scale_b))
         if scaling is not None:
-            return _block_scaled(node, a, b, scaling, BlockScale(scale_a), BlockScale(scale_b), args["bias"])
+            return _block_scaled(node, a, b, scaling, VectorView(scale_a), VectorView(scale_b), args["bias"])
         raise _mixed(node, a, b, scale_a, scale_b)
     return _scaled(node, a, b, scale_a, scale_b, args["bias"], args["use_fast_accum"])
 
@@ -136,14 +136,14 @@ def _block_scaled(
     a: fx.Node,
     b: fx.Node,
     scaling: tuple[Scaling, Scaling],
-    a_blocks: BlockScale,
-    b_blocks: BlockScale,
+    a_blocks: VectorView,
+    b_blocks: VectorView,
     bias: fx.Node | None,
 ) -> Anchor:
     anchor = fp8(node, a, b, (a_blocks.node, b_blocks.node), bias, fast_accum=False)
     check_devices((a_blocks.node, b_blocks.node), anchor.device)
     accumulator = replace(anchor.accumulator, a_scaling=scaling[0], b_scaling=scaling[1])
-    return replace(anchor, accumulator=accumulator, a_blocks=a_blocks, b_blocks=b_blocks)
+    return replace(anchor, accumulator=accumulator, a_vectors=(a_blocks,), b_vectors=(b_blocks,))
 
 
 def _tiled_v2(node: fx.Node, args: dict[str, Any], recipe: tuple[str, ...]) -> Anchor:
@@ -188,8 +188,8 @@ def _scaled_by_mma(
         accumulator=replace(accumulator, a_scaling=scaling, b_scaling=scaling),
         out_dtype=out_dtype(fake(node).dtype),
         addend=bias_of(node, bias),
-        a_blocks=of_a,
-        b_blocks=of_b,
+        a_vectors=(of_a,),
+        b_vectors=(of_b,),
     )
 
 

@@ -40,10 +40,13 @@ UNSWIZZLED = ("NO_SWIZZLE",)
 
 
 @dataclass(frozen=True)
-class BlockScale:
-    """The scales of an operand's blocks. The op takes them as (rows of A, k) or (k, columns of B); if they
-    are `transposed`, the axes are swapped. `padded` scales have more blocks than K. Scales of B may be of a
-    slice of the `columns`. The op takes `tiled` scales as one vector, whatever their shape is."""
+class VectorView:
+    """A vector beside an operand, such as the scales of its blocks.
+
+    The op takes it as (rows of A, k) or (k, columns of B). If scales are `transposed`, the axes are swapped.
+    `padded` scales have more blocks than K. Scales of B may be of a slice of the `columns`. The op takes
+    `tiled` scales as one vector, whatever their shape is.
+    """
 
     node: fx.Node
     transposed: bool = False
@@ -52,7 +55,7 @@ class BlockScale:
     tiled: bool = False
 
 
-def blocks_of_v2(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockScale:
+def blocks_of_v2(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> VectorView:
     """The scales that `_scaled_mm_v2` takes for `lines` rows of A or columns of B, with the axes in the order
     that A's have. Raises Refused if they have another shape or other strides.
 
@@ -64,9 +67,9 @@ def blocks_of_v2(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> Block
     padded = (k_blocks + 3) // 4 * 4
     cublas = scaling is Scaling.SQUARE and has_shape(scale.shape, (padded, blocks))
     if cublas and known(scale.stride(0) == 1):
-        return BlockScale(node, transposed=True, padded=not known(padded == k_blocks))
+        return VectorView(node, transposed=True, padded=not known(padded == k_blocks))
     if has_shape(scale.shape, (blocks, k_blocks)):
-        return BlockScale(node)
+        return VectorView(node)
     taken = describe((blocks, k_blocks))
     if scaling is Scaling.SQUARE:
         taken += f" with any strides, or {describe((padded, blocks))} with a stride of 1 along its first axis"
@@ -97,35 +100,35 @@ def inferred(scale_a: torch.Tensor) -> Scaling | None:
     return {torch.float8_e8m0fnu: Scaling.MX, torch.float8_e4m3fn: Scaling.NV}.get(scale_a.dtype)
 
 
-def tiled_scale(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockScale:
+def tiled_scale(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> VectorView:
     """The scales of `lines` rows of A, or columns of B, by `k` values, in tiles. Raises Refused if their
     dtype or number is wrong, or if they are not contiguous."""
     scale, count, wanted = fake(node), scaling.tiled(lines, k), TORCH_DTYPES[scaling.facts.dtype]
     if scale.dtype is not wanted or not known(scale.numel() == count) or not scale.is_contiguous():
         tiles = "in tiles of 128 rows by 4 scales (SWIZZLE_32_4_4)"
         raise _other_layout(node, scaling, f"{count} contiguous elements of {wanted}, {tiles}")
-    return BlockScale(node, tiled=True)
+    return VectorView(node, tiled=True)
 
 
-def scales_of_groups(node: fx.Node, k: Size, scaling: Scaling) -> BlockScale | None:
+def scales_of_groups(node: fx.Node, k: Size, scaling: Scaling) -> VectorView | None:
     """Returns the scales of rows in groups by `k` values, (rows, blocks of K), in tiles. Each group begins a
     new tile. Returns None for other scales. Only the GPU knows how many rows of scales it reads."""
     scale = fake(node)
     padded = (scaling.k_blocks(k) + 3) // 4 * 4
     taken = scale.dtype is TORCH_DTYPES[scaling.facts.dtype] and scale.dim() == 2 and scale.is_contiguous()
-    return BlockScale(node, tiled=True) if taken and known(scale.shape[1] == padded) else None
+    return VectorView(node, tiled=True) if taken and known(scale.shape[1] == padded) else None
 
 
 def scales_of_each_group(
     node: fx.Node, groups: Size, n: Size, k: Size, scaling: Scaling
-) -> BlockScale | None:
+) -> VectorView | None:
     """Returns the scales of the (K, N) matrices of all groups, whose columns have `k` values: (groups,
     scales), in tiles. Returns None for other scales."""
     scale = fake(node)
     if scale.dtype is not TORCH_DTYPES[scaling.facts.dtype] or not scale.is_contiguous():
         return None
     taken = has_shape(scale.shape, (groups, scaling.tiled(n, k)))
-    return BlockScale(node, tiled=True) if taken else None
+    return VectorView(node, tiled=True) if taken else None
 
 
 def block_scaling(

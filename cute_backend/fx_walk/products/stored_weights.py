@@ -27,6 +27,7 @@ from cute_backend.fx_walk.graph.static import (
 )
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.product_operands import accumulator_of
+from cute_backend.fx_walk.products.scaling_recipes import VectorView
 from cute_backend.fx_walk.products.weight_groups import (
     CONVERSION,
     SCALING,
@@ -103,7 +104,7 @@ def _scaled(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 def with_stored_weight(anchor: Anchor) -> Anchor | Refused | None:
     """The product with the stored weight that B is converted from, whose scale is applied to the sums, or
-    whose scales of groups are `b_groups`. None if there is no such weight, if views are still between its
+    whose scales of groups are `b_vectors`. None if there is no such weight, if views are still between its
     steps, or if no kernel could read it. If no kernel converts its groups, it is the refusal of these."""
     if anchor.accumulator.kind is not ProductKind.DENSE:
         return None
@@ -143,11 +144,11 @@ def _in_groups(anchor: Anchor) -> Anchor | Refused | None:
     except Refused as refused:
         return refused if refused.reason is Reason.WEIGHT_GROUPS else None
     vectors = (found.vectors.get(name) for name in (SCALING, SUBTRACTION))
-    nodes = tuple(vector.node for vector in vectors if vector is not None)
-    if any(fake(node).device != anchor.device for node in nodes):
+    nodes = tuple(VectorView(vector.node) for vector in vectors if vector is not None)
+    if any(fake(each.node).device != anchor.device for each in nodes):
         return None
     acc = replace(acc, a_dtype=to, weight_groups=groups)
-    return replace(anchor, b=found.node, accumulator=acc, b_groups=nodes)
+    return replace(anchor, b=found.node, accumulator=acc, b_vectors=nodes)
 
 
 def _uncast(scale: fx.Node) -> fx.Node:

@@ -42,9 +42,9 @@ class Draft:
 
     @property
     def inputs(self) -> list[fx.Node]:
-        blocks = (each for anchor in self.anchors for each in (anchor.a_blocks, anchor.b_blocks))
-        scales = (each.node for each in blocks if each is not None)
-        return [*self.first.a_side, *(anchor.b for anchor in self.anchors), *scales, *self.chain.nodes()]
+        every = (each for anchor in self.anchors for each in (*anchor.a_vectors, *anchor.b_vectors))
+        beside = (each.node for each in every)
+        return [*self.first.a_side, *(anchor.b for anchor in self.anchors), *beside, *self.chain.nodes()]
 
     def rollback(self, mark: Mark) -> None:
         """Removes the loads and ops that were added to the chain since `mark`, and all work on operands."""

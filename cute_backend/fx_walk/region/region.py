@@ -13,7 +13,7 @@ from cute_backend.fx_walk.graph.mutation import root
 from cute_backend.fx_walk.graph.static import RESULT_DTYPES, Size, fake, known, product
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.questions import is_only_read
-from cute_backend.fx_walk.products.scaling_recipes import BlockScale
+from cute_backend.fx_walk.products.scaling_recipes import VectorView
 from cute_backend.fx_walk.refusals.reasons import user_label
 from cute_backend.fx_walk.region.value import E8M0, Value
 from cute_backend.fx_walk.values.chain import Chain
@@ -95,16 +95,10 @@ class Region:
         return [(anchor.b, anchor.columns) for anchor in self.anchors]
 
     @property
-    def a_scales(self) -> list[BlockScale]:
-        """The scales of A's blocks, if there are any."""
-        return [] if self.first.a_blocks is None else [self.first.a_blocks]
-
-    @property
-    def b_scales(self) -> list[BlockScale]:
-        """The scales of every B's blocks, if there are any, or the scales and zeros of a weight's groups."""
-        anchors = self.anchors[: self.spec.b_count]
-        of_groups = [BlockScale(node) for anchor in anchors for node in anchor.b_groups]
-        return of_groups + [anchor.b_blocks for anchor in anchors if anchor.b_blocks is not None]
+    def b_vectors(self) -> list[VectorView]:
+        """The vectors beside every B, in the order of the op's argument `b`: first the scales of all."""
+        every = (anchor.b_vectors for anchor in self.anchors[: self.spec.b_count])
+        return [vector for of_all in zip(*every, strict=True) for vector in of_all]
 
     @property
     def load_nodes(self) -> list[fx.Node]:
@@ -137,10 +131,9 @@ def _conversion(anchor: Anchor) -> str:
     acc = anchor.accumulator
     if not acc.is_converted:
         return ""
-    groups = "" if acc.weight_groups is None else f" in groups of {acc.weight_groups.values}"
     beyond = f" (beyond {MOST_CONVERTED_ROWS} rows in memory, at each call)"
     rows = "" if isinstance(anchor.m, int) else beyond
-    return f", {acc.b_dtype.value}{groups} converted to {acc.a_dtype.value}{rows}"
+    return f", {acc.b_dtype.value}{acc.b_scales.of_values} converted to {acc.a_dtype.value}{rows}"
 
 
 def _label(node: fx.Node, columns: ColumnSlice | None) -> str:

@@ -27,7 +27,7 @@ from torch.fx.node import map_arg
 from cute_backend.fx_walk.graph import new_calls
 from cute_backend.fx_walk.graph.sizes import Sizes
 from cute_backend.fx_walk.graph.static import fake, product, same_sizes
-from cute_backend.fx_walk.products.scaling_recipes import BlockScale
+from cute_backend.fx_walk.products.scaling_recipes import VectorView
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.replacement.product_times import can_be_rated
 from cute_backend.fx_walk.values.classify import ColumnSlice, LoadView
@@ -68,7 +68,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: Sizes, replaced: dict[fx.Nod
         bounds = (sizes.argument(bound) for bound in (columns.start, columns.end, columns.step))
         return call(aten.slice.Tensor, node, axis, *bounds)
 
-    def scales(of: BlockScale, k_axis: int) -> fx.Node:
+    def scales(of: VectorView, k_axis: int) -> fx.Node:
         node = replaced.get(of.node, of.node)
         if of.tiled:
             # The scales of groups of B stay (groups, scales).
@@ -107,9 +107,9 @@ def _insert(graph: fx.Graph, region: Region, sizes: Sizes, replaced: dict[fx.Nod
         [
             multiplied(a),
             *(replaced.get(node, node) for node in offsets),
-            *(scales(each, 1) for each in region.a_scales),
+            *(scales(each, 1) for each in region.first.a_vectors),
         ],
-        [*bs, *(scales(each, 0) for each in region.b_scales)],
+        [*bs, *(scales(each, 0) for each in region.b_vectors)],
         loads,
     ]
     inside = set(region.nodes)

@@ -142,7 +142,8 @@ def _read_by(anchor: Anchor) -> list[fx.Node]:
     if not anchor.accumulator.is_converted:
         return read
     steps = arguments(anchor.node)["mat2"]
-    return [*(node for node in read if node is not steps), anchor.b, *anchor.b_groups]
+    beside = (vector.node for vector in anchor.b_vectors)
+    return [*(node for node in read if node is not steps), anchor.b, *beside]
 
 
 def _is_number(node: fx.Node) -> bool:

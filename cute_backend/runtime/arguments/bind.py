@@ -53,7 +53,7 @@ class Binding:
             for i, argument in enumerate(operands)
             if not argument.is_plane and any(stride is not Stride.OTHER for stride in _strides(argument))
         ]
-        self._has_scales = spec.product.is_block_scaled or spec.product.weight_groups is not None
+        self._has_scales = any(scales.beside(side) for side, scales in spec.scaled)
         self._block_columns = spec.block_columns
         self._batch_rows = math.lcm(*(store.form.batch_rows or 1 for store in spec.stores))
         is_checked = self._has_scales or self._block_columns > 1 or self._batch_rows > 1

@@ -13,19 +13,17 @@ from typing import Any, Union
 from torch import SymInt, Tensor
 
 from cute_backend.kinds.axes import Extent
+from cute_backend.kinds.scales import shown
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.signature import Argument, Role, of_role, signature
 from cute_backend.spec import (
-    SCALE_TILE,
     Accumulator,
     BColumns,
     EpilogueSpec,
     Load,
     Order,
     ProductKind,
-    Scaling,
     Store,
-    WeightGroups,
 )
 
 Size = Union[int, SymInt]
@@ -95,70 +93,14 @@ def groups_of(spec: EpilogueSpec, a: Sequence[Tensor]) -> int | None:
 
 
 def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -> None:
-    """Raises ValueError if the number of scales is not the number of blocks of A and B, or the scales and
-    zeros of a weight in groups of K are not those of its groups and columns."""
-    product = spec.product
-    if product.weight_groups is not None:
-        _check_groups(product.weight_groups, b[0], b[spec.b_count :])
-    if not product.is_block_scaled:
-        return
-    k = a[0].shape[1] * product.a_dtype.values
-    groups: tuple[Size, ...] = ()
-    if product.kind.has_offsets:
-        groups = a[1].shape
-        _check_scales_of_groups(product, a[2], k)
-    of_a = ("A", product.a_scaling, scales_shape(product.a_scaling, a[0].shape[0], k))
-    of_b = scales_shape(product.b_scaling, b[0].shape[-1], k, transposed=True)
-    scales = [] if groups else [(of_a, tensor) for tensor in a[1:]]
-    scales += [(("B", product.b_scaling, (*groups, *of_b)), tensor) for tensor in b[spec.b_count :]]
-    for (operand, blocks, expected), tensor in scales:
-        if tensor.shape != expected:
-            raise ValueError(
-                f"the scales of {operand} have shape {_shape(tensor.shape)}; by blocks of {blocks.value} "
-                f"they have {_shape(expected)}"
-                + (", in tiles of 128 rows by 4 scales (SWIZZLE_32_4_4)" if blocks.by_mma else "")
-            )
-
-
-def _check_groups(groups: WeightGroups, b: Tensor, vectors: Sequence[Tensor]) -> None:
-    """Raises ValueError unless each of the scales and zeros of a weight (K, N) is (K / groups.values, N)."""
-    k, n = b.shape
-    if k % groups.values != 0:
-        raise ValueError(f"B is {_shape(b.shape)}, and {k} is no multiple of its groups of {groups.values}")
-    for kind, tensor in zip(("scales", "zeros"), vectors, strict=False):
-        if tensor.shape != (k // groups.values, n):
-            raise ValueError(
-                f"the {kind} of B have shape {_shape(tensor.shape)}; of groups of {groups.values} of K they "
-                f"have {_shape((k // groups.values, n))}"
-            )
-
-
-def _of_groups(groups: WeightGroups | None) -> str:
-    """The tensors that come with every B in groups of K, in words."""
-    if groups is None:
-        return ""
-    return ", each with scales " + ("of its groups" if groups.zero is None else "and zeros of its groups")
-
-
-def _check_scales_of_groups(product: Accumulator, scales: Tensor, k: int) -> None:
-    """Raises ValueError unless the scales of A are those of whole rows. Only the device knows how many tiles
-    groups have, so the last tile in memory may be incomplete if no group uses it, as it may be in torchao."""
-    row = product.a_scaling.tiled(1, k) // SCALE_TILE[0]
-    if scales.dim() != 1 or scales.numel() % row:
-        raise ValueError(
-            f"the scales of A have shape {_shape(scales.shape)}; for rows in groups, scales of blocks of "
-            f"{product.a_scaling.value} have 1 axis, whose length is a multiple of {row}, and lie in tiles "
-            "of 128 rows by 4 scales (SWIZZLE_32_4_4), where each group begins with a tile of its own"
-        )
-
-
-def scales_shape(scaling: Scaling, lines: Size, k: Size, *, transposed: bool = False) -> tuple[Size, ...]:
-    """The shape in which the op expects the scales of `lines` rows of A, or columns of B, by `k` values.
-    Counted in blocks, it is (lines, k), or (k, lines) if `transposed`; tiled scales have one axis."""
-    if scaling.by_mma:
-        return (scaling.tiled(lines, k),)
-    shape = (scaling.blocks(lines), scaling.k_blocks(k))
-    return shape[::-1] if transposed else shape
+    """Raises ValueError if the vectors beside A or a B are not those of its blocks or groups."""
+    k, groups = a[0].shape[-1] * spec.product.a_dtype.values, groups_of(spec, a)
+    beside_a = a[1 if groups is None else 2 :]
+    beside = [(a[0], beside_a), *((b[i], b[i + spec.b_count :: spec.b_count]) for i in range(spec.b_count))]
+    of_a, of_b = spec.scaled
+    for (side, scales), (operand, vectors) in zip((of_a, *(of_b,) * spec.b_count), beside, strict=True):
+        if why := scales.misfit(side, operand.shape, k, groups, [each.shape for each in vectors]):
+            raise ValueError(why)
 
 
 _SHAPES = {
@@ -177,15 +119,14 @@ def check_operands(
 
     It does not check strides: a launch copies loads whose layout is not that of the spec.
     """
-    scaled, grouped = spec.product.is_block_scaled, spec.product.kind.has_offsets
-    weight = spec.product.weight_groups
-    beside = int(scaled) if weight is None else len(weight.vectors)
-    if (len(a), len(b)) != (1 + scaled + grouped, (1 + beside) * spec.b_count):
+    grouped = spec.product.kind.has_offsets
+    beside_a, beside_b = (scales.beside(side) for side, scales in spec.scaled)
+    if (len(a), len(b)) != (1 + len(beside_a) + grouped, (1 + len(beside_b)) * spec.b_count):
+        vectors = " and ".join(each.name for each in beside_b)
         raise ValueError(
             f"gemm_epilogue got {len(a)} A and {len(b)} B tensors; the spec multiplies one A"
             f"{', with the offsets of its groups,' if grouped else ''} by {spec.b_count} B"
-            f"{', each with scales of its blocks' if scaled else ''}"
-            f"{_of_groups(spec.product.weight_groups)}"
+            f"{f', each with {vectors} of its {spec.product.b_scales.parts}' if vectors else ''}"
         )
     if len(loads) != len(spec.loads):
         names = ", ".join(load.name for load in spec.loads) or "none"
@@ -205,18 +146,17 @@ def check_operands(
             or (acc.b_block and right.shape[-1] != acc.b_block)
             or any(each.dim() != 1 for each in offsets)
         ):
-            given = " and ".join(_shape(tensor.shape) for tensor in (left, *offsets, right))
+            given = " and ".join(shown(tensor.shape) for tensor in (left, *offsets, right))
             blocks = f", with columns in blocks of {acc.b_block}" if acc.b_block else ""
             raise ValueError(f"{acc.name} wants {wanted}{blocks}, not {given}")
         if acc.width and shape[-1] != acc.width:
-            raise ValueError(f"{acc.name} has a segment of {acc.width} columns, and its B is {_shape(shape)}")
+            raise ValueError(f"{acc.name} has a segment of {acc.width} columns, and its B is {shown(shape)}")
         if not acc.width and shape[-1] != first[-1]:
             raise ValueError(
-                f"{acc.name} is {_shape(left.shape)} times {_shape(shape)}; the first B has {first[-1]} "
-                "columns"
+                f"{acc.name} is {shown(left.shape)} times {shown(shape)}; the first B has {first[-1]} columns"
             )
     if spec.b_columns is BColumns.INTERLEAVED and b[0].shape[-1] % 2 != 0:
-        raise ValueError(f"B is {_shape(b[0].shape)}, which has not as many even columns as odd ones")
+        raise ValueError(f"B is {shown(b[0].shape)}, which has not as many even columns as odd ones")
     operands = [argument for argument in arguments if argument.role.is_operand]
     for argument, tensor in zip(operands, (*a, *b, *loads), strict=True):
         if tensor.dtype is not TORCH_DTYPES[argument.dtype]:
@@ -255,13 +195,9 @@ def _check_load(load: Load, argument: Argument, tensor: Tensor, sizes: Mapping[E
         fits, wanted = tensor.numel() == 1, "one element"
     else:
         expected = argument.shape(sizes)
-        fits, wanted = tensor.shape == expected, f"shape {_shape(expected)}"
+        fits, wanted = tensor.shape == expected, f"shape {shown(expected)}"
     if not fits:
         raise ValueError(
             f"{load.name} is a load of kind {load.kind.value} and wants {wanted}, "
-            f"not shape {_shape(tensor.shape)}"
+            f"not shape {shown(tensor.shape)}"
         )
-
-
-def _shape(sizes: Sequence[Size]) -> str:
-    return "(" + ", ".join(str(size) for size in sizes) + ")"

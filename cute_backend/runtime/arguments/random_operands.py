@@ -10,7 +10,7 @@ from torch import Tensor
 from cute_backend.kinds.axes import Extent
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.signature import Argument, Role, of_role, signature
-from cute_backend.spec import SCALE_TILE, BColumns, EpilogueSpec, ProductKind, Scaling
+from cute_backend.spec import SCALE_TILE, BColumns, EpilogueSpec, ProductKind
 
 
 def random_tensor(
@@ -51,32 +51,22 @@ def random_operands(
         Extent.COLUMNS: 2 * n,
         Extent.MODE: 1,
     }
-    arguments = signature(spec)
+    # Each group of rows ends with a tile of scales of its own.
+    rows, values = m + SCALE_TILE[0] * (groups - 1), k * spec.product.a_dtype.values
     columns = 2 * n if spec.b_columns is BColumns.INTERLEAVED else n
-    blocks = {Extent.M_BLOCKS: m, Extent.N_BLOCKS: columns, Extent.K_BLOCKS: k}
-    sizes |= {extent: Scaling.SQUARE.blocks(size) for extent, size in blocks.items()}
-    if (weight := spec.product.weight_groups) is not None:
-        sizes |= {Extent.K_BLOCKS: k // weight.values}
-    if (scaling := spec.product.a_scaling).by_mma:
-        values = k * spec.product.a_dtype.values
-        # Each group of rows ends with a tile of its own.
-        rows = m + SCALE_TILE[0] * (groups - 1)
-        sizes |= {
-            Extent.A_SCALES: scaling.tiled(rows, values),
-            Extent.B_SCALES: scaling.tiled(columns, values),
-        }
+    for (side, scales), lines in zip(spec.scaled, (rows, columns), strict=True):
+        sizes = scales.sizes(side, lines, values) | sizes
+    arguments = signature(spec)
 
     def made(*roles: Role) -> list[Tensor]:
         return [
-            _random(argument, sizes, generator, weight is not None)
-            for role in roles
-            for argument in of_role(arguments, role)
+            _random(argument, sizes, generator) for role in roles for argument in of_role(arguments, role)
         ]
 
     last = k if spec.product.kind is ProductKind.K_GROUPED else m
     offsets = [ends.copy_(even_split(last, groups)) for ends in made(Role.OFFSETS)]
     of_a = made(Role.A) + offsets + made(Role.A_SCALES)
-    return of_a, made(Role.B, Role.B_SCALES, Role.B_ZEROS), made(Role.LOAD)
+    return of_a, made(Role.B, Role.B_SCALES), made(Role.LOAD)
 
 
 def even_split(last: int, groups: int) -> Tensor:
@@ -90,31 +80,17 @@ def skewed_split(last: int, groups: int) -> Tensor:
     return half + torch.arange(groups) * (last - half) // max(groups - 1, 1)
 
 
-def _random(
-    argument: Argument, sizes: Mapping[Extent, int], generator: torch.Generator, of_weight: bool
-) -> Tensor:
+def _random(argument: Argument, sizes: Mapping[Extent, int], generator: torch.Generator) -> Tensor:
     shape = list(argument.shape(sizes)) or [1]
     modes = sum(dim.extent is Extent.MODE for dim in argument.dims)
     if modes:
         shape[modes - 1] = sizes[Extent.M]
     align = argument.align(tma=True) * 8 // argument.dtype.bits if argument.is_plane else 1
-    if any(dim.extent is Extent.K_BLOCKS for dim in argument.dims):
-        strides = _of_blocks(argument, shape, of_weight)
+    if argument.inner is not None:
+        strides = (1, shape[0]) if argument.inner == 0 else (shape[1], 1)
     else:
         # An argument that need not be contiguous gets a stride of two elements, unless it has to be
         # row-major.
         step = 1 if argument.unit is not None or modes == len(argument.dims) else 2
         strides = argument.packed(shape, align, step) or (1,)
     return random_tensor(shape, strides, TORCH_DTYPES[argument.dtype], generator)
-
-
-def _of_blocks(argument: Argument, shape: Sequence[int], of_weight: bool) -> tuple[int, int]:
-    """The strides in which torch's own kernels take scales of blocks: those of single rows or columns are
-    neighbours, those of 128 x 128 are contiguous along K. If the scales of a row were contiguous instead, a
-    copy of 128 rows' scales would touch 128 lines of L2. Libraries store the scales and zeros of a weight's
-    groups contiguous along K."""
-    along_k = next(axis for axis, dim in enumerate(argument.dims) if dim.extent is Extent.K_BLOCKS)
-    lines = argument.dims[1 - along_k].extent
-    square = lines in (Extent.M_BLOCKS, Extent.N_BLOCKS)
-    unit = along_k if square or of_weight else 1 - along_k
-    return (1, shape[0]) if unit == 0 else (shape[1], 1)
