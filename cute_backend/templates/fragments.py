@@ -16,16 +16,16 @@ from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import BColumns, ProductKind
 from cute_backend.templates.drain import Position, Turns
 from cute_backend.templates.epilogue import Epilogue
-from cute_backend.templates.gemm import Gemm
-from cute_backend.templates.opaque import opaque
-from cute_backend.templates.scheduler import Place
-from cute_backend.templates.tile import (
-    Corner,
+from cute_backend.templates.fragment_tile import (
     FragmentSubtile,
     FragmentTile,
     InterleavedSubtile,
     InterleavedTile,
 )
+from cute_backend.templates.gemm import Gemm
+from cute_backend.templates.opaque import opaque
+from cute_backend.templates.scheduler import Place
+from cute_backend.templates.tile import Corner
 
 
 class FragmentGemm(Gemm):

@@ -66,8 +66,9 @@ from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ri
 from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.epilogue import Epilogue
 from cute_backend.templates.loading import Source, Tiles
-from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Operands, Sm100Plain, check_face
+from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Plain, check_face
 from cute_backend.templates.mma_scaled import ScaleBoxes
+from cute_backend.templates.mma_warp import MmaWarp
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.partial_sums import PartialSums, ScaleRing
 from cute_backend.templates.rings import (
@@ -80,16 +81,17 @@ from cute_backend.templates.rings import (
     stages_of,
     swizzled,
 )
+from cute_backend.templates.row_tile import Sm100Tile
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.segments import Segment, allocate_buffers, dealt
 from cute_backend.templates.sums import sums_of
 from cute_backend.templates.tensor_memory import WARPGROUP, Copy, TensorMemorySeat, Thread
-from cute_backend.templates.tile import Corner, Sm100Tile
+from cute_backend.templates.tile import Corner
 from cute_backend.templates.tma_gemm import Arguments, TmaShared
-from cute_backend.templates.warpgroup_planes import CTA_M, WarpgroupPlanes
+from cute_backend.templates.warpgroup_planes import CTA_M
 
 
-class Sm100Gemm(WarpgroupPlanes):
+class Sm100Gemm(MmaWarp):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
     Several products of one A take either a B each, all of one layout, or one B (K, 2 N), in which the
@@ -242,12 +244,8 @@ class Sm100Gemm(WarpgroupPlanes):
             for b in bs
         ]
 
-        parts = self._parts(
-            dealt(self._epilogues, loads, stores),
-            blackwell.make_smem_layout_epi,
-            m,
-            batches.products(a, offsets),
-        )
+        planes, products = dealt(self._epilogues, loads, stores), batches.products(a, offsets)
+        parts = self._parts(planes, blackwell.make_smem_layout_epi, m, products)
         lines = [m, *[cute.size(b, mode=[0]) for b in bs]]
         scale_tmas = mainloop.maps(scales, lines, a.shape[1], config)
         given = Sm100Arguments(
@@ -335,13 +333,6 @@ class Sm100Gemm(WarpgroupPlanes):
                 cute.arch.setmaxregister_decrease(self.crew.registers[-1])
         self.crew.run(self.crew.roles, warp, shared)
 
-    def _accumulators(self, shared: Sm100Shared, start: cute.Pointer) -> cute.Tensor:
-        """The accumulators (MMA, MMA_M, MMA_N, stage) in tensor memory, from `start` on: at most 512 columns
-        of it."""
-        mma = shared.given.tiled_mma
-        shape = cute.append(mma.partition_shape_C(self.tile[:2]), self.acc_stages)
-        return cute.make_tensor(start, mma.make_fragment_C(shape).layout)
-
     def _piece_stages(self, s_b: cute.Tensor, piece: cute.ComposedLayout, index: int) -> cute.Tensor:
         """The part of each stage of B that one tensor fills."""
         layout, elements = piece.outer, self.config.piece_n * self.tile_k
@@ -428,58 +419,6 @@ class Sm100Gemm(WarpgroupPlanes):
         ring.stages.bring_tile(state.index, scales, origin, k, shared.lane)
         ring.pipeline.producer_commit(state)
         return advanced(state)
-
-    @cute.jit
-    def _multiply(self, shared: Sm100Shared):
-        """The MMA warp. The even CTA of a pair multiplies for both."""
-        config, tiled_mma = self.config, shared.given.tiled_mma
-        shared.tmem.wait_for_alloc()
-        start = shared.tmem.retrieve_ptr(self.sum_type)
-        after = start + self.acc_stages * config.mma_n
-        operands = Sm100Operands(
-            tiled_mma.make_fragment_A(shared.s_a),
-            tiled_mma.make_fragment_B(shared.s_b),
-            self.mainloop.scale_operands(shared.s_scales, tiled_mma, self.tile, after, config),
-        )
-        if shared.cta_coord[0] == 0:
-            self._multiply_tiles(shared, operands, self._accumulators(shared, start))
-
-    @cute.jit
-    def _multiply_tiles(self, shared: Sm100Shared, operands: Sm100Operands, acc: cute.Tensor):
-        """Fills one accumulator after the other, with the sums of a whole tile or, where the epilogue scales
-        these, of one k tile."""
-        items, acc_pipeline = shared.items, shared.acc_pipeline
-        # The epilogue warps of both CTAs release the accumulators once their tensor memory is allocated. So
-        # the producer, too, starts as if all buffers were in use.
-        at = Issue(shared.given.tiled_mma, consumer_state(self.stages.ab), consumer_state(self.acc_stages))
-        item = items.first
-        while items.is_valid(item):
-            _, column = self._cta_tile(items.place(item))
-            of_tile = self.mainloop.of_tile(operands, column, self.config)
-            k_tiles = items.k_tiles_at(item)
-            if cutlass.const_expr(self.block_scales is None):
-                at = self._fill(shared, of_tile, acc, k_tiles, at)
-            else:
-                for _ in cutlass.range(k_tiles, unroll=1):
-                    at = self._fill(shared, of_tile, acc, 1, at)
-            item += items.step
-        acc_pipeline.producer_tail(at.acc)
-
-    @cute.jit
-    def _fill(self, shared: Sm100Shared, operands: Sm100Operands, acc: cute.Tensor, k_tiles: Any, at: Issue):
-        """Fills one accumulator with the sums of the next `k_tiles` k tiles. Returns the instruction to issue
-        next, and the next stages."""
-        ab_pipeline, acc_pipeline = shared.ab_pipeline, shared.acc_pipeline
-        acc_pipeline.producer_acquire(at.acc)
-        tile_acc, ab = acc[(None, None, None, at.acc.index)], at.ab
-        mma = self.mainloop.begin(at.mma)
-        for _ in cutlass.range(k_tiles, unroll=1):
-            ab_pipeline.consumer_wait(ab)
-            mma = self.mainloop.step(mma, tile_acc, operands, ab.index)
-            ab_pipeline.consumer_release(ab)
-            ab.advance()
-        acc_pipeline.producer_commit(at.acc)
-        return Issue(mma, ab, advanced(at.acc))
 
     @cute.jit
     def _visit_tiles(self, shared: Sm100Shared):
@@ -611,15 +550,6 @@ class Sm100Gemm(WarpgroupPlanes):
             ),
             sums=sums,
         )
-
-
-class Issue(NamedTuple):
-    """The state of the MMA warp: the instruction to issue next, and the next stages of A and B and of
-    accumulators."""
-
-    mma: cute.TiledMma
-    ab: pipeline.PipelineState
-    acc: pipeline.PipelineState
 
 
 class Tally(NamedTuple):

@@ -36,13 +36,14 @@ from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, by_name
 from cute_backend.templates.feed import Feed, Sm80Shared
+from cute_backend.templates.fragment_tile import FragmentTile
 from cute_backend.templates.fragments import FragmentGemm, RegisterSeat
 from cute_backend.templates.mainloop import check_face
 from cute_backend.templates.rings import allocate_rows, check_stage
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.staged import Planes, Stage
 from cute_backend.templates.sums import sums_of
-from cute_backend.templates.tile import Corner, FragmentTile
+from cute_backend.templates.tile import Corner
 from cute_backend.templates.warp_columns import (
     MMA_M,
     MMA_N,

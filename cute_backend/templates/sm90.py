@@ -59,6 +59,7 @@ from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ri
 from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.epilogue import Epilogue
 from cute_backend.templates.few_rows import A_BOXES, FurtherBoxes, clear
+from cute_backend.templates.fragment_tile import FragmentTile
 from cute_backend.templates.fragments import FragmentGemm
 from cute_backend.templates.loading import Source, Tiles, all_boxes
 from cute_backend.templates.mainloop import Sm90Mainloop, Sm90Plain, WarpgroupOperands, check_face
@@ -75,7 +76,6 @@ from cute_backend.templates.rings import (
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.segments import Segment, allocate_buffers, dealt
 from cute_backend.templates.sums import sums_of
-from cute_backend.templates.tile import FragmentTile
 from cute_backend.templates.tma_gemm import Arguments, TmaShared
 from cute_backend.templates.warp_planes import BLOCK_M, EVICT_FIRST, EVICT_LAST, WARPGROUP, WarpPlanes
 from cute_backend.templates.warpgroups import Seat, Turn

@@ -30,11 +30,11 @@ from cute_backend.templates.drain import Sweep, Visit
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name
 from cute_backend.templates.feed import Feed, Sm80Shared
+from cute_backend.templates.fragment_tile import FragmentSubtile, FragmentTile
 from cute_backend.templates.fragments import RegisterSeat
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.sm80 import ALL_SHARED, Sm80Gemm
 from cute_backend.templates.sums import sums_of
-from cute_backend.templates.tile import FragmentSubtile, FragmentTile
 from cute_backend.templates.warp_mainloop import Copies, Sm80Mainloop
 from cute_backend.templates.work_items import WorkItems
 from cute_backend.templates.workspace import sums_pitch

@@ -14,7 +14,7 @@ from cutlass.cute.nvgpu import tcgen05
 from cute_backend.planning import TileConfig
 from cute_backend.templates.crew import WARP, WARPS
 from cute_backend.templates.drain import Position, Turns
-from cute_backend.templates.tile import Sm100Subtile, Sm100Tile
+from cute_backend.templates.row_tile import Sm100Subtile, Sm100Tile
 
 WARPGROUP = WARPS * WARP
 """Threads of a warpgroup."""

@@ -10,7 +10,7 @@ import cutlass.pipeline as pipeline
 import pytest
 
 from cute_backend.templates import crew, rings, tma_feed
-from cute_backend.templates.tile import FragmentTile
+from cute_backend.templates.fragment_tile import FragmentTile
 from support.simulator.mutants import ROWS_BESIDE_TMA, WARPS, Mutant, WrongNumbers, traced
 from support.simulator.planting import NeverReached, Wrong, check, instead, late, planted, without
 
@@ -41,7 +41,7 @@ def test_properties_and_constants_have_other_values():
     with planted(
         (
             *instead("crew.Arrivals.count", two_more),
-            *instead("tile.FragmentTile.row_lanes", lambda call: (8,)),
+            *instead("fragment_tile.FragmentTile.row_lanes", lambda call: (8,)),
         )
     ):
         assert ARRIVALS.count == 6

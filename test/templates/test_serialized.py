@@ -8,7 +8,7 @@ from cute_backend.planning import Alignment, Arch, TileConfig, named, plan
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import Accumulator, DType, EpilogueSpec, Major, Op, Store
-from cute_backend.templates import tile
+from cute_backend.templates import fragment_tile, tile
 from support.compile_once import FOLDER
 from support.serialized import has_serialized_products
 from support.simulator.exact import scaled_pair
@@ -47,6 +47,6 @@ def test_the_compiler_serializes_products_behind_which_bf16_is_stored_by_element
 ) -> None:
     """So the check finds what it is for, and words are what prevents it."""
     monkeypatch.delenv(FOLDER, raising=False)
-    monkeypatch.setattr(tile.FragmentSubtile, "_transposes", lambda self, plane: None)
+    monkeypatch.setattr(fragment_tile.FragmentSubtile, "_transposes", lambda self, plane: None)
     monkeypatch.setattr(tile, "in_words", lambda fragment: fragment)
     assert has_serialized_products(build(kernel("128x160_2x1_transposed")).cubin)

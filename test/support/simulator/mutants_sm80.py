@@ -203,7 +203,7 @@ MUTANTS = [
     Mutant(
         "rows of a fragment of mma.sync confused",
         FEW_K_TILES,
-        instead("tile.FragmentSubtile.row_of", lambda call: call(e=2 * (call.e % 2))),
+        instead("fragment_tile.FragmentSubtile.row_of", lambda call: call(e=2 * (call.e % 2))),
         WrongNumbers,
     ),
     Mutant(

@@ -209,7 +209,7 @@ MUTANTS = [
     Mutant(
         "two of four lanes exchange what they found of a row",
         PASSES,
-        instead("tile.FragmentTile.row_lanes", lambda call: (1,)),
+        instead("fragment_tile.FragmentTile.row_lanes", lambda call: (1,)),
         WrongNumbers,
     ),
     Mutant(
@@ -329,7 +329,7 @@ MUTANTS = [
     Mutant(
         "scales of the next column",
         CONVERTING,
-        instead("tile.FragmentSubtile.row_of", lambda call: call() ^ 1),
+        instead("fragment_tile.FragmentSubtile.row_of", lambda call: call() ^ 1),
         WrongNumbers,
     ),
     # Weights in groups of K.
@@ -938,13 +938,17 @@ MUTANTS = [
     Mutant(
         "a column is exchanged with one of the same lane",
         ROTATING_FIRST,
-        instead("arch.shuffle_sync", lambda call: call.value, inside="tile.FragmentSubtile._neighbour"),
+        instead(
+            "arch.shuffle_sync", lambda call: call.value, inside="fragment_tile.FragmentSubtile._neighbour"
+        ),
         WrongNumbers,
     ),
     Mutant(
         "lanes beyond the fourth are not in the next eight columns",
         ROTATING_FIRST,
-        instead("cutlass.select_", lambda call: call.else_value, inside="tile.FragmentSubtile._neighbour"),
+        instead(
+            "cutlass.select_", lambda call: call.else_value, inside="fragment_tile.FragmentSubtile._neighbour"
+        ),
         WrongNumbers,
     ),
     Mutant(
@@ -974,7 +978,7 @@ MUTANTS = [
         "boxes of two subtiles stored before the second is written",
         ROTATING,
         late(
-            "tile.FragmentSubtile.copy_to",
+            "fragment_tile.FragmentSubtile.copy_to",
             "store.producer_commit",
             when=lambda call: call.self._step % 2 == 1,
         ),
@@ -1039,14 +1043,18 @@ MUTANTS = [
     Mutant(
         "wgmma's output not published to TMA",
         PING_PONG,
-        without("arch.fence_proxy", after="tile.FragmentSubtile.copy_to"),
+        without("arch.fence_proxy", after="fragment_tile.FragmentSubtile.copy_to"),
         MissingProxyFence,
         r"cp\.async\.bulk\.tensor.* wrote it through the generic proxy",
     ),
     Mutant(
         "output stored before all lanes of a warp have written",
         PING_PONG,
-        without("arch.sync_warp", after="tile.FragmentSubtile.copy_to", outside=("epilogue.release_planes",)),
+        without(
+            "arch.sync_warp",
+            after="fragment_tile.FragmentSubtile.copy_to",
+            outside=("epilogue.release_planes",),
+        ),
         RaceError,
         UNMET,
     ),
@@ -1055,9 +1063,11 @@ MUTANTS = [
         COOPERATIVE,
         (
             *without(
-                "arch.sync_warp", after="tile.FragmentSubtile.copy_to", outside=("epilogue.release_planes",)
+                "arch.sync_warp",
+                after="fragment_tile.FragmentSubtile.copy_to",
+                outside=("epilogue.release_planes",),
             ),
-            *instead("tile.FragmentSubtile.copy_to", _meet_first),
+            *instead("fragment_tile.FragmentSubtile.copy_to", _meet_first),
         ),
         RaceError,
         UNMET,
@@ -1196,7 +1206,7 @@ MUTANTS = [
     Mutant(
         "rows of a fragment confused",
         PING_PONG,
-        instead("tile.FragmentSubtile.row_of", lambda call: call(e=2 * (call.e % 2))),
+        instead("fragment_tile.FragmentSubtile.row_of", lambda call: call(e=2 * (call.e % 2))),
         WrongNumbers,
     ),
     Mutant(
@@ -1224,14 +1234,14 @@ MUTANTS = [
     Mutant(
         "a weight multiplied twice",
         STACKED,
-        instead("tile.FragmentSubtile.accumulators", lambda call: call(index=0)),
+        instead("fragment_tile.FragmentSubtile.accumulators", lambda call: call(index=0)),
         WrongNumbers,
     ),
     Mutant(
         "blocks of rows of two products taken by turns",
         STACKED,
         instead(
-            "tile.FragmentSubtile.accumulators",
+            "fragment_tile.FragmentSubtile.accumulators",
             lambda call: call(self=changed(call.self, _block=call.index), index=call.self._block),
         ),
         WrongNumbers,
