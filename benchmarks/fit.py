@@ -33,7 +33,7 @@ from problems import Drawn, Epilogue, Operands
 from torch import Tensor
 from torch.nn.functional import huber_loss
 
-from cute_backend.planning import Arch, TileConfig, fastest, offered
+from cute_backend.planning import Arch, Sizes, TileConfig, fastest, offered
 from cute_backend.planning.cost import Work, nearest, time_of, work_of
 from cute_backend.planning.search import clustered
 from cute_backend.planning.targets import Cut, TileTime, h200
@@ -75,9 +75,8 @@ class Problem:
         return spec_of(self.drawn.operands, self.drawn.epilogue)
 
     @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """M, N, K, and multiprocessors."""
-        return self.drawn.m, self.drawn.columns, self.drawn.k, ARCH.target.sm_count
+    def sizes(self) -> Sizes:
+        return Sizes(self.drawn.m, self.drawn.columns, self.drawn.k)
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def read(paths: Iterable[Path]) -> list[Timed]:
     for problem, by_tile in times.items():
         for tile, us in by_tile.items():
             if (config := _named(problem.spec).get(tile)) is not None:
-                work = work_of(config, problem.spec, *problem.sizes)
+                work = work_of(config, problem.spec, problem.sizes, ARCH.target.sm_count)
                 found.append(Timed(problem, config, work, us, us / min(by_tile.values())))
     return found
 
@@ -277,7 +276,7 @@ def judge(timed: Sequence[Timed], cuts: Sequence[Cut]) -> None:
     written = {}
     for problem, slower in by_problem.items():
         if able := [config for config in _offered(problem.spec) if config in slower]:
-            written[problem] = slower[fastest(able, problem.spec, *problem.sizes)]
+            written[problem] = slower[fastest(able, problem.spec, problem.sizes, ARCH.target.sm_count)]
     left_out: dict[Problem, float] = {}
     for others, half in halves(timed):
         left_out |= Fit(cuts, cuts).take_errors(others, kept=()).chosen(half)

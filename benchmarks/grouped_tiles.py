@@ -29,7 +29,7 @@ from cute_backend.bench import grouped_fp8
 from cute_backend.bench.grouped import MODELS, Experts, Split, gated
 from cute_backend.bench.measure import relative_difference
 from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
-from cute_backend.planning import Alignment, TileConfig, choose, plan
+from cute_backend.planning import Alignment, Sizes, TileConfig, choose, plan
 from cute_backend.planning.search import clustered
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.device import device_at, max_active_clusters
@@ -230,7 +230,8 @@ def main() -> None:
                 [*identity, case.m, n, k, case.experts.count, tile, f"{us:.2f}"] for tile, us in times.items()
             )
             file.flush()
-            chosen = choose(gpu.arch, spec, case.m, n, k, gpu.sm_count, groups=case.experts.count).name
+            sizes = Sizes(case.m, n, k, case.experts.count)
+            chosen = choose(gpu.arch, spec, sizes, gpu.sm_count).name
             best = sorted((us, tile) for tile, us in times.items() if tile != "torch")[:4]
             print(
                 *identity,

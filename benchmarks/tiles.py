@@ -31,7 +31,7 @@ from problems import ROWS, Drawn, Epilogue, Operands, draw
 from rich.progress import track
 
 from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
-from cute_backend.planning import Alignment, TileConfig, offered, plan
+from cute_backend.planning import Alignment, Sizes, TileConfig, offered, plan
 from cute_backend.planning.cost import cost
 from cute_backend.planning.search import clustered, for_rows
 from cute_backend.runtime.arguments.device import device_at, max_active_clusters
@@ -119,8 +119,8 @@ def promising(
 ) -> list[TileConfig]:
     """The tiles whose predicted time is at most `--within` times the best one's: `--most` of them, drawn
     anew for each problem."""
-    sm_count = device_at(0).sm_count
-    costs = {each: cost(each, spec, drawn.m, drawn.columns, drawn.k, sm_count) for each in able}
+    sizes, sm_count = Sizes(drawn.m, drawn.columns, drawn.k), device_at(0).sm_count
+    costs = {each: cost(each, spec, sizes, sm_count) for each in able}
     near = [each for each, us in costs.items() if us <= arguments.within * min(costs.values())]
     return random.Random(drawn.name).sample(near, min(len(near), arguments.most))
 

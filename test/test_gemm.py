@@ -303,7 +303,7 @@ def test_a_first_call_asks_for_the_kernels_of_its_own_sizes(plane, variants, arc
     assert groups is None
     kernels = reachable_kernels(Problem(spec, *sizes), arch, sm_count=132)
     assert len(kernels) == variants
-    chosen = choose(arch, spec, bucket_of(M), N, K, 132)
+    chosen = choose(arch, spec, Sizes(bucket_of(M), N, K), 132)
     assert {each.plan for each in kernels} == {plan(spec, chosen, each.plan.alignment) for each in kernels}
 
 

@@ -38,7 +38,7 @@ from cute_backend.operators.metadata import (
     metadata_of,
 )
 from cute_backend.operators.tensor_arguments import Layout, TensorArgument, bytes_at, values_of
-from cute_backend.planning import Alignment, Arch, clustered, plan, ranked, unserved
+from cute_backend.planning import Alignment, Arch, Sizes, clustered, plan, ranked, unserved
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.source import text_of
@@ -264,7 +264,7 @@ def _for_arguments(operator: type[_FusedGemm], args: GemmArguments) -> Iterator[
         if (reason := unserved(spec, arch.target)) is not None:
             _log.debug("No operator of cute_backend for %s: %s", arch.value, reason)
             return
-        tiles = ranked(arch, spec, *request.sizes, _sm_count(arch))
+        tiles = ranked(arch, spec, Sizes(*request.sizes), _sm_count(arch))
         for planned in dict.fromkeys(plan(spec, config, request.alignment) for config in tiles):
             kernel = Kernel.found(planned)
             fused = None if args.epilogue is None else FusedEpilogue(args.epilogue, request.epilogue)

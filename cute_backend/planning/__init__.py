@@ -4,7 +4,7 @@ Plans are data, made from a spec and sizes alone: no code here inspects a tensor
 of a kernel is written elsewhere (`memory_ops`).
 
 - Facts about each architecture: `targets`, `served`.
-- Tiles: `tiles`, `rules` (what a spec demands of its tile), `constraints` (what a user demands),
+- Tiles: `tiles`, `rules` (what a spec demands of its tile), `constraints` (what a user demands), `sizes`,
   `search`, `fitting`, `widths` (tiles for a known M), `ladder` (what runs in place of a tile that spills),
   `untuned`, `cost`, `doubt` (tiles to measure), `epilogue_time`, `halving`, `hoisting`, `shallow`,
   `transposing`, `segment_tiles`, `converting`.
@@ -47,6 +47,7 @@ from cute_backend.planning.search import (
 from cute_backend.planning.segment_tiles import MAX_SEGMENTS
 from cute_backend.planning.served import unserved
 from cute_backend.planning.shared_memory import holds_planes
+from cute_backend.planning.sizes import Sizes
 from cute_backend.planning.stages import Stages
 from cute_backend.planning.targets import Arch, Target
 from cute_backend.planning.tiles import (
@@ -91,6 +92,7 @@ __all__ = [
     "Plan",
     "Ring",
     "Rowvecs",
+    "Sizes",
     "Stages",
     "Target",
     "TileConfig",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from cute_backend.planning.converting import Converting
 from cute_backend.planning.registers import long_ops
 from cute_backend.planning.shared_memory import SumScales, plane_bits
+from cute_backend.planning.sizes import Sizes
 from cute_backend.planning.targets import Arch, Cut, TileTime
 from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
 from cute_backend.planning.transposing import multiplied
@@ -122,34 +123,25 @@ class Work(NamedTuple):
         return tile.start + longest ** (1 / _OVERLAP) + self.beside
 
 
-def cost(
-    config: TileConfig,
-    spec: EpilogueSpec,
-    m: int,
-    n: int,
-    k: int,
-    sm_count: int,
-    groups: int | None = None,
-    careful: bool = False,
-) -> float:
+def cost(config: TileConfig, spec: EpilogueSpec, sizes: Sizes, sm_count: int, careful: bool = False) -> float:
     """Returns the predicted time of a problem on `sm_count` multiprocessors, in microseconds. If `careful`,
     it is the time if the constants of the tile are too short by their error.
 
     The model counts waves of clusters. A wave that has work for few multiprocessors takes less than a full
-    one, and no problem takes less time than its memory traffic. `groups` is the number of groups, of rows or
-    of K, or None for a product without them. Each segment of columns begins with a new tile, and all are
-    assumed to have the planes of the segment that moves the most bytes.
+    one, and no problem takes less time than its memory traffic. Each segment of columns begins with a new
+    tile, and all are assumed to have the planes of the segment that moves the most bytes.
     """
     if len(spec.segments) > 1:
         columns = config.tile_n * config.cluster_n
         n = columns * sum(-(-acc.width // columns) for acc in spec.accumulators)
-        return max(cost(config, segment, m, n, k, sm_count, None, careful) for segment in spec.segments)
+        whole = sizes._replace(n=n, groups=None)
+        return max(cost(config, segment, whole, sm_count, careful) for segment in spec.segments)
     timing = config.target.timing
     tile = time_of(config.arch, config.cut)
     if careful:
         scaled = _scaled_times(config, spec)
         tile = tile.longer(tile.error if not scaled else UNSCALED_ERROR * (config.cut not in scaled))
-    work = work_of(config, spec, m, n, k, sm_count, groups)
+    work = work_of(config, spec, sizes, sm_count)
     return float(work.microseconds(tile, timing.beyond_us, timing.bytes_per_us, timing.l2_bytes_per_us))
 
 
@@ -202,9 +194,7 @@ def _sums_us(config: TileConfig, m: int, n: int) -> float:
     return us + SUMS_OF_A_PART_US * planes * rows
 
 
-def work_of(
-    config: TileConfig, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int, groups: int | None = None
-) -> Work:
+def work_of(config: TileConfig, spec: EpilogueSpec, sizes: Sizes, sm_count: int) -> Work:
     """Returns the work of a problem that is cut into tiles.
 
     A tile of 64 rows whose A is not multicast skips the rows beyond the last one. Other tiles pay for them:
@@ -214,6 +204,7 @@ def work_of(
     The sizes of groups are not known before a launch, so the model assumes a random split with the known
     mean. The rows beyond the end of a group belong to the next group and cost no more than other rows.
     """
+    m, n, k, groups = sizes
     times = _k_times(config, spec, m, groups)
     second_us = _sums_us(config, m, n) if config.sums_in_memory else 0.0
     spec = multiplied(spec, config)

@@ -6,6 +6,7 @@ from functools import partial
 
 from cute_backend.planning.cost import cost
 from cute_backend.planning.search import completed, for_rows
+from cute_backend.planning.sizes import Sizes
 from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import EpilogueSpec
@@ -19,12 +20,12 @@ DOUBT = 1.15
 """How many times as long as the choice a tile in doubt may be predicted to take."""
 
 
-def doubted(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> tuple[TileConfig, ...]:
+def doubted(arch: Arch, spec: EpilogueSpec, sizes: Sizes, sm_count: int) -> tuple[TileConfig, ...]:
     """Returns at most DOUBTED configurations for a problem: the model's choice, and those that it predicts
     to take about as long, the least wrong ones first."""
-    able = for_rows(arch, spec, m, n, sm_count)
-    us = partial(cost, spec=spec, m=m, n=n, k=k, sm_count=sm_count)
+    able = for_rows(arch, spec, sizes.m, sizes.n, sm_count)
+    us = partial(cost, spec=spec, sizes=sizes, sm_count=sm_count)
     ranked = sorted(able, key=lambda config: us(config, careful=True))
     most = DOUBT * us(ranked[0])
-    near = (completed(config, spec, k) for config in ranked if us(config) < most)
+    near = (completed(config, spec, sizes.k) for config in ranked if us(config) < most)
     return tuple(dict.fromkeys(near))[:DOUBTED]

@@ -17,6 +17,7 @@ from cute_backend.planning.rules import MAX_BLOCK, WHOLE_VISITS, subtiled, suite
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.shallow import shallowed
 from cute_backend.planning.shared_memory import SumScales, can_be_shallow, holds_planes
+from cute_backend.planning.sizes import Sizes
 from cute_backend.planning.targets import Arch, Kind, Shape, Target
 from cute_backend.planning.targets.target import MAX_TILES
 from cute_backend.planning.tiles import Alignment, TileConfig
@@ -197,24 +198,20 @@ def for_rows(arch: Arch, spec: EpilogueSpec, m: int, n: int, sm_count: int) -> t
 def choose(
     arch: Arch,
     spec: EpilogueSpec,
-    m: int,
-    n: int,
-    k: int,
+    sizes: Sizes,
     sm_count: int,
     of: Callable[[Arch, EpilogueSpec], Iterable[TileConfig]] | None = None,
-    groups: int | None = None,
 ) -> TileConfig:
     """Returns the configuration for a problem that was never tuned: the fastest of those for its M, as
     predicted.
 
     Among equals the larger tile wins, then the smaller split-K. `of` lists other tiles to choose from: those
-    `offered` for any M, or those of the `table`.
-    `groups` is the number of groups of a grouped product's M rows; None stands for one. The best
-    tile is `completed`, and a tile of the table serves any K.
+    `offered` for any M, or those of the `table`. The best tile is `completed`, and a tile of the table serves
+    any K.
     """
-    able = for_rows(arch, spec, m, n, sm_count) if of is None else of(arch, spec)
-    best = fastest(able, spec, m, n, k, sm_count, groups)
-    return completed(best, spec, k, any_k=of is table)
+    able = for_rows(arch, spec, sizes.m, sizes.n, sm_count) if of is None else of(arch, spec)
+    best = fastest(able, spec, sizes, sm_count)
+    return completed(best, spec, sizes.k, any_k=of is table)
 
 
 def completed(config: TileConfig, spec: EpilogueSpec, k: int, any_k: bool = False) -> TileConfig:
@@ -227,19 +224,11 @@ def completed(config: TileConfig, spec: EpilogueSpec, k: int, any_k: bool = Fals
     return config if any_k else shallowed(config, spec, k)
 
 
-def fastest(
-    able: Iterable[TileConfig],
-    spec: EpilogueSpec,
-    m: int,
-    n: int,
-    k: int,
-    sm_count: int,
-    groups: int | None = None,
-) -> TileConfig:
+def fastest(able: Iterable[TileConfig], spec: EpilogueSpec, sizes: Sizes, sm_count: int) -> TileConfig:
     """Returns the configuration among `able`, which must not be empty, that is predicted to be the fastest
     for a problem; of equals, the first. A tile whose time is not well known has to gain more than the model
     may be wrong about it."""
-    return min(able, key=lambda config: cost(config, spec, m, n, k, sm_count, groups, careful=True))
+    return min(able, key=lambda config: cost(config, spec, sizes, sm_count, careful=True))
 
 
 _CLUSTERS = ((2, 1), (1, 1), (1, 2))
@@ -258,31 +247,23 @@ _PRUNED_AT = 2.0
 
 
 def candidates(
-    arch: Arch,
-    spec: EpilogueSpec,
-    m: int,
-    n: int,
-    k: int,
-    sm_count: int,
-    limit: int = MAX_CANDIDATES,
-    groups: int | None = None,
+    arch: Arch, spec: EpilogueSpec, sizes: Sizes, sm_count: int, limit: int = MAX_CANDIDATES
 ) -> tuple[TileConfig, ...]:
     """Returns the configurations worth timing for a problem, at most `limit`, the heuristic's choice first.
 
     The cost model predicts them to be fast, and they leave the epilogue room in shared memory. One
-    configuration of each tile comes first, then further clusters and rasters of each. `groups` is the number
-    of groups of a grouped product's M rows.
+    configuration of each tile comes first, then further clusters and rasters of each.
     """
-    first = choose(arch, spec, m, n, k, sm_count, groups=groups)
-    able = dict.fromkeys((*tunable(arch, spec), *for_rows(arch, spec, m, n, sm_count)))
+    first = choose(arch, spec, sizes, sm_count)
+    able = dict.fromkeys((*tunable(arch, spec), *for_rows(arch, spec, sizes.m, sizes.n, sm_count)))
     whole = (config for config in able if not config.shallow)
-    space = list(dict.fromkeys((first, *(shallowed(config, spec, k) for config in whole))))
+    space = list(dict.fromkeys((first, *(shallowed(config, spec, sizes.k) for config in whole))))
     # Rasters with more rows than the problem are all the same.
     effective: dict[TileConfig, TileConfig] = {}
     for config in space:
-        rows = -(-(n if config.transposed else m) // (config.cta_rows * config.cluster_m))
+        rows = -(-(sizes.n if config.transposed else sizes.m) // (config.cta_rows * config.cluster_m))
         effective.setdefault(replace(config, raster_m=min(config.raster_m, rows)), config)
-    costs = {config: cost(config, spec, m, n, k, sm_count, groups) for config in effective.values()}
+    costs = {config: cost(config, spec, sizes, sm_count) for config in effective.values()}
     best = min(costs.values())
     ranked = sorted((config for config in costs if costs[config] < _PRUNED_AT * best), key=costs.__getitem__)
     seen: Counter[tuple[int, int, int, bool, bool]] = Counter()
@@ -295,12 +276,12 @@ def candidates(
     return (first, *chosen)[:limit]
 
 
-def ranked(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> list[TileConfig]:
+def ranked(arch: Arch, spec: EpilogueSpec, sizes: Sizes, sm_count: int) -> list[TileConfig]:
     """Returns every tile and cluster that may serve a spec, in the default raster: the heuristic's choice
     first, the others by predicted time."""
-    first = choose(arch, spec, m, n, k, sm_count)
+    first = choose(arch, spec, sizes, sm_count)
     rest = (config for config in clustered(arch, spec) if config != first)
-    return [first, *sorted(rest, key=lambda config: cost(config, spec, m, n, k, sm_count))]
+    return [first, *sorted(rest, key=lambda config: cost(config, spec, sizes, sm_count))]
 
 
 _NAMED = 5

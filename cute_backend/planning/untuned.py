@@ -15,6 +15,7 @@ from cute_backend.planning.cost import cost
 from cute_backend.planning.kernel_plan import plan
 from cute_backend.planning.last_tile import LAST_TILE_ARCHS
 from cute_backend.planning.search import choose, table
+from cute_backend.planning.sizes import Sizes
 from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import EpilogueSpec
@@ -50,23 +51,14 @@ def buckets_of(low: int, high: int) -> tuple[int, ...]:
 
 
 def untuned(
-    arch: Arch,
-    spec: EpilogueSpec,
-    m: int,
-    n: int,
-    k: int,
-    sm_count: int,
-    groups: int | None = None,
-    batch_invariant: bool = False,
-    varies: bool = False,
+    arch: Arch, spec: EpilogueSpec, sizes: Sizes, sm_count: int, batch_invariant: bool = False
 ) -> TileConfig:
-    """The configuration for a problem that was not tuned: the cost model's choice for M or, if M `varies`
-    from launch to launch, for its bucket. A batch-invariant region has one for all M. Raises ValueError if no
-    tile serves the spec."""
+    """The configuration for a problem that was not tuned: the cost model's choice. A batch-invariant region
+    has one for all M. Raises ValueError if no tile serves the spec."""
     if batch_invariant:
         # A launch that was prepared for any N and K has kernels of the table alone.
-        return choose(arch, spec, INVARIANT_M, n, k, sm_count, table, groups)
-    return choose(arch, spec, bucket_of(m) if varies else m, n, k, sm_count, groups=groups)
+        return choose(arch, spec, sizes._replace(m=INVARIANT_M), sm_count, table)
+    return choose(arch, spec, sizes, sm_count)
 
 
 def covering(
@@ -82,7 +74,8 @@ def covering(
     able = list(dict.fromkeys(chosen.values()))
     if len(able) <= most:
         return able
-    us = {each: [cost(each, spec, m, n, k, sm_count, careful=True) for m in chosen] for each in able}
+    every = [Sizes(m, n, k) for m in chosen]
+    us = {each: [cost(each, spec, sizes, sm_count, careful=True) for sizes in every] for each in able}
     kept: list[TileConfig] = []
     best = [math.inf] * len(chosen)
 
@@ -96,22 +89,13 @@ def covering(
 
 
 @lru_cache(maxsize=1024)
-def needs_second_kernel(
-    arch: Arch,
-    spec: EpilogueSpec,
-    m: int,
-    n: int,
-    k: int,
-    groups: int | None = None,
-    batch_invariant: bool = False,
-    varies: bool = False,
-) -> bool:
+def needs_second_kernel(arch: Arch, spec: EpilogueSpec, sizes: Sizes, batch_invariant: bool = False) -> bool:
     """Whether a launch that was not tuned has reductions that a second kernel finishes, on the GPU that the
     target plans for. True for reductions that the architecture has no kernel for."""
     if arch not in LAST_TILE_ARCHS or not spec.reductions:
         return bool(spec.reductions)
     try:
-        config = untuned(arch, spec, m, n, k, arch.target.sm_count, groups, batch_invariant, varies)
+        config = untuned(arch, spec, sizes, arch.target.sm_count, batch_invariant)
     except ValueError:  # no tile serves the spec
         return True
-    return plan(spec, config, Alignment.TMA).finishes_apart(m, n)
+    return plan(spec, config, Alignment.TMA).finishes_apart(sizes.m, sizes.n)

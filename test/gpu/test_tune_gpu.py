@@ -15,7 +15,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Alignment, Constraints, candidates, plan, table, tunable
+from cute_backend.planning import Alignment, Constraints, Sizes, candidates, plan, table, tunable
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -158,7 +158,7 @@ def test_timings_tell_kernels_apart_and_repeat() -> None:
         raise RuntimeError("no such launch")
 
     broken = Kernel(
-        plan(spec, candidates(gpu.arch, spec, 4096, 4096, 4096, gpu.sm_count)[-1], Alignment.PLAIN)
+        plan(spec, candidates(gpu.arch, spec, Sizes(4096, 4096, 4096), gpu.sm_count)[-1], Alignment.PLAIN)
     )
     plane = torch.randn(8192, 8192, device="cuda")
     timer = GpuTimer(gpu)

@@ -15,7 +15,7 @@ from cute_backend.formula import formula
 from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.schedule import kernel_names
-from cute_backend.planning import Alignment, Arch, TileConfig, choose, plan
+from cute_backend.planning import Alignment, Arch, Sizes, TileConfig, choose, plan
 from cute_backend.planning.transposing import can_transpose
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
@@ -210,7 +210,7 @@ def test_kernels_write_slices(config: TileConfig, first: int, rows: int) -> None
 
 
 def test_a_kernel_reads_the_position_once_and_asks_for_each_row() -> None:
-    config = choose(Arch.SM90A, attention(100, 128, FIRST), 200, 320, 64, 132)
+    config = choose(Arch.SM90A, attention(100, 128, FIRST), Sizes(200, 320, 64), 132)
     text = emit(plan(attention(100, 128, FIRST), config, Alignment.TMA))
     assert "scalar0 = saturated(scalar0_i64)" in text and text.count("glob.scalar0[") == 2
     for result in ("out1", "out2"):
@@ -234,7 +234,7 @@ def test_the_formula_names_the_cache() -> None:
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 def test_every_kernel_that_writes_a_cache_has_a_sound_rung(arch: Arch, rows: int) -> None:
     spec = attention(rows, 4096, FIRST, columns=128)
-    config = choose(arch, spec, 16 * rows, 640, 4096, arch.target.sm_count)
+    config = choose(arch, spec, Sizes(16 * rows, 640, 4096), arch.target.sm_count)
     assert_sound([plan(spec, config, Alignment.TMA)])
 
 

@@ -12,7 +12,7 @@ from cute_backend.formula import formula
 from cute_backend.kinds import reductions
 from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.memory_ops.schedule import kernel_names
-from cute_backend.planning import Alignment, Arch, TileConfig, choose, offered, plan
+from cute_backend.planning import Alignment, Arch, Sizes, TileConfig, choose, offered, plan
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.simulator.simulate import Machine, run_region
@@ -130,7 +130,7 @@ def test_kernels_write_heads(config: TileConfig, rows: int, batches: int, column
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 def test_heads_of_any_columns(arch: Arch, columns: int) -> None:
     spec = single(100, columns, DType.F32)
-    check(spec, 300, 3 * columns, choose(arch, spec, 300, 3 * columns, 64, arch.target.sm_count))
+    check(spec, 300, 3 * columns, choose(arch, spec, Sizes(300, 3 * columns, 64), arch.target.sm_count))
 
 
 @pytest.mark.sweep(2)
@@ -170,7 +170,7 @@ def test_every_tile_of_heads_with_rows_of_a_launch_has_a_sound_rung(arch: Arch, 
 )
 def test_kernels_have_a_sound_rung(arch: Arch, spec: EpilogueSpec) -> None:
     n = sum(acc.width for acc in spec.accumulators) or 4096
-    config = choose(arch, spec, 100 if n == 4096 else 2048, n, 4096, arch.target.sm_count)
+    config = choose(arch, spec, Sizes(100 if n == 4096 else 2048, n, 4096), arch.target.sm_count)
     assert_sound([plan(spec, config, Alignment.TMA)])
 
 
@@ -199,7 +199,7 @@ def test_planes_are_written_by_element_where_a_subtile_has_several_heads() -> No
         Op("t0", "block_mean", ("t1",), DType.F32, block=64),
     )
     spec = EpilogueSpec((ACC,), (), means, (replace(STORE, heads=Heads(100, 32)),))
-    config = choose(Arch.SM90A, spec, 200, 256, 64, 132)
+    config = choose(Arch.SM90A, spec, Sizes(200, 256, 64), 132)
     assert config.subtile_n == 64 and not plan(spec, config, Alignment.TMA).shared_stores
     check(spec, 200, 192, config)
 

@@ -15,7 +15,7 @@ from cute_backend.kinds import reductions
 from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.schedule import kernel_names
-from cute_backend.planning import Alignment, Arch, TileConfig, choose, offered, plan
+from cute_backend.planning import Alignment, Arch, Sizes, TileConfig, choose, offered, plan
 from cute_backend.planning.cost import cost
 from cute_backend.planning.naming import words
 from cute_backend.replay import replay
@@ -189,7 +189,7 @@ def test_one_head_may_have_several_subtiles(name: str, m: int) -> None:
 @pytest.mark.parametrize("m", [64, 2048])
 def test_kernels_of_llama_have_a_sound_rung(arch: Arch, m: int) -> None:
     spec = rotated(128, 4096, 1024, 1024)
-    config = choose(arch, spec, m, 6144, 4096, arch.target.sm_count)
+    config = choose(arch, spec, Sizes(m, 6144, 4096), arch.target.sm_count)
     assert_sound([plan(spec, config, Alignment.TMA)])
 
 
@@ -201,10 +201,10 @@ def test_ping_pong_hides_rotations_of_all_waves_but_the_last(monkeypatch: pytest
 
     def times(m: int) -> list[float]:
         names = ("256x128_1x2", "128x128_1x2_pingpong")
-        return [cost(able[name], spec, m, 6144, 4096, Arch.SM90A.target.sm_count) for name in names]
+        return [cost(able[name], spec, Sizes(m, 6144, 4096), Arch.SM90A.target.sm_count) for name in names]
 
     few, many = times(512), times(2048)
-    assert choose(Arch.SM90A, spec, 8192, 6144, 4096, Arch.SM90A.target.sm_count).pingpong
+    assert choose(Arch.SM90A, spec, Sizes(8192, 6144, 4096), Arch.SM90A.target.sm_count).pingpong
     monkeypatch.setattr("cute_backend.planning.cost.ROTATED_US", 0.0)
     assert times(512) == few and times(2048)[1] == many[1] and times(2048)[0] < many[0]
 
@@ -237,7 +237,7 @@ def test_the_signature_has_the_columns_of_segments() -> None:
 
 
 def test_the_text_has_an_epilogue_for_each_segment() -> None:
-    config = choose(Arch.SM90A, MIXED, 2048, sum(WIDTHS), 4096, 132)
+    config = choose(Arch.SM90A, MIXED, Sizes(2048, sum(WIDTHS), 4096), 132)
     text = emit(plan(MIXED, config, Alignment.TMA))
     assert re.findall(r"^class (\w+):", text, re.MULTILINE) == ["Epilogue0", "Epilogue1", "Epilogue2"]
     assert "Segments([Epilogue0(), Epilogue1(), Epilogue2()], [136, 72, 200])" in text

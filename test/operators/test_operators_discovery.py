@@ -32,7 +32,7 @@ from cute_backend.operators import (  # noqa: E402
     is_ours,
 )
 from cute_backend.operators import epilogue_function as converting  # noqa: E402
-from cute_backend.planning import Alignment, Arch, choose, clustered, plan  # noqa: E402
+from cute_backend.planning import Alignment, Arch, Sizes, choose, clustered, plan  # noqa: E402
 from cute_backend.spec import Accumulator, DType, Major  # noqa: E402
 
 ARCHES = {"90a": Arch.SM90A, "100a": Arch.SM100A}
@@ -74,7 +74,9 @@ def test_every_tile_and_cluster_is_found_whatever_holds_the_operands(dtypes, lay
 
     assert {each.metadata.design.config for each in fast} == set(map(as_it_runs, clustered(arch, spec)))
     assert len({each.metadata.operator_name for each in operators}) == len(operators)
-    assert fast[0].metadata.design.config == as_it_runs(choose(arch, spec, M, N, K, arch.target.sm_count))
+    assert fast[0].metadata.design.config == as_it_runs(
+        choose(arch, spec, Sizes(M, N, K), arch.target.sm_count)
+    )
     assert all(each.supports(args, target) for each in operators)
     assert {type(each) for each in operators} == {Sm90FusedGemm if target == "90a" else Sm100FusedGemm}
     promoted = [each for each in operators if not each.metadata.design.fast_accum]
@@ -160,7 +162,7 @@ def test_a_product_on_ampere_is_named_by_its_tile_and_its_ctas() -> None:
     name = "cute_backend.sm80_tnt_Abf16_Bbf16_outbf16_accf32_tile128x128_cluster1x1_occupancy2"
     assert name in {each.metadata.operator_name for each in operators}
     spec = operators[0].metadata.kernel.plan.spec
-    chosen = choose(Arch.SM80, spec, M, N, K, Arch.SM80.target.sm_count)
+    chosen = choose(Arch.SM80, spec, Sizes(M, N, K), Arch.SM80.target.sm_count)
     assert operators[0].metadata.design.config == plan(spec, chosen, Alignment.TMA).tile
 
 

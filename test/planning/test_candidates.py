@@ -20,6 +20,7 @@ from cute_backend.planning import (
     MAX_CANDIDATES,
     Alignment,
     Arch,
+    Sizes,
     TileConfig,
     bucket_of,
     candidates,
@@ -79,13 +80,13 @@ def shared_spec(name: str) -> EpilogueSpec:
 def test_what_is_chosen_exists_and_fits_shared_memory(
     spec: EpilogueSpec, sizes: tuple[int, int, int], arch: Arch
 ) -> None:
-    chosen = choose(arch, spec, *sizes, arch.target.sm_count)
+    chosen = choose(arch, spec, Sizes(*sizes), arch.target.sm_count)
     m, n, _ = sizes
     of_rows = {*for_rows(arch, spec, m, n, arch.target.sm_count)}
     whole = [replace(chosen, shallow=False, unrolled=unrolled) for unrolled in (False, chosen.unrolled)]
     assert not of_rows.isdisjoint([*whole, *(replace(each, column_groups=1) for each in whole)])
     assert len(table(arch, spec)) <= 5
-    tried = candidates(arch, spec, *sizes, arch.target.sm_count)
+    tried = candidates(arch, spec, Sizes(*sizes), arch.target.sm_count)
     assert tried[0] == chosen
     assert len(set(tried)) == len(tried) <= MAX_CANDIDATES
     assert set(tried) <= {*tunable(arch, spec), *of_rows}
@@ -108,10 +109,10 @@ def test_a_configuration_is_told_in_words() -> None:
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 def test_candidates_are_of_many_kinds_and_none_is_hopeless(arch: Arch) -> None:
     spec = shared_spec("bias_gelu_residual")
-    large = candidates(arch, spec, 4096, 4096, 4096, arch.target.sm_count)
+    large = candidates(arch, spec, Sizes(4096, 4096, 4096), arch.target.sm_count)
     assert len({(config.tile_m, config.tile_n, config.pingpong) for config in large}) >= 5
     assert not any(config.tile_m == config.tile_n == 64 and config.cluster_size == 1 for config in large)
-    small = candidates(arch, spec, 16, 8192, 8192, arch.target.sm_count)
+    small = candidates(arch, spec, Sizes(16, 8192, 8192), arch.target.sm_count)
     assert not any(config.cta_rows * config.cluster_m > 256 for config in small)
 
 
@@ -131,7 +132,7 @@ def test_without_planes_few_rows_get_wide_tiles_and_draws_narrow_subtiles(
     """As they were fastest on an H200 over the columns of a vocabulary."""
     of = shared_spec(spec) if isinstance(spec, str) else sampling_spec(spec)
     for m, name in ((1, few), (16, few), (64, few), (136, some), (192, some), (256, many), (1024, many)):
-        assert choose(Arch.SM90A, of, m, 128256, 4096, 132).name == name, m
+        assert choose(Arch.SM90A, of, Sizes(m, 128256, 4096), 132).name == name, m
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_without_planes_few_rows_get_wide_tiles_and_draws_narrow_subtiles(
     ],
 )
 def test_some_hundred_rows_lie_along_columns_of_the_mma(m: int, tile: str) -> None:
-    assert choose(Arch.SM90A, shared_spec("addmm_relu"), m, 128256, 4096, 132).name == tile
+    assert choose(Arch.SM90A, shared_spec("addmm_relu"), Sizes(m, 128256, 4096), 132).name == tile
 
 
 def test_a_tile_has_to_gain_more_than_its_time_may_be_wrong() -> None:
@@ -154,7 +155,8 @@ def test_a_tile_has_to_gain_more_than_its_time_may_be_wrong() -> None:
     errors = [time_of(Arch.SM90A, cut).error for cut in (known, unknown)]
     assert 0 < errors[0] < UNTIMED_ERROR < errors[1]
     shorter = 0
-    for problem in itertools.product((128, 512, 4096), (512, 10240), (512, 8192), (132,)):
+    for m, n, k in itertools.product((128, 512, 4096), (512, 10240), (512, 8192)):
+        problem = Sizes(m, n, k), 132
         able = {config: cost(config, spec, *problem) for config in offered(Arch.SM90A, spec)}
         careful = {config: cost(config, spec, *problem, careful=True) for config in able}
         assert all(careful[config] > us for config, us in able.items())
@@ -186,7 +188,7 @@ def test_clusters_of_four_serve_problems_of_one_wave(problem: tuple[int, int, in
     """701 x 2560 x 7232 takes 40.3 us in them and 45.8 in the fastest other tile, 375 x 3856 x 5152 31.7 and
     38.9 (bf16, H100). An H100 has room for 120 CTAs of such clusters."""
     spec = shared_spec("addmm_relu")
-    config = choose(Arch.SM90A, spec, *problem, 132)
+    config = choose(Arch.SM90A, spec, Sizes(*problem), 132)
     assert config.name.startswith(tile) and (config.cluster_m * config.cluster_n == 4) == bool(tile)
 
 
@@ -198,9 +200,9 @@ def test_wide_tiles_under_ping_pong_serve_many_rows_and_columns() -> None:
     7312 x 2080 395 and 430; 1824 x 464 x 992 takes 8.6 and 7.6 (H100)."""
     spec = shared_spec("addmm_relu")
     for problem in ((2779, 14384, 3248), (8665, 7312, 2080)):
-        config = choose(Arch.SM90A, spec, *problem, 132)
+        config = choose(Arch.SM90A, spec, Sizes(*problem), 132)
         assert config.pingpong and config.thread_accumulators > 128, config.name
-    assert choose(Arch.SM90A, spec, 1824, 464, 992, 132).thread_accumulators <= 128
+    assert choose(Arch.SM90A, spec, Sizes(1824, 464, 992), 132).thread_accumulators <= 128
 
 
 def test_a_thread_has_fewer_accumulators_beside_more_planes() -> None:
@@ -238,7 +240,7 @@ def test_a_pair_has_112_columns_of_each_product_where_that_pays() -> None:
     pair = tuple(Accumulator(name, DType.BF16, DType.BF16) for name in ("gate", "up"))
     product = Op("t0", "mul", ("gate", "up"), DType.F32)
     spec = EpilogueSpec(pair, (), (product,), (Store("out0", "t0", DType.BF16),))
-    assert choose(Arch.SM90A, spec, 2301, 1456, 6672, 132).tile_n == 112
+    assert choose(Arch.SM90A, spec, Sizes(2301, 1456, 6672), 132).tile_n == 112
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ def test_a_pair_has_112_columns_of_each_product_where_that_pays() -> None:
 def test_large_block_scaled_products_get_the_tiles_that_read_the_fewest_scales(name: str, tile: str) -> None:
     """If each column has a scale, a thread reads those of 128 columns for 128 rows, not of 256 for 64. On an
     H100, 256 x 128 took 1003 us bare and 1012 with a residual, 128 x 256 1042 and 1065."""
-    assert choose(Arch.SM90A, shared_spec(name), 4096, 7168, 16384, 132).name == tile
+    assert choose(Arch.SM90A, shared_spec(name), Sizes(4096, 7168, 16384), 132).name == tile
 
 
 def test_scales_of_columns_are_shared_by_blocks_of_rows() -> None:
@@ -279,17 +281,17 @@ def test_steps_of_block_scaled_products(name: str) -> None:
 def test_a_problem_of_one_tile_gets_no_cluster(name: str) -> None:
     for m in (1, 64, 100, 128):
         for k in (64, 512, 4096):
-            assert choose(Arch.SM90A, shared_spec(name), m, 64, k, 132).cluster_m == 1, (m, k)
+            assert choose(Arch.SM90A, shared_spec(name), Sizes(m, 64, k), 132).cluster_m == 1, (m, k)
 
 
 def test_what_reads_most_from_l2_is_not_chosen() -> None:
     """Five rows of tiles over 128256 columns took 869 us, where two clusters of three took 604 (H200)."""
-    chosen = choose(Arch.SM90A, shared_spec("greedy_token"), 272, 128256, 4096, 132)
+    chosen = choose(Arch.SM90A, shared_spec("greedy_token"), Sizes(272, 128256, 4096), 132)
     assert chosen.name != "64x128_1x1_pingpong"
 
 
 def test_rasters_that_are_the_same_are_not_tried_twice() -> None:
-    found = candidates(Arch.SM90A, shared_spec("rowwise"), 128, 8192, 8192, 132, limit=1000)
+    found = candidates(Arch.SM90A, shared_spec("rowwise"), Sizes(128, 8192, 8192), 132, limit=1000)
     tried = [config for config in found if not config.transposed]  # transposed, rows are 8192
     assert len({replace(config, raster_m=8) for config in tried}) == len(tried)
 
@@ -301,7 +303,7 @@ def test_the_tile_of_groups_goes_by_their_rows() -> None:
     spec = replace(dense, accumulators=accumulators, stores=dense.stores[:1])
 
     def tile(m: int, groups: int | None) -> TileConfig:
-        return choose(Arch.SM90A, spec, m, 2048, 7168, 132, groups=groups)
+        return choose(Arch.SM90A, spec, Sizes(m, 2048, 7168, groups=groups), 132)
 
     assert (tile(512, 256).tile_m, tile(512, 256).cluster_m) == (64, 1), "2 rows each"
     assert tile(512, 1).tile_m == tile(512, None).tile_m == 128
@@ -309,34 +311,38 @@ def test_the_tile_of_groups_goes_by_their_rows() -> None:
     bf16 = tuple(replace(acc, a_dtype=DType.BF16, b_dtype=DType.BF16) for acc in accumulators)
     for each in (spec, replace(spec, accumulators=bf16)):
         small, large = (
-            choose(Arch.SM90A, each, 32768, 2048, 7168, 132, groups=groups).name for groups in (256, 128)
+            choose(Arch.SM90A, each, Sizes(32768, 2048, 7168, groups=groups), 132).name
+            for groups in (256, 128)
         )
         assert (small, large) == ("64x128x2_2x1_pingpong", "128x64x2_1x2_pingpong"), "128 and 256 rows each"
     single = replace(spec, accumulators=bf16[:1], ops=(), stores=(replace(dense.stores[0], value="acc0"),))
     single = replace(single, loads=())
-    assert choose(Arch.SM90A, single, 32768, 7168, 2048, 132, groups=256).name == "64x256_2x1_pingpong"
+    assert choose(Arch.SM90A, single, Sizes(32768, 7168, 2048, groups=256), 132).name == "64x256_2x1_pingpong"
     config = TileConfig(Arch.SM90A, 128, 64, products=2)
-    times = [cost(config, spec, 8192, 2048, 7168, 132, groups) for groups in (None, 1, 8, 64, 512, 100_000)]
+    grouped = [Sizes(8192, 2048, 7168, groups) for groups in (None, 1, 8, 64, 512, 100_000, 8192)]
+    *times, of_every_row = (cost(config, spec, sizes, 132) for sizes in grouped)
     assert times == sorted(times), "groups only add tiles and matrices"
-    assert times[-1] == cost(config, spec, 8192, 2048, 7168, 132, 8192), "no more of them than rows have any"
+    assert times[-1] == of_every_row, "no more of them than rows have any"
 
 
 def test_few_tiles_have_k_in_parts() -> None:
     spec = shared_spec("bias_gelu_residual")
 
     def parts(m: int, n: int, k: int) -> int:
-        return choose(Arch.SM90A, spec, m, n, k, 132).split_k
+        return choose(Arch.SM90A, spec, Sizes(m, n, k), 132).split_k
 
     assert parts(16, 1024, 8192) > 2, "16 tiles"
     assert parts(16, 2048, 8192) == 2, "32 tiles"
     assert parts(16, 4096, 16384) == 2
     assert parts(96, 8192, 8192) == parts(4096, 4096, 4096) == 1, "tiles for every multiprocessor"
     assert parts(16, 1024, 1024) == 1, "gathering would cost more than it saves"
-    assert choose(Arch.SM100A, spec, 16, 1024, 8192, 148).split_k == 4
-    assert choose(Arch.SM100A, spec, 16, 16384, 8192, 148).split_k == 1
-    assert choose(Arch.SM100A, spec, 16, 1024, 1024, 148).split_k == 1
+    assert choose(Arch.SM100A, spec, Sizes(16, 1024, 8192), 148).split_k == 4
+    assert choose(Arch.SM100A, spec, Sizes(16, 16384, 8192), 148).split_k == 1
+    assert choose(Arch.SM100A, spec, Sizes(16, 1024, 1024), 148).split_k == 1
     batched = shared_spec("batched")
-    assert choose(Arch.SM90A, batched, 16, 1024, 8192, 132).split_k == 1, "how many batches is not known"
+    assert choose(Arch.SM90A, batched, Sizes(16, 1024, 8192), 132).split_k == 1, (
+        "how many batches is not known"
+    )
     grouped = replace(spec, accumulators=(replace(spec.product, kind=ProductKind.GROUPED),))
     assert {config.split_k for config in tunable(Arch.SM90A, grouped)} == {1}
     assert words(grouped).startswith("scaled_grouped_mm")
@@ -347,7 +353,7 @@ def test_sums_of_parts_go_through_memory_without_clusters(arch: Arch) -> None:
     spec, sms = shared_spec("addmm_relu"), arch.target.sm_count
 
     def parts(m: int, n: int, k: int) -> int:
-        return choose(arch, spec, m, n, k, sms).split_k
+        return choose(arch, spec, Sizes(m, n, k), sms).split_k
 
     assert parts(16, 1024, 16384) > 1, "16 tiles"
     assert parts(16, 1024, 512) == 1, "the second kernel would cost more than it saves"
@@ -362,7 +368,7 @@ def test_sums_of_parts_go_through_memory_without_clusters(arch: Arch) -> None:
 def test_the_sums_of_both_products_of_a_pair_cost_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_sums(name: str, config: TileConfig) -> float:
         def us() -> float:
-            return cost(config, shared_spec(name), 512, 1024, 8192, 132)
+            return cost(config, shared_spec(name), Sizes(512, 1024, 8192), 132)
 
         with monkeypatch.context() as without:
             whole = us()
@@ -385,11 +391,11 @@ def test_a_long_k_of_few_tiles_has_more_parts_than_a_cluster() -> None:
     """Torch's bare product took 24.8 us in bf16, the fastest tile without these 53.5 (H200)."""
     for name in ("addmm_relu", "row_maxima"):
         spec = shared_spec(name)
-        config = choose(Arch.SM90A, spec, 158, 896, 31456, 132)
+        config = choose(Arch.SM90A, spec, Sizes(158, 896, 31456), 132)
         assert config.split_k > 4 and config.sums_in_memory
         alone = replace(config, split_k=1, cluster_m=1)
         assert config.summing == replace(alone, tile_m=64, tile_n=32)
-        assert not choose(Arch.SM90A, spec, 4096, 4096, 4096, 132).sums_in_memory
+        assert not choose(Arch.SM90A, spec, Sizes(4096, 4096, 4096), 132).sums_in_memory
     for name in ("batched", "swiglu7", "greedy_token"):
         tried = tunable(Arch.SM90A, shared_spec(name))
         assert not any(config.sums_in_memory for config in tried), name
@@ -437,7 +443,7 @@ def test_parts_are_taken_where_they_pay(name: str, problem: tuple[int, int, int]
     """Times are those of an H200 or an H100."""
     spec = shared_spec(name)
     accumulators = tuple(replace(acc, a_dtype=DType.BF16, b_dtype=DType.BF16) for acc in spec.accumulators)
-    assert choose(Arch.SM90A, replace(spec, accumulators=accumulators), *problem, 132).name == tile
+    assert choose(Arch.SM90A, replace(spec, accumulators=accumulators), Sizes(*problem), 132).name == tile
 
 
 @pytest.mark.parametrize("parts", [0, -1, 5, 24])
@@ -480,7 +486,7 @@ def test_a_few_candidates_have_a_sound_rung() -> None:
     for arch in FIRST:
         spec = shared_spec(draw.choice(sorted(name for name in EPILOGUES if EPILOGUES[name].runs_on(arch))))
         sizes = draw.choice([(16, 8192, 8192), (512, 4096, 2048), (8192, 8192, 1024)])
-        config = draw.choice(candidates(arch, spec, *sizes, arch.target.sm_count))
+        config = draw.choice(candidates(arch, spec, Sizes(*sizes), arch.target.sm_count))
         assert_sound([plan(spec, config, draw.choice(list(Alignment)))])
 
 
@@ -518,7 +524,7 @@ def test_no_cta_is_without_rows_where_there_are_few(name: str, major: Major) -> 
     accs = (
         replace(each, a_dtype=DType.BF16, b_dtype=DType.BF16, b_major=major) for each in spec.accumulators
     )
-    chosen = choose(Arch.SM90A, replace(spec, accumulators=tuple(accs)), 16, 14336, 4096, 132)
+    chosen = choose(Arch.SM90A, replace(spec, accumulators=tuple(accs)), Sizes(16, 14336, 4096), 132)
     assert chosen.cta_rows * chosen.cluster_m == 64
 
 
@@ -559,7 +565,7 @@ def test_what_is_chosen_is_among_the_fastest_that_were_measured(operands: str, d
     spec = replace(spec, accumulators=(replace(spec.product, a_dtype=dtype, b_dtype=dtype),))
     losses = []
     for (kind, m, n, k), times in timings().items():
-        config = choose(Arch.SM90A, spec, bucket_of(m), n, k, Arch.SM90A.target.sm_count, offered)
+        config = choose(Arch.SM90A, spec, Sizes(bucket_of(m), n, k), Arch.SM90A.target.sm_count, offered)
         chosen = replace(config, shallow=False).name
         if kind == operands and chosen in times:  # the older files have fewer tiles
             losses.append(times[chosen] / min(us for tile, us in times.items() if tile != "torch"))
@@ -572,8 +578,8 @@ def test_a_transposed_tile_is_chosen_only_where_rows_are_not_reduced() -> None:
     """160 x 24064 x 592 with row maxima took 25.0 us by 128 x 160, transposed, and 17.6 by 64 x 256."""
     plain, reduced = shared_spec("addmm_relu"), shared_spec("row_maxima")
     for m, n, k in ((160, 24064, 592), (66, 15792, 9904), (399, 19232, 2352)):
-        assert not choose(Arch.SM90A, reduced, m, n, k, 132).transposed
-    assert choose(Arch.SM90A, plain, 302, 20272, 11792, 132).transposed
+        assert not choose(Arch.SM90A, reduced, Sizes(m, n, k), 132).transposed
+    assert choose(Arch.SM90A, plain, Sizes(302, 20272, 11792), 132).transposed
 
 
 @pytest.mark.parametrize("arch", list(Arch))
@@ -585,7 +591,7 @@ def test_every_tile_that_is_chosen_or_tried_has_a_name_of_its_own(name: str, arc
     for config in able:
         assert named(arch, spec, config.name) == config
     for m, n, k in itertools.product((16, 512, 8192), (512, 8192), (512, 8192)):
-        for config in candidates(arch, spec, m, n, k, arch.target.sm_count):
+        for config in candidates(arch, spec, Sizes(m, n, k), arch.target.sm_count):
             assert replace(config, raster_m=config.usual_raster) == named(arch, spec, config.name)
 
 

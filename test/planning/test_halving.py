@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.planning import Alignment, Arch, TileConfig, choose, plan, tunable
+from cute_backend.planning import Alignment, Arch, Sizes, TileConfig, choose, plan, tunable
 from cute_backend.planning.epilogue_time import epilogue_cycles, epilogue_instructions, mma_cycles
 from cute_backend.planning.halving import LEAST_AB_STAGES, can_halve, halving
 from cute_backend.planning.registers import hoist_budget
@@ -32,7 +32,7 @@ def test_a_second_warpgroup_comes_where_the_mma_would_not_hide_one() -> None:
 
 def test_short_chains_keep_one() -> None:
     assert halving(TILE, ROWWISE, 1024) == TILE
-    chosen = choose(Arch.SM100A, ROWWISE, 4096, 4096, 1024, Arch.SM100A.target.sm_count)
+    chosen = choose(Arch.SM100A, ROWWISE, Sizes(4096, 4096, 1024), Arch.SM100A.target.sm_count)
     assert chosen.column_groups == 1 and chosen.unrolled
 
 

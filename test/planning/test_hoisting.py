@@ -12,6 +12,7 @@ from cute_backend.planning import (
     Alignment,
     Arch,
     Rowvecs,
+    Sizes,
     TileConfig,
     choose,
     plan,
@@ -43,7 +44,7 @@ def placements(
 def test_rowwise_scales_are_hoisted_by_default_from_a_k_of_1024_on(arch: Arch) -> None:
     if arch.target.unrolled_subtile_n is not None:
         pytest.skip("visits are no loop there")
-    chosen = choose(arch, ROWWISE, 4096, 4096, 1024, arch.target.sm_count)
+    chosen = choose(arch, ROWWISE, Sizes(4096, 4096, 1024), arch.target.sm_count)
     assert chosen.unrolled and chosen.thread_columns <= 128
     assert placements(chosen) == {"scale_a": "row_read", "scale_b": "register_hoist"}
     short = hoisting(replace(chosen, unrolled=False), ROWWISE, 512)

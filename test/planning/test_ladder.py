@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.planning import Alignment, Arch, Plan, Rowvecs, TileConfig, choose, plan, rungs, table
+from cute_backend.planning import (
+    Alignment,
+    Arch,
+    Plan,
+    Rowvecs,
+    Sizes,
+    TileConfig,
+    choose,
+    plan,
+    rungs,
+    table,
+)
 from cute_backend.planning.ladder import MAX_LOWER_RUNGS, first_rung, lower_rungs
 from cute_backend.planning.registers import leaves_registers
 from cute_backend.spec import DType
@@ -46,7 +57,7 @@ def test_each_step_is_smaller_than_the_one_before(config: TileConfig, lower: lis
 def test_what_the_models_added_goes_first() -> None:
     """A second warpgroup for the epilogue, and visits that are unrolled for hoisted rowvecs."""
     spec = epilogue_spec("rowwise", True)
-    chosen = choose(Arch.SM100A, spec, 8192, 8192, 4096, 148)
+    chosen = choose(Arch.SM100A, spec, Sizes(8192, 8192, 4096), 148)
     assert chosen.column_groups == 2 and chosen.unrolled
     simpler = replace(chosen, column_groups=1, unrolled=False)
     assert [each.tile for each in rungs(plan(spec, chosen, Alignment.TMA))][:2] == [chosen, simpler]
@@ -118,7 +129,7 @@ def test_rungs_are_plans_of_tiles_that_run_as_they_are(name: str, arch: Arch) ->
     accumulators = tuple(replace(acc, a_dtype=DType.BF16, b_dtype=DType.BF16) for acc in spec.accumulators)
     spec = replace(spec, accumulators=accumulators)
     for m, n, k in ((16, 4096, 4096), (4096, 4096, 4096)):
-        chosen = choose(arch, spec, m, n, k, arch.target.sm_count)
+        chosen = choose(arch, spec, Sizes(m, n, k), arch.target.sm_count)
         for alignment in Alignment:
             every = rungs(plan(spec, chosen, alignment))
             assert len(set(every)) == len(every) <= 1 + MAX_LOWER_RUNGS

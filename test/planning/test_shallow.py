@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.planning import Arch, Stages, TileConfig, choose, table
+from cute_backend.planning import Arch, Sizes, Stages, TileConfig, choose, table
 from cute_backend.planning.shallow import shallowed
 from cute_backend.planning.shared_memory import Rings, can_be_shallow
 from cute_backend.spec import DType, Scaling
@@ -27,10 +27,10 @@ def test_planes_get_a_stage_of_a_and_b() -> None:
 def test_k_tiles_decide() -> None:
     sm_count = Arch.SM90A.target.sm_count
     for k in (512, 768):
-        config = choose(Arch.SM90A, FULL, 6144, 6144, k, sm_count)
+        config = choose(Arch.SM90A, FULL, Sizes(6144, 6144, k), sm_count)
         assert config.shallow and config.name.endswith("_shallow") and "shallow" in config.words
     for k in (784, 1536, 8192):
-        assert not choose(Arch.SM90A, FULL, 6144, 6144, k, sm_count).shallow
+        assert not choose(Arch.SM90A, FULL, Sizes(6144, 6144, k), sm_count).shallow
 
 
 def test_parts_of_k_keep_theirs() -> None:
@@ -58,11 +58,11 @@ def test_only_memory_that_planes_can_have_is_moved() -> None:
 
 @pytest.mark.parametrize("arch", [each for each in Arch if each is not Arch.SM90A])
 def test_it_was_timed_on_hopper_alone(arch: Arch) -> None:
-    assert not choose(arch, FULL if arch.target.fp8 else BARE, 6144, 6144, 256, 132).shallow
+    assert not choose(arch, FULL if arch.target.fp8 else BARE, Sizes(6144, 6144, 256), 132).shallow
 
 
 def test_what_was_built_ahead_has_none() -> None:
-    assert not choose(Arch.SM90A, FULL, 512, 6144, 256, 132, table).shallow
+    assert not choose(Arch.SM90A, FULL, Sizes(512, 6144, 256), 132, table).shallow
 
 
 def test_an_older_record_has_none() -> None:

@@ -13,6 +13,7 @@ from cute_backend.planning import (
     Alignment,
     Arch,
     Plan,
+    Sizes,
     Target,
     TileConfig,
     offered,
@@ -184,7 +185,9 @@ def test_a_tile_of_a_new_width_takes_one_line(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Arch.SM90A, "target", replace(HOPPER, tiles=tiles))
     able = {config.name: config for config in offered(Arch.SM90A, spec)}
     new = able["128x48_2x1_by16"]
-    assert cost(new, spec, 128, 48, 4096, 132) < cost(new, spec, 128, 48, 4096, 132, careful=True)
+    assert cost(new, spec, Sizes(128, 48, 4096), 132) < cost(
+        new, spec, Sizes(128, 48, 4096), 132, careful=True
+    )
     assert time_of(Arch.SM90A, new.cut).error > UNTIMED_ERROR
     tried = {config.name for config in tunable(Arch.SM90A, spec)}
     assert {"128x48_1x1_by16", "128x48_2x1_by16", "128x48_1x2_by16", "128x48_1x1_by16_split4"} <= tried

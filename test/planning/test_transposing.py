@@ -8,7 +8,7 @@ import pytest
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.partials import workspace_bytes
-from cute_backend.planning import Alignment, Arch, TileConfig, choose, offered, plan, tunable
+from cute_backend.planning import Alignment, Arch, Sizes, TileConfig, choose, offered, plan, tunable
 from cute_backend.planning.cost import cost, work_of
 from cute_backend.planning.rules import suited
 from cute_backend.planning.targets import Shape
@@ -84,7 +84,7 @@ def test_a_transposed_tile_is_planned_and_costs_as_what_it_multiplies() -> None:
     rowvecs = [load.name for load in spec.loads_of(LoadKind.ROWVEC)]
     assert {placed[name].name for name in rowvecs} == {"row_read"}, "one value for each row of a thread"
     # 160 rows are one tile's columns; 8192 columns are 64 tiles.
-    work = work_of(config, spec, 160, 8192, 4096, 132)
+    work = work_of(config, spec, Sizes(160, 8192, 4096), 132)
     assert (work.waves, work.busy) == (1, 64 / 132)
 
 
@@ -128,10 +128,10 @@ def test_a_pair_reads_both_weights_and_costs_as_much() -> None:
     spec = spec_of("swiglu_chunk")
     flat = TileConfig(Arch.SM90A, 64, 64, products=2)
     upright = replace(flat, tile_n=40, subtile_n=8, transposed=True)
-    of_flat, of_upright = (work_of(each, spec, 40, 8192, 4096, 132) for each in (flat, upright))
+    of_flat, of_upright = (work_of(each, spec, Sizes(40, 8192, 4096), 132) for each in (flat, upright))
     assert of_flat.moved == of_upright.moved
     assert of_upright.waves == of_flat.waves == 1 and of_upright.busy == of_flat.busy
-    past = work_of(upright, spec, 40, 8192 - 24, 4096, 132).beyond
+    past = work_of(upright, spec, Sizes(40, 8192 - 24, 4096), 132).beyond
     assert past == pytest.approx(2 * 24 / 128), "the rows beyond N of both weights"
 
 
@@ -142,8 +142,8 @@ def test_few_rows_of_a_pair_take_a_transposed_tile(m: int, n: int) -> None:
     spec = spec_of("swiglu_chunk")
     dtypes = {"a_dtype": DType.BF16, "b_dtype": DType.BF16}
     spec = replace(spec, accumulators=tuple(replace(each, **dtypes) for each in spec.accumulators))
-    chosen = choose(Arch.SM90A, spec, m, n, 3584, 132)
+    chosen = choose(Arch.SM90A, spec, Sizes(m, n, 3584), 132)
     assert chosen.transposed and chosen.products == 2 and chosen.thread_accumulators <= 192
     others = [each for each in offered(Arch.SM90A, spec) if not each.transposed]
-    sizes = spec, m, n, 3584, 132
+    sizes = spec, Sizes(m, n, 3584), 132
     assert cost(chosen, *sizes, careful=True) < min(cost(each, *sizes, careful=True) for each in others)

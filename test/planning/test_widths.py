@@ -15,6 +15,7 @@ from cute_backend.planning import (
     BUCKETS,
     Alignment,
     Arch,
+    Sizes,
     TileConfig,
     bucket_of,
     covering,
@@ -103,16 +104,17 @@ def test_clusters_and_parts_are_of_what_there_is() -> None:
 def test_257_rows_are_three_tiles_of_88() -> None:
     """cuBLAS takes 64 x 88 in clusters of four for 257 x 2304 x 9216 in fp16, in 27 us; the fastest of the
     tiles for any M took 34 (H200)."""
-    chosen = choose(Arch.SM90A, RELU, 257, 2304, 9216, 132)
+    chosen = choose(Arch.SM90A, RELU, Sizes(257, 2304, 9216), 132)
     assert (chosen.tile_m, chosen.tile_n, chosen.transposed) == (64, 88, True)
     assert chosen.words.startswith("64 by 88 of the transposed product, clusters of ")
 
 
 def test_only_an_m_that_varies_is_rounded_up() -> None:
-    known = untuned(Arch.SM90A, RELU, 257, 2304, 9216, 132)
-    varying = untuned(Arch.SM90A, RELU, 257, 2304, 9216, 132, varies=True)
+    problem = Problem(RELU, 257, 2304, 9216)
+    known = config_for(problem, Alignment.TMA, Arch.SM90A, 132)
+    varying = config_for(replace(problem, varies=True), Alignment.TMA, Arch.SM90A, 132)
     assert known.tile_n == 88 and known not in offered(Arch.SM90A, RELU)
-    assert varying == choose(Arch.SM90A, RELU, bucket_of(257), 2304, 9216, 132) != known
+    assert varying == choose(Arch.SM90A, RELU, Sizes(bucket_of(257), 2304, 9216), 132) != known
 
 
 def test_a_region_of_known_m_needs_the_kernel_for_that_m_alone() -> None:
@@ -129,11 +131,12 @@ def test_a_region_of_known_m_needs_the_kernel_for_that_m_alone() -> None:
 def test_a_few_tiles_cover_all_buckets() -> None:
     """Each one lowers the predicted times of all M the most."""
     sizes = 2304, 9216, 132
-    chosen = {m: untuned(Arch.SM90A, RELU, m, *sizes, varies=True) for m in BUCKETS}
+    chosen = {m: untuned(Arch.SM90A, RELU, Sizes(m, 2304, 9216), 132) for m in BUCKETS}
     assert len(set(chosen.values())) > 8
 
     def total(there: Sequence[TileConfig]) -> float:
-        times = ([cost(each, RELU, m, *sizes, careful=True) for each in there] for m in BUCKETS)
+        every = [Sizes(m, 2304, 9216) for m in BUCKETS]
+        times = ([cost(each, RELU, known, 132, careful=True) for each in there] for known in every)
         return sum(math.log(min(each)) for each in times)
 
     kept = covering(chosen, RELU, *sizes, 8)
@@ -148,7 +151,7 @@ def test_a_few_tiles_cover_all_buckets() -> None:
 
 
 def test_tuning_tries_widths() -> None:
-    tried = candidates(Arch.SM90A, RELU, 257, 2304, 9216, 132)
+    tried = candidates(Arch.SM90A, RELU, Sizes(257, 2304, 9216), 132)
     assert len({config.tile_n for config in tried if config.tile_n in (136, 88, 72)}) >= 2
 
 
@@ -224,7 +227,7 @@ COLUMNS = replace(ROWS, reduce=Reduction(Axis.COLUMN, reductions.named("max")))
 def test_what_has_no_such_tile_takes_those_for_any_m(spec: EpilogueSpec, taken: bool) -> None:
     found = for_rows(Arch.SM90A, spec, 257, 2304, 132)
     assert (found != offered(Arch.SM90A, spec)) is taken
-    chosen = choose(Arch.SM90A, spec, 257, 2304, 9216, 132)
+    chosen = choose(Arch.SM90A, spec, Sizes(257, 2304, 9216), 132)
     assert chosen in found or replace(chosen, shallow=False) in found
 
 

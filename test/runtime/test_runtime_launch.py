@@ -28,6 +28,7 @@ from cute_backend.planning import (
     Arch,
     Constraints,
     Plan,
+    Sizes,
     TileConfig,
     bucket_of,
     choose,
@@ -204,7 +205,7 @@ def test_an_announced_region_compiles_only_what_it_reaches_and_nothing_at_its_la
     compiler: Compiler,
 ) -> None:
     prepare([Problem(SPEC, 4096, 4096, 512)], -1)
-    expected = choose(Arch.SM90A, SPEC, 4096, 4096, 512, GPU.sm_count)
+    expected = choose(Arch.SM90A, SPEC, Sizes(4096, 4096, 512), GPU.sm_count)
     assert {kernel.plan for kernel in compiler.built} == {
         plan(SPEC, expected, alignment) for alignment in Alignment
     }
@@ -297,7 +298,9 @@ def test_a_region_reaches_the_kernels_that_cover_all_sizes(
     alignments = {kernel.plan.alignment for kernel in kernels}
     m, n, k = problem
     if n is not None and k is not None:
-        chosen = {rows: choose(arch, SPEC, rows, n, k, 132) for rows in (BUCKETS if m is None else (m,))}
+        chosen = {
+            rows: choose(arch, SPEC, Sizes(rows, n, k), 132) for rows in (BUCKETS if m is None else (m,))
+        }
         covered = covering(chosen, SPEC, n, k, 132, MAX_KERNELS // len(alignments))
         assert {kernel.plan for kernel in kernels} == {
             plan(SPEC, config, each) for config in covered for each in alignments
@@ -381,7 +384,7 @@ def reached(problem: Problem, found: Found) -> list[Kernel]:
 
 def test_a_tuned_configuration_takes_the_place_of_the_heuristics(compiler: Compiler, found: Found) -> None:
     found[Alignment.TMA, 16, 8] = {6: WINNER}
-    heuristic = choose(Arch.SM90A, SPEC, 6, 16, 8, GPU.sm_count)
+    heuristic = choose(Arch.SM90A, SPEC, Sizes(6, 16, 8), GPU.sm_count)
     prepare([Problem(SPEC, 6, 16, 8)], -1)
     expected = [
         plan(SPEC, WINNER, Alignment.TMA),
@@ -763,7 +766,11 @@ def test_the_tile_goes_by_how_many_groups_there_are(compiler: Compiler) -> None:
         chosen.setdefault(groups, set()).add(compiler.launches[-1][0].plan)
     wanted = {
         groups: {
-            plan(GROUPED, choose(Arch.SM90A, GROUPED, *sizes, GPU.sm_count, groups=groups), Alignment.TMA)
+            plan(
+                GROUPED,
+                choose(Arch.SM90A, GROUPED, Sizes(*sizes, groups=groups), GPU.sm_count),
+                Alignment.TMA,
+            )
         }
         for groups in (1, 64)
     }
@@ -913,7 +920,7 @@ def test_where_a_configuration_does_not_build_the_fastest_other_serves(compiler:
         check(operands(m))
     others = {kernel.plan.tile for kernel in compiler.built if kernel.plan.alignment is Alignment.TMA}
     others -= {plan(SPEC, wanted, Alignment.TMA).tile}
-    assert compiler.launches[0][0].plan.tile == fastest(others, SPEC, m, 16, 8, GPU.sm_count)
+    assert compiler.launches[0][0].plan.tile == fastest(others, SPEC, Sizes(m, 16, 8), GPU.sm_count)
 
 
 def test_operands_that_contradict_the_spec_are_refused_before_anything_is_built(compiler: Compiler) -> None:

@@ -20,6 +20,7 @@ from cute_backend.planning import (
     Alignment,
     Arch,
     Plan,
+    Sizes,
     TileConfig,
     candidates,
     choose,
@@ -44,7 +45,7 @@ GPU = Device(-1, Arch.SM90A, 132, "a GPU")
 SPEC = make_spec()
 SIZES = 4000, 4096, 512
 JOB = Job(SPEC, *SIZES)
-TRIED = candidates(Arch.SM90A, SPEC, *SIZES, 132)
+TRIED = candidates(Arch.SM90A, SPEC, Sizes(*SIZES), 132)
 WINNER = TRIED[3]
 
 
@@ -157,8 +158,8 @@ def test_a_result_of_an_m_that_varies_serves_its_bucket(tmp_path: Path) -> None:
 def test_what_is_in_doubt_is_timed_unless_more_is_known(tmp_path: Path) -> None:
     sizes = 257, 5632, 2048
     job = Job(SPEC, *sizes, thorough=False)
-    few = doubted(Arch.SM90A, SPEC, *sizes, 132)
-    assert 1 < len(few) <= DOUBTED and few[0] == choose(Arch.SM90A, SPEC, *sizes, 132)
+    few = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)
+    assert 1 < len(few) <= DOUBTED and few[0] == choose(Arch.SM90A, SPEC, Sizes(*sizes), 132)
     timer, build = FakeTimer({few[1]: 70.0}), FakeBuild()
     tune = tuner(tmp_path, timer, build)
     assert tune.tune([job, job]) == [Result(few[1], 70.0, None, thorough=False)] * 2
@@ -200,7 +201,7 @@ def test_a_problem_whose_outputs_no_tma_can_write_is_tuned_as_it_is_launched(tmp
 def test_groups_of_rows_are_timed_in_two_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one size, and with half of the rows in one group; a time is the mean of both."""
     spec = replace(SPEC, accumulators=(replace(SPEC.product, kind=ProductKind.GROUPED),))
-    kernel = Kernel(plan(spec, choose(Arch.SM90A, spec, 64, 128, 64, 132, groups=4), Alignment.TMA))
+    kernel = Kernel(plan(spec, choose(Arch.SM90A, spec, Sizes(64, 128, 64, groups=4), 132), Alignment.TMA))
     place = next(i for i, each in enumerate(signature(spec)) if each.role is Role.OFFSETS)
     splits, generator = list[list[int]](), torch.Generator
 
@@ -227,7 +228,7 @@ def test_groups_of_rows_are_tuned_by_their_number(tmp_path: Path) -> None:
     tune.tune([few, many])
     assert timer.groups == [4, 512]
     for job, (_, kernels) in zip((few, many), timer.asked, strict=True):
-        chosen = choose(Arch.SM90A, spec, 4096, 4096, 512, 132, groups=job.groups)
+        chosen = choose(Arch.SM90A, spec, Sizes(4096, 4096, 512, groups=job.groups), 132)
         assert kernels[0].plan == plan(spec, chosen, Alignment.TMA)
     assert timer.asked[0][1][0] != timer.asked[1][1][0]
     keys = [Key(spec, Alignment.TMA, 4096, 4096, 512, GPU.model, groups) for groups in (4, 5)]
@@ -265,7 +266,7 @@ def test_what_runs_in_place_of_a_tile_in_doubt_is_timed(
 ) -> None:
     """Of two or three tiles, those that spill or do not build may be all."""
     sizes = 257, 5632, 2048
-    spilling, broken = doubted(Arch.SM90A, SPEC, *sizes, 132)[:2]
+    spilling, broken = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)[:2]
     monkeypatch.setattr(rungs, "spill_bytes", lambda kernel: 8 * (kernel.plan == planned(spilling)))
     lower = [planning.rungs(planned(tile))[1] for tile in (spilling, broken)]
     timer = FakeTimer({lower[0].tile: 70.0})
@@ -406,4 +407,6 @@ def test_keys_tell_problems_apart() -> None:
         Key(SPEC, Alignment.TMA, 4096, 4096, 512, GPU.model, groups=8),
     ]
     assert key.text not in {other.text for other in others}
-    assert choose(Arch.SM90A, SPEC, 4096, 4096, 512, 132) != WINNER  # else nothing above shows anything
+    assert (
+        choose(Arch.SM90A, SPEC, Sizes(4096, 4096, 512), 132) != WINNER
+    )  # else nothing above shows anything

@@ -24,6 +24,7 @@ from cute_backend.planning import (
     Alignment,
     Arch,
     Plan,
+    Sizes,
     TileConfig,
     choose,
     offered,
@@ -153,7 +154,7 @@ def test_weights_are_converted_without_spills_or_waits(
     spec = epilogue_spec(name, True)
     acc = replace(spec.product, a_dtype=DType.BF16, b_dtype=stored, a_major=Major.K, b_major=Major.K)
     spec = replace(spec, accumulators=(acc,))
-    known = {choose(arch, spec, m, n, 4096, 132) for m in (8, 40, 64, 128, 200) for n in (4096, 28672)}
+    known = {choose(arch, spec, Sizes(m, n, 4096), 132) for m in (8, 40, 64, 128, 200) for n in (4096, 28672)}
     tiles = dict.fromkeys((*offered(arch, spec), *known))
     plans = [plan(spec, tile, alignment) for tile in tiles for alignment in Alignment]
     assert_first_rungs_are_clean(plans[part])
@@ -173,7 +174,7 @@ def test_weights_in_groups_are_converted_without_spills_or_waits(groups: WeightG
     acc = replace(spec.product, b_dtype=DType.U8, a_major=Major.K, b_major=Major.K, weight_groups=groups)
     spec = replace(spec, accumulators=(acc,))
     shapes = [(m, n, k) for m in (8, 64, 200) for n, k in ((4096, 14336), (28672, 4096))]
-    known = dict.fromkeys(choose(Arch.SM90A, spec, *shape, 132) for shape in shapes)
+    known = dict.fromkeys(choose(Arch.SM90A, spec, Sizes(*shape), 132) for shape in shapes)
     assert_first_rungs_are_clean(plan(spec, tile, Alignment.TMA) for tile in known)
 
 
@@ -295,7 +296,7 @@ def test_two_warpgroups_leave_warps_that_find_groups_registers(name: str) -> Non
     """In a tile that is chosen. With 56 registers in each thread that loads or multiplies, all spilled 8 to
     32 bytes."""
     spec = ROWS_IN_GROUPS[name]
-    config = choose(Arch.SM100A, spec, 300, 136, 200, Arch.SM100A.target.sm_count, groups=6)
+    config = choose(Arch.SM100A, spec, Sizes(300, 136, 200, groups=6), Arch.SM100A.target.sm_count)
     assert config.column_groups == 2
     assert_sound([plan(spec, config, list(Alignment)[[*ROWS_IN_GROUPS].index(name) % 2])])
 

@@ -11,7 +11,7 @@ from cute_backend import config
 from cute_backend.fx_walk.graph.static import Size, fake, usual
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.region import Region, stores_of
-from cute_backend.planning import Arch, needs_second_kernel
+from cute_backend.planning import Arch, Sizes, bucket_of, needs_second_kernel
 from cute_backend.spec import EpilogueSpec
 
 
@@ -33,7 +33,7 @@ def is_finished_apart(draft: Draft, member: fx.Node, plane: fx.Node | None) -> b
 def _is_apart(
     spec: EpilogueSpec, sizes: tuple[Size, Size, Size], groups: Size | None, archs: Iterable[Arch]
 ) -> bool:
-    (m, n, k), varies = map(usual, sizes), not isinstance(sizes[0], int)
-    of_groups = None if groups is None else usual(groups)
-    fixed = config.batch_invariant
-    return any(needs_second_kernel(arch, spec, m, n, k, of_groups, fixed, varies) for arch in archs)
+    m, n, k = map(usual, sizes)
+    rows = m if isinstance(sizes[0], int) else bucket_of(m)
+    known = Sizes(rows, n, k, None if groups is None else usual(groups))
+    return any(needs_second_kernel(arch, spec, known, config.batch_invariant) for arch in archs)

@@ -11,7 +11,7 @@ from torch._inductor import config as inductor_config
 from cute_backend.fx_walk.graph.static import DTYPES, usual
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.capability import Capability, target_of
-from cute_backend.planning import Arch, choose
+from cute_backend.planning import Arch, Sizes, choose
 from cute_backend.planning.cost import cost
 from cute_backend.spec import EpilogueSpec, Store
 
@@ -39,10 +39,10 @@ def _predicted_ms(anchor: Anchor, capability: Capability) -> float | None:
     arch, dtype = Arch.of_name(target.name), DTYPES.get(anchor.out_dtype)
     if arch is None or dtype is None:
         return None
-    m, n, k = usual(anchor.m), usual(anchor.n), usual(anchor.k)
+    sizes = Sizes(usual(anchor.m), usual(anchor.n), usual(anchor.k))
     try:
         spec = EpilogueSpec((anchor.accumulator,), (), (), (Store("out", anchor.accumulator.name, dtype),))
-        return cost(choose(arch, spec, m, n, k, target.sm_count), spec, m, n, k, target.sm_count) / 1000
+        return cost(choose(arch, spec, sizes, target.sm_count), spec, sizes, target.sm_count) / 1000
     except ValueError:  # no tile serves it
         return None
 

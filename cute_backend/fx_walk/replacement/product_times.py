@@ -21,7 +21,7 @@ from cute_backend.fx_walk.graph.static import arguments, usual
 from cute_backend.fx_walk.products.capability import device_capability
 from cute_backend.fx_walk.products.torch_times import ROOFLINE, by_torch, option
 from cute_backend.fx_walk.refusals.containment import contain
-from cute_backend.planning import Alignment, Arch, Constraints
+from cute_backend.planning import Alignment, Arch, Constraints, Sizes
 from cute_backend.planning.cost import cost
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.arguments.operands import groups_of, parse_spec, plane_of
@@ -122,7 +122,7 @@ def _milliseconds(node: fx.Node) -> float:
         constraints = Constraints.parse(given["constraints"])
         (problem,) = launched(Problem(spec, m, n, k, of_groups, constraints, varies))
         tile = config_here(problem, Alignment.TMA, arch)
-        return cost(tile, problem.spec, m, n, k, count or arch.target.sm_count, of_groups) / 1000
+        return cost(tile, problem.spec, Sizes(m, n, k, of_groups), count or arch.target.sm_count) / 1000
     except Exception as error:
         contain(error, "torch estimates the time of the product")
         return by_torch(node)

@@ -27,7 +27,7 @@ from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.search.exposed_gathers import exposed_gather
 from cute_backend.fx_walk.search.walk import Walk
 from cute_backend.fx_walk.values.classify import LoadView
-from cute_backend.planning import MAX_SEGMENTS, Arch, Target, choose, named
+from cute_backend.planning import MAX_SEGMENTS, Arch, Sizes, Target, choose, named
 from cute_backend.planning.cost import cost
 from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import (
@@ -310,8 +310,8 @@ def _rotated_after(group: Sequence[Region], joined: Region, m: int, arch: Arch) 
 @lru_cache(maxsize=256)
 def _predicted(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int) -> float:
     """The time of a region in microseconds, by the model. Layers of one graph are mostly alike."""
-    sm_count = arch.target.sm_count
-    return cost(choose(arch, spec, m, n, k, sm_count), spec, m, n, k, sm_count)
+    sizes, sm_count = Sizes(m, n, k), arch.target.sm_count
+    return cost(choose(arch, spec, sizes, sm_count), spec, sizes, sm_count)
 
 
 def _joined(walk: Walk, group: Sequence[Region]) -> Region:

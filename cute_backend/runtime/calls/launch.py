@@ -34,6 +34,7 @@ from cute_backend.planning import (
     Arch,
     Constraints,
     Plan,
+    Sizes,
     TileConfig,
     bucket_of,
     fastest,
@@ -483,16 +484,16 @@ class Launcher:
 
     def _choose(self, sizes: _Sizes) -> _Choice:
         """Chooses the kernels for these sizes among those that were prepared or are on disk."""
-        problem, (m, n, k, groups) = self._problem(*sizes), sizes
+        problem = self._problem(*sizes)
         with _state:
             kernels = [self._wanted(problem, alignment) for alignment in (Alignment.TMA, Alignment.PLAIN)]
-            tma, plain = (self._fastest(kernel, m, n, k, groups) for kernel in kernels)
-            choice = _Choice(kernels, stores_aligned(self._spec, m, n) is True, tma or plain, plain)
+            tma, plain = (self._fastest(kernel, Sizes(*sizes)) for kernel in kernels)
+            choice = _Choice(kernels, stores_aligned(self._spec, *sizes[:2]) is True, tma or plain, plain)
             if len(self._choices) >= _MAX_CHOICES:
                 self._choices.clear()
             self._choices[sizes] = choice
             if log.isEnabledFor(logging.DEBUG):  # making a name takes longer than choosing
-                log.debug("M %d, N %d, K %d of %s take %s", m, n, k, self._spec.key, kernels[0].entry)
+                log.debug("M %d, N %d, K %d of %s take %s", *sizes[:3], self._spec.key, kernels[0].entry)
             return choice
 
     def _wanted(self, problem: Problem, alignment: Alignment) -> Kernel:
@@ -526,13 +527,13 @@ class Launcher:
                 for each, obtained in load_standing(unknown).items():
                     self.add(each, obtained)
 
-    def _fastest(self, kernel: Kernel, m: int, n: int, k: int, groups: int | None) -> Ready | Kernel | None:
+    def _fastest(self, kernel: Kernel, sizes: Sizes) -> Ready | Kernel | None:
         """The kernel chosen for these sizes or, if it is missing, the one that is predicted to be the fastest
         of those that there are, or None."""
         there, tile = self._serving(kernel), kernel.plan.tile
         if not there or tile in there:
             return there.get(tile)
-        return there[fastest(there, self._spec, m, n, k, self._gpu.sm_count, groups)]
+        return there[fastest(there, self._spec, sizes, self._gpu.sm_count)]
 
     def _serving(self, kernel: Kernel) -> dict[TileConfig, Ready | Kernel]:
         """The kernels that serve the operands of this one, by their tiles. One that is being built is a

@@ -17,6 +17,7 @@ from cute_backend.planning import (
     Alignment,
     Arch,
     Constraints,
+    Sizes,
     TileConfig,
     bucket_of,
     covering,
@@ -105,7 +106,8 @@ def _without_rowvecs(
         won = winners(spec, alignment, near, n, k)
         if (found := next((each for each in near if each in won), None)) is not None:
             return won[found]
-    return untuned(arch, spec, m, n, k, sm_count, problem.groups, constraints.batch_invariant, problem.varies)
+    sizes = Sizes(bucket_of(m) if problem.varies else m, n, k, problem.groups)
+    return untuned(arch, spec, sizes, sm_count, constraints.batch_invariant)
 
 
 def _near(m: int) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cute_backend.errors import BuildError, UnavailableError
-from cute_backend.planning import TileConfig, bucket_of, candidates, doubted, plan
+from cute_backend.planning import Sizes, TileConfig, bucket_of, candidates, doubted, plan
 from cute_backend.runtime.arguments.device import Device, device_at
 from cute_backend.runtime.compiling.build import Outcome, obtain
 from cute_backend.runtime.compiling.rungs import spill_bytes, standing
@@ -213,12 +213,9 @@ class Tuner:
 
     def _candidates(self, key: Key, job: Job) -> dict[Kernel, TileConfig]:
         """The kernels to time for a problem, each with the tile that it was planned for."""
-        spec, gpu, sizes = key.spec, self._gpu, (key.m, key.n, key.k)
-        configs = (
-            candidates(gpu.arch, spec, *sizes, gpu.sm_count, groups=key.groups)
-            if job.thorough
-            else doubted(gpu.arch, spec, *sizes, gpu.sm_count)
-        )
+        spec, gpu = key.spec, self._gpu
+        tried = candidates if job.thorough else doubted
+        configs = tried(gpu.arch, spec, Sizes(key.m, key.n, key.k, key.groups), gpu.sm_count)
         found: dict[Kernel, TileConfig] = {}
         for config in configs:
             found.setdefault(Kernel.found(plan(spec, config, key.alignment)), config)
