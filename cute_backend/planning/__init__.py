@@ -5,7 +5,7 @@ of a kernel is written elsewhere (`memory_ops`).
 
 - Facts about each architecture: `targets`, `served`.
 - Tiles: `tiles`, `rules` (what a spec demands of its tile), `constraints` (what a user demands), `sizes`,
-  `search`, `fitting`, `widths` (tiles for a known M), `ladder` (what runs in place of a tile that spills),
+  `search`, `fitting`, `widths` (tiles for a known M), `rung` (a tile as it runs),
   `untuned`, `cost`, `doubt` (tiles to measure), `epilogue_time`, `halving`, `hoisting`, `shallow`,
   `transposing`, `segment_tiles`, `converting`.
 - Reductions of rows: `last_tile`.

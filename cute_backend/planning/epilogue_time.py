@@ -10,8 +10,7 @@ from cute_backend.planning.registers import long_ops
 from cute_backend.planning.shared_memory import has_planes, plane_bits
 from cute_backend.planning.targets.target import WARPGROUP
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.planning.transposing import multiplied
-from cute_backend.spec import EpilogueSpec, LoadKind
+from cute_backend.spec import EpilogueSpec
 
 ELEMENT, OP, DRAW, PLANE, HOISTED = 4.5, 1.0, 27.0, 1.0, 5.0
 """Instructions that a thread issues, in this order:
@@ -37,21 +36,19 @@ def mma_cycles(config: TileConfig, spec: EpilogueSpec, k: int) -> float:
     return products * spec.product.a_dtype.bits / 8 / config.target.products_per_cycle
 
 
-def epilogue_instructions(config: TileConfig, spec: EpilogueSpec, *, hoisted: bool) -> float:
+def epilogue_instructions(config: TileConfig, spec: EpilogueSpec, *, hoisted: int = 0) -> float:
     """Returns the instructions that the epilogue issues on one of the four schedulers for a tile.
 
     A scheduler has one epilogue warp of each warpgroup. The count is a lower bound of the cycles. `hoisted`
-    says whether all rowvecs are hoisted, or none.
+    is the number of hoisted rowvecs.
     """
     elements = config.tile_n * config.cta_rows // WARPGROUP
     draws = 0 if has_planes(spec) else long_ops(spec)
     each = ELEMENT + OP * (len(spec.ops) - draws) + DRAW * draws + PLANE * plane_bits(spec) / 16
-    rowvecs = len(multiplied(spec, config).loads_of(LoadKind.ROWVEC)) if hoisted else 0
-    return elements * each + rowvecs * config.tile_n * HOISTED
+    return elements * each + hoisted * config.tile_n * HOISTED
 
 
 def epilogue_cycles(config: TileConfig, spec: EpilogueSpec) -> float:
     """Returns the cycles of a tile's epilogue, estimated from its instructions, with rowvecs in shared
     memory."""
-    instructions = epilogue_instructions(config, spec, hoisted=False)
-    return instructions * (ALONE if config.column_groups == 1 else 1.0)
+    return epilogue_instructions(config, spec) * (ALONE if config.column_groups == 1 else 1.0)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cute_backend.planning.registers import NARROW_SUBTILE_N, leaves_registers, long_ops
-from cute_backend.planning.rules import subtiled, with_half_subtiles
+from cute_backend.planning.rules import with_half_subtiles
+from cute_backend.planning.rung import Rung
 from cute_backend.planning.shared_memory import has_planes, holds_planes
 from cute_backend.planning.targets import Arch, Kind
 from cute_backend.planning.tiles import Alignment, TileConfig
@@ -70,7 +71,7 @@ def can_split(config: TileConfig, spec: EpilogueSpec) -> bool:
     if not config.target.clusters:
         return len(spec.accumulators) == 1 and not spec.reductions
     tables = any(load.is_table and load.blocks is not None for load in spec.loaded_planes)
-    by_tma, plain = (subtiled(spec, config, alignment).summing for alignment in Alignment)
+    by_tma, plain = (Rung.of(spec, config, alignment).tile.summing for alignment in Alignment)
     same = by_tma == config.summing and (plain.tile_m, plain.tile_n) == (by_tma.tile_m, by_tma.tile_n)
     suited = kind_of(config.arch, spec) in (Kind.PLANES, Kind.CONVERTED) and has_planes(spec)
     return same and not tables and suited

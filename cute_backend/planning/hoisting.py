@@ -7,17 +7,17 @@ barrier.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cute_backend.planning.epilogue_time import epilogue_instructions, mma_cycles
 from cute_backend.planning.halving import MAX_THREAD_COLUMNS
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import hoist_budget, hoisted_registers, long_ops
-from cute_backend.planning.rules import subtiled
+from cute_backend.planning.rung import Rung
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig
-from cute_backend.planning.transposing import multiplied
-from cute_backend.spec import EpilogueSpec, LoadKind
+from cute_backend.spec import EpilogueSpec, Load, LoadKind
 
 
 def hoisting(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
@@ -26,11 +26,10 @@ def hoisting(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
 
     Draws of noise stay in a loop, because the compilers take minutes for unrolled ones.
     """
-    if not can_hoist(config, spec):
+    if not (rowvecs := _hoisted(config, spec)):
         return config
-    unrolled = replace(config, unrolled=True)
-    hidden = mma_cycles(config, spec, k) > epilogue_instructions(config, spec, hoisted=True)
-    return unrolled if hidden else config
+    hidden = mma_cycles(config, spec, k) > epilogue_instructions(config, spec, hoisted=len(rowvecs))
+    return replace(config, unrolled=True) if hidden else config
 
 
 def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> TileConfig:
@@ -39,13 +38,13 @@ def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> Ti
     Raises UsageError if rowvecs should be hoisted but visits are the iterations of a loop, however many
     registers there are.
     """
-    if not multiplied(spec, config).loads_of(LoadKind.ROWVEC) or rowvecs is Rowvecs.AUTO:
+    if rowvecs is Rowvecs.AUTO or not Rung(spec, config, Alignment.TMA).computed.loads_of(LoadKind.ROWVEC):
         return config
     if rowvecs is Rowvecs.SMEM_STAGED:
         return replace(config, unrolled=False, rowvecs=rowvecs)
     unrolls = config.target.unrolled_subtile_n is None
     hoisted = replace(config, unrolled=unrolls, rowvecs=rowvecs)
-    if long_ops(spec) or any(subtiled(spec, hoisted, alignment).rolled for alignment in Alignment):
+    if long_ops(spec) or any(Rung.of(spec, hoisted, each).tile.rolled for each in Alignment):
         from cute_backend.errors import UsageError  # here, since few processes raise it
 
         raise UsageError(
@@ -57,20 +56,24 @@ def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> Ti
 
 
 def can_hoist(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether the spec has rowvecs and the configuration, once unrolled, has registers for all of them.
+    """Whether the spec has rowvecs and the configuration, once unrolled, has registers for all of them."""
+    return bool(_hoisted(config, spec))
+
+
+def _hoisted(config: TileConfig, spec: EpilogueSpec) -> Sequence[Load]:
+    """The rowvecs of a spec, unless the configuration, once unrolled, lacks registers for some.
 
     The MMA hides nothing of warps that add up the scaled sums of k tiles, since they do that while it
     multiplies. Reductions and passes are left in a loop: unrolled, the compiler keeps their partials of
     several visits beside the vectors. So are more columns than `MAX_THREAD_COLUMNS`, of which each would be a
     load before the wait.
     """
-    if SumScales.of(spec) is not None:
-        return False
-    rowvecs = multiplied(spec, config).loads_of(LoadKind.ROWVEC)
+    if config.target.unrolled_subtile_n is not None or SumScales.of(spec) is not None:
+        return ()
     wide = config.products * config.group_n > MAX_THREAD_COLUMNS
-    looped = wide or long_ops(spec) or spec.reductions or spec.pass_columns
-    if config.target.unrolled_subtile_n is not None or not rowvecs or looped:
-        return False
-    unrolled = subtiled(spec, replace(config, unrolled=True), Alignment.TMA)
-    needed = sum(hoisted_registers(load, unrolled) for load in rowvecs)
-    return needed <= hoist_budget(multiplied(spec, config), unrolled, Alignment.TMA)
+    if wide or long_ops(spec) or spec.reductions or spec.pass_columns:
+        return ()
+    unrolled = Rung.of(spec, replace(config, unrolled=True), Alignment.TMA)
+    rowvecs = unrolled.computed.loads_of(LoadKind.ROWVEC)
+    needed = sum(hoisted_registers(load, unrolled.tile) for load in rowvecs)
+    return rowvecs if needed <= hoist_budget(unrolled.computed, unrolled.tile, Alignment.TMA) else ()

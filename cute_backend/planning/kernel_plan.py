@@ -12,11 +12,11 @@ from cute_backend.planning.last_tile import counters_needed, may_finish_rows
 from cute_backend.planning.mainloops import Mainloop, mainloop_of
 from cute_backend.planning.placements import Placement, Ring
 from cute_backend.planning.placing import Placing, placed
+from cute_backend.planning.rung import Rung
 from cute_backend.planning.shared_memory import Rings, scaling_of
 from cute_backend.planning.stages import Stages
 from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.planning.transposing import multiplied
 from cute_backend.signature import Argument, signature
 from cute_backend.spec import EpilogueSpec
 
@@ -47,7 +47,7 @@ class Plan:
         """The plan for a tile that no rule changes any more. Raises ValueError if visits do not cover it."""
         for each in (tile, tile.summing):
             each.check_visits()
-        computed = multiplied(spec, tile)
+        computed = Rung(spec, tile, alignment).computed
         segments = tuple(placed(each, tile.summing, alignment) for each in computed.segments)
         stages = Stages.of(tile.summing, _rings(computed, tile.summing, segments), scaling_of(computed))
         if tile.sums_in_memory:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cute_backend.planning.registers import NARROW_SUBTILE_N, leaves_registers, long_ops
-from cute_backend.planning.rules import moved, subtiled, suited, with_half_subtiles
+from cute_backend.planning.registers import NARROW_SUBTILE_N, long_ops
+from cute_backend.planning.rules import suited
+from cute_backend.planning.rung import Rung
 from cute_backend.planning.search import table
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.targets import Shape
 from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig
-from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import EpilogueSpec
 
 MAX_LOWER_RUNGS = 2
@@ -25,60 +25,41 @@ MAX_LOWER_RUNGS = 2
 def first_rung(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> TileConfig:
     """The tile that a kernel is compiled with first, as it runs: the one that was chosen or, if that leaves a
     thread too few registers by the estimate, the first step down that leaves enough."""
-    chosen = subtiled(spec, config, alignment)
-    if config.rowvecs is Rowvecs.REGISTER_HOIST or _fits(spec, chosen, alignment):
-        return chosen
-    return next(
-        (each for each in _steps_down(spec, chosen, alignment) if _fits(spec, each, alignment)), chosen
-    )
+    chosen = Rung.of(spec, config, alignment)
+    if config.rowvecs is Rowvecs.REGISTER_HOIST or chosen.fits:
+        return chosen.tile
+    return next((each for each in _steps_down(chosen) if each.fits), chosen).tile
 
 
 def lower_rungs(spec: EpilogueSpec, first: TileConfig, alignment: Alignment) -> tuple[TileConfig, ...]:
     """The tiles that are tried, one after another, if a kernel spills in its first one, which runs as it is
     here. A step that does not fit by the estimate is left out if a lower one does."""
-    steps = [each for each in dict.fromkeys(_steps_down(spec, first, alignment)) if each != first]
-    fits = [_fits(spec, each, alignment) for each in steps]
-    kept = (each for i, each in enumerate(steps) if fits[i] or not any(fits[i:]))
+    above = Rung(spec, first, alignment)
+    steps = [each for each in dict.fromkeys(_steps_down(above)) if each != above]
+    kept = (each.tile for i, each in enumerate(steps) if each.fits or not any(low.fits for low in steps[i:]))
     return tuple(kept)[:MAX_LOWER_RUNGS]
 
 
-def _steps_down(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Iterator[TileConfig]:
+def _steps_down(above: Rung) -> Iterator[Rung]:
     """Yields the tile with simpler visits, if accumulators are in tensor memory, the next smaller tile of the
     same cluster, the smallest one that serves the spec, and that with subtiles of half the columns. If ops
     are long, a smaller tile has as many of their values in a visit, so all steps have half the columns."""
+    spec, config = above.spec, above.tile
 
-    def step(tile: TileConfig) -> TileConfig:
-        fitted = subtiled(spec, tile, alignment)
-        return _with_half_subtiles(spec, fitted, alignment) if long_ops(spec) else fitted
+    def step(tile: TileConfig) -> Rung:
+        fitted = Rung.of(spec, tile, above.alignment)
+        return fitted.with_half_subtiles() if long_ops(spec) else fitted
 
     if long_ops(spec):
         yield step(config)
     if not config.target.accumulators.in_registers:
         alone = step(replace(config, column_groups=1, unrolled=False))
-        yield alone if alone != config else _with_half_subtiles(spec, config, alignment)
+        yield alone if alone != above else above.with_half_subtiles()
     if (smaller := _next_smaller(spec, config)) is not None:
         yield step(smaller)
     smallest = step(table(config.arch, spec)[-1])
     yield smallest
-    yield _with_half_subtiles(spec, smallest, alignment)
-
-
-def _fits(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> bool:
-    return leaves_registers(config, multiplied(spec, config), _moved(spec, config, alignment))
-
-
-def _moved(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Alignment:
-    """The alignment that decides how the planes of a spec move: by element if those of one segment do."""
-    every = {moved(segment, alignment) for segment in multiplied(spec, config).segments}
-    return Alignment.PLAIN if Alignment.PLAIN in every else Alignment.TMA
-
-
-def _with_half_subtiles(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> TileConfig:
-    """The tile with subtiles of half the columns, or unchanged if not all segments can have these."""
-    how = _moved(spec, config, alignment)
-    every = {with_half_subtiles(config, each, how) for each in multiplied(spec, config).segments}
-    narrower = every.pop()
-    return config if narrower is None or every else subtiled(spec, narrower, alignment)
+    yield smallest.with_half_subtiles()
 
 
 def _next_smaller(spec: EpilogueSpec, config: TileConfig) -> TileConfig | None:

@@ -13,15 +13,15 @@ from cute_backend.planning.halving import can_halve, halving
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import holds_values, leaves_registers
-from cute_backend.planning.rules import MAX_BLOCK, WHOLE_VISITS, subtiled, suited
+from cute_backend.planning.rules import MAX_BLOCK, WHOLE_VISITS, suited
+from cute_backend.planning.rung import Rung
 from cute_backend.planning.segment_tiles import serving_all
-from cute_backend.planning.shallow import shallowed
-from cute_backend.planning.shared_memory import SumScales, can_be_shallow, holds_planes
+from cute_backend.planning.shallow import can_be_shallow, shallowed
+from cute_backend.planning.shared_memory import SumScales, holds_planes
 from cute_backend.planning.sizes import Sizes
 from cute_backend.planning.targets import Arch, Kind, Shape, Target
 from cute_backend.planning.targets.target import MAX_TILES
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.planning.transposing import multiplied
 from cute_backend.planning.widths import evenly, of_name
 from cute_backend.spec import (
     HEAD_COLUMNS,
@@ -67,7 +67,7 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
 def _is_listed(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a tile of a table is one of those that may serve a spec. If accumulators are in registers,
     shared memory also has to hold all planes."""
-    config = subtiled(spec, config, Alignment.TMA)
+    config = Rung.of(spec, config, Alignment.TMA).tile
     held = not config.target.accumulators.in_registers or holds_planes(config, spec)
     return held and has_registers(config, spec)
 
@@ -331,7 +331,7 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     alone = (replace(config, column_groups=1) for config in fitting if config.column_groups > 1)
     fitting += [config for config in alone if leaves_registers(config, spec)]
     fitting += [replace(config, unrolled=True) for config in fitting if can_hoist(config, spec)]
-    shallow = (config for config in fitting if can_be_shallow(config, multiplied(spec, config)))
+    shallow = (config for config in fitting if can_be_shallow(config, spec))
     fitting += [replace(config, shallow=True) for config in shallow]
     return tuple(dict.fromkeys(fitting))
 

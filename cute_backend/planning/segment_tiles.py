@@ -13,9 +13,9 @@ from cute_backend.planning.rules import (
     WHOLE_VISITS,
     most_written,
     reads,
-    subtiled,
     suits_segments,
 )
+from cute_backend.planning.rung import Rung
 from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import EpilogueSpec
@@ -76,7 +76,7 @@ def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
     if config.tile_n > max((config.target.segment_tile_n, *blocks)):
         return False
     for alignment in Alignment:
-        narrow = subtiled(spec, config, alignment)
+        narrow = Rung.of(spec, config, alignment).tile
         if len({_rounds(segment, narrow.subtile_n) for segment in spec.segments}) > 1:
             return False
         written = ((most_written(narrow.subtile_n, *reads(each)), each) for each in spec.segments)

@@ -8,10 +8,40 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cute_backend.planning.shared_memory import can_be_shallow
-from cute_backend.planning.tiles import TileConfig
+from cute_backend.planning.shared_memory import (
+    Rings,
+    ab_stages,
+    has_planes,
+    left_bytes,
+    plane_bits,
+    scaling_of,
+    stage_bytes,
+)
+from cute_backend.planning.tiles import (
+    ENOUGH_AB_STAGES,
+    EPILOGUE_STAGES,
+    MAX_STAGES,
+    SHALLOW_AB_STAGES,
+    TileConfig,
+)
 from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import EpilogueSpec
+
+
+def can_be_shallow(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether a kernel with `shallow` has more stages of planes, on a target that has such kernels.
+
+    It has if the fewest stages of planes leave A and B more than `SHALLOW_AB_STAGES`, and what is left beside
+    `ENOUGH_AB_STAGES` does not hold the most stages of planes anyway.
+    """
+    if not config.target.shallow_k_bytes or config.split_k > 1 or not has_planes(spec):
+        return False
+    spec = multiplied(spec, config)
+    scaling = scaling_of(spec)
+    beside = left_bytes(config, Rings.of_all(config, spec), scaling)
+    beside -= ENOUGH_AB_STAGES * stage_bytes(config, scaling)
+    wanted = (MAX_STAGES - EPILOGUE_STAGES) * config.stage_elements * plane_bits(spec) // 8
+    return ab_stages(config, spec) > SHALLOW_AB_STAGES and beside < wanted
 
 
 def shallowed(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
@@ -23,4 +53,4 @@ def shallowed(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
     """
     short = k * spec.product.a_dtype.bits // 8 <= config.target.shallow_k_bytes
     short = short and not spec.product.is_block_scaled
-    return replace(config, shallow=short and can_be_shallow(config, multiplied(spec, config)))
+    return replace(config, shallow=short and can_be_shallow(config, spec))

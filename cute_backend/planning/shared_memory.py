@@ -9,10 +9,7 @@ from typing import TypeVar
 
 from cute_backend.planning.mma_scales import MmaScales, acc_stages
 from cute_backend.planning.tiles import (
-    ENOUGH_AB_STAGES,
     EPILOGUE_STAGES,
-    MAX_STAGES,
-    SHALLOW_AB_STAGES,
     SMEM_RESERVE,
     TileConfig,
 )
@@ -150,21 +147,6 @@ def ab_stages(config: TileConfig, spec: EpilogueSpec) -> int:
     buffers, which have their fewest stages here."""
     scaling = scaling_of(spec)
     return left_bytes(config, Rings.of_all(config, spec), scaling) // stage_bytes(config, scaling)
-
-
-def can_be_shallow(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether a kernel with `shallow` has more stages of planes, on a target that has such kernels.
-
-    It has if the fewest stages of planes leave A and B more than `SHALLOW_AB_STAGES`, and what is left beside
-    `ENOUGH_AB_STAGES` does not hold the most stages of planes anyway.
-    """
-    if not config.target.shallow_k_bytes or config.split_k > 1 or not has_planes(spec):
-        return False
-    scaling = scaling_of(spec)
-    beside = left_bytes(config, Rings.of_all(config, spec), scaling)
-    beside -= ENOUGH_AB_STAGES * stage_bytes(config, scaling)
-    wanted = (MAX_STAGES - EPILOGUE_STAGES) * config.stage_elements * plane_bits(spec) // 8
-    return ab_stages(config, spec) > SHALLOW_AB_STAGES and beside < wanted
 
 
 def left_bytes(config: TileConfig, rings: Rings, scaling: SumScales | MmaScales | None) -> int:

@@ -16,10 +16,10 @@ from functools import lru_cache
 from cute_backend.planning.fitting import can_split, fits, in_parts
 from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.planning.rules import LEAST_COLUMNS, suited
-from cute_backend.planning.shared_memory import can_be_shallow
+from cute_backend.planning.shallow import can_be_shallow
 from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.planning.transposing import can_transpose, transposed
+from cute_backend.planning.transposing import can_transpose
 from cute_backend.spec import EpilogueSpec, Major
 
 LARGEST_M = 1024
@@ -103,7 +103,7 @@ def of_name(arch: Arch, spec: EpilogueSpec, name: str) -> TileConfig | None:
     if width not in range(LEAST_COLUMNS, _widest(arch, spec, tile_m) + 1, LEAST_COLUMNS):
         return None
     able = _of_width(arch, spec, tile_m, width)
-    shallow = (replace(each, shallow=True) for each in able if can_be_shallow(each, transposed(spec)))
+    shallow = (replace(each, shallow=True) for each in able if can_be_shallow(each, spec))
     return next((each for each in (*able, *shallow) if each.name == name), None)
 
 

@@ -38,7 +38,7 @@ def test_short_chains_keep_one() -> None:
 
 def test_draws_count_as_what_they_take() -> None:
     sampled = sampling_spec("one")
-    drawn = epilogue_instructions(TILE, sampled, hoisted=False)
+    drawn = epilogue_instructions(TILE, sampled)
     assert drawn == 128 * (4.5 + len(sampled.ops) - 1 + 27)
     assert halving(TILE, sampled, 2048).column_groups == 2
 

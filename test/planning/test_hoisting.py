@@ -53,7 +53,7 @@ def test_rowwise_scales_are_hoisted_by_default_from_a_k_of_1024_on(arch: Arch) -
 
 def test_the_limit_is_where_the_mma_takes_as_long_as_the_epilogue() -> None:
     hidden = next(k for k in range(128, 4096, 128) if hoisting(TILE, ROWWISE, k).unrolled)
-    instructions = epilogue_instructions(TILE, ROWWISE, hoisted=True)
+    instructions = epilogue_instructions(TILE, ROWWISE, hoisted=1)
     assert mma_cycles(TILE, ROWWISE, hidden - 128) <= instructions < mma_cycles(TILE, ROWWISE, hidden)
     # 128 elements of a thread, two ops, one bf16 plane, one hoisted vector; 128 x 128 x K / 8192 cycles.
     assert instructions == 128 * (4.5 + 2 + 1) + 128 * 5

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from cute_backend.planning import Arch, Sizes, Stages, TileConfig, choose, table
-from cute_backend.planning.shallow import shallowed
-from cute_backend.planning.shared_memory import Rings, can_be_shallow
+from cute_backend.planning.shallow import can_be_shallow, shallowed
+from cute_backend.planning.shared_memory import Rings
 from cute_backend.spec import DType, Scaling
 from support.shipped import epilogue_spec
 

@@ -1,0 +1,49 @@
+"""A tile as it runs for operands of one alignment, and what follows from the spec that it serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from cute_backend.planning.registers import leaves_registers
+from cute_backend.planning.rules import moved, subtiled, with_half_subtiles
+from cute_backend.planning.tiles import Alignment, TileConfig
+from cute_backend.planning.transposing import multiplied
+from cute_backend.spec import EpilogueSpec
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What a kernel can be compiled with: `spec` is what a region computes, and no rule changes `tile` any
+    more."""
+
+    spec: EpilogueSpec
+    tile: TileConfig
+    alignment: Alignment
+
+    @staticmethod
+    def of(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Rung:
+        """The rung of a tile that was chosen, with the subtiles that the alignment gets."""
+        return Rung(spec, subtiled(spec, config, alignment), alignment)
+
+    @cached_property
+    def computed(self) -> EpilogueSpec:
+        """The spec that the kernel computes: `spec` or, if the tile is transposed, the transposed one."""
+        return multiplied(self.spec, self.tile)
+
+    @cached_property
+    def moves(self) -> Alignment:
+        """The alignment that decides how planes move: by element if those of one segment do."""
+        every = {moved(segment, self.alignment) for segment in self.computed.segments}
+        return Alignment.PLAIN if Alignment.PLAIN in every else Alignment.TMA
+
+    @property
+    def fits(self) -> bool:
+        """Whether a thread has registers enough, by the estimate."""
+        return leaves_registers(self.tile, self.computed, self.moves)
+
+    def with_half_subtiles(self) -> Rung:
+        """The rung with subtiles of half the columns, or this one if not all segments can have these."""
+        every = {with_half_subtiles(self.tile, each, self.moves) for each in self.computed.segments}
+        narrower = every.pop()
+        return self if narrower is None or every else Rung.of(self.spec, narrower, self.alignment)
