@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +20,7 @@ from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.counters import counters_for
 from cute_backend.runtime.arguments.device import Grid, device_at, max_active_clusters
+from cute_backend.runtime.arguments.operands import Tensors
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
@@ -61,8 +62,8 @@ class Implementation:
         function: KernelFunction,
         a: Tensor,
         b: Tensor,
-        loads: Sequence[Tensor],
-        results: Sequence[Tensor],
+        loads: Tensors,
+        results: Tensors,
         workspace: Tensor | None,
     ) -> None:
         """Runs the kernel on the current stream. `loads` are canonical views in the order of the spec's

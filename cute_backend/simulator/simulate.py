@@ -28,7 +28,7 @@ from cute_backend.fx_walk.refusals.reasons import Rejection
 from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.planning import TILE_K_BYTES, Alignment, Arch, Constraints, TileConfig, plan, unserved
 from cute_backend.runtime.arguments.bind import Binding
-from cute_backend.runtime.arguments.operands import check_operands, groups_of, parse_spec, plane_of
+from cute_backend.runtime.arguments.operands import Tensors, check_operands, groups_of, parse_spec, plane_of
 from cute_backend.runtime.arguments.outputs import Outputs
 from cute_backend.runtime.calls.launch import Ready
 from cute_backend.runtime.calls.op import gemm_epilogue, gemm_epilogue_into
@@ -261,7 +261,7 @@ class _Runner(fx.Interpreter):
 
 
 def run_region(
-    spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], machine: Machine
+    spec: EpilogueSpec, a: Tensors, b: Tensors, loads: Tensors, machine: Machine
 ) -> tuple[list[Tensor], Launch]:
     """The op on the simulated machine: see `cute_backend.runtime.calls.op` for its arguments and results.
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.kinds.axes import Extent
-from cute_backend.runtime.arguments.operands import check_scales, covers, plane_of
+from cute_backend.runtime.arguments.operands import Tensors, check_scales, covers, plane_of
 from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.signature import TABLE_ROWS, TMA_ALIGN, Argument, ArgumentAlignment, Role, signature
 from cute_backend.spec import PAIRED_DTYPES, PRODUCT_DTYPES, DType, EpilogueSpec, Stride
@@ -64,7 +64,7 @@ class Binding:
         self.takes_results_as_given = not (self._result_views or self._has_parts)
         """Whether `written` makes no view."""
 
-    def operands(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
+    def operands(self, a: Tensors, b: Tensors, loads: Tensors) -> list[Tensor]:
         """Operands in the signature's order, in the views that every launch makes. It does not inspect
         strides.
 
@@ -86,7 +86,7 @@ class Binding:
             tensors[index] = view(tensors[index])
         return tensors
 
-    def bind(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> Bound:
+    def bind(self, a: Tensors, b: Tensors, loads: Tensors) -> Bound:
         """Operands in layouts that kernels were compiled for. The operands have to be accepted by
         `check_operands`."""
         tensors = self.operands(a, b, loads)

@@ -28,6 +28,8 @@ from cute_backend.spec import (
 
 Size = Union[int, SymInt]
 
+Tensors = Sequence[Tensor]
+
 
 @cache
 def parse_spec(text: str) -> EpilogueSpec:
@@ -81,18 +83,18 @@ def b_shape(acc: Accumulator, b: Tensor) -> Sequence[Size]:
     return (k, blocks * columns)
 
 
-def plane_of(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[Any, Any]:
+def plane_of(spec: EpilogueSpec, a: Tensors, b: Tensors) -> tuple[Any, Any]:
     """M and N of the plane, B * M rows for A (B, M, K), and G * M where K lies in groups."""
     m, n = prod(a[0].shape[:-1]), spec.plane_n(b_shape(spec.product, b[0])[-1])
     return (m * a[1].shape[0] if spec.product.kind is ProductKind.K_GROUPED else m), n
 
 
-def groups_of(spec: EpilogueSpec, a: Sequence[Tensor]) -> int | None:
+def groups_of(spec: EpilogueSpec, a: Tensors) -> int | None:
     """The number of groups, of rows or of K; None for a product without groups."""
     return a[1].shape[0] if spec.product.kind.has_offsets else None
 
 
-def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -> None:
+def check_scales(spec: EpilogueSpec, a: Tensors, b: Tensors) -> None:
     """Raises ValueError if the vectors beside A or a B are not those of its blocks or groups."""
     k, groups = a[0].shape[-1] * spec.product.a_dtype.values, groups_of(spec, a)
     beside_a = a[1 if groups is None else 2 :]
@@ -112,9 +114,7 @@ _SHAPES = {
 """The shapes of a product of each kind in words, and the number of axes of A and B."""
 
 
-def check_operands(
-    spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]
-) -> None:
+def check_operands(spec: EpilogueSpec, a: Tensors, b: Tensors, loads: Tensors) -> None:
     """Raises ValueError, with a message of one sentence, if operands contradict the spec or one another.
 
     It does not check strides: a launch copies loads whose layout is not that of the spec.

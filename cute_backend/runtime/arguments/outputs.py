@@ -17,7 +17,7 @@ from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.planning import Plan
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.counters import counters_for
-from cute_backend.runtime.arguments.operands import check_operands, outputs_like, plane_of
+from cute_backend.runtime.arguments.operands import Tensors, check_operands, outputs_like, plane_of
 from cute_backend.signature import Argument, Role, of_role
 from cute_backend.spec import EpilogueSpec
 
@@ -60,13 +60,7 @@ class Outputs:
         """The memory for a plane of (m, n)."""
 
 
-def check_call(
-    spec: EpilogueSpec,
-    a: Sequence[Tensor],
-    b: Sequence[Tensor],
-    loads: Sequence[Tensor],
-    results: Sequence[Tensor] | None,
-) -> None:
+def check_call(spec: EpilogueSpec, a: Tensors, b: Tensors, loads: Tensors, results: Tensors | None) -> None:
     """Raises ValueError if operands contradict the spec or one another, or if results that the caller gives
     are not like those that the op would return."""
     check_operands(spec, a, b, loads)
@@ -121,9 +115,7 @@ class Memory(NamedTuple):
     written: Callable[[list[Tensor]], list[Tensor]] | None
     counters: int | None = None
 
-    def allocate(
-        self, like: Tensor, given: Sequence[Tensor] | None = None
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def allocate(self, like: Tensor, given: Tensors | None = None) -> tuple[list[Tensor], list[Tensor]]:
         """Allocates uninitialised memory on the device of `like`. Returns the results, and the arguments that
         a kernel writes: the results, the workspace if there is one, and the counters, which are zeros.
 

@@ -7,11 +7,10 @@ sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from cute_backend.runtime.arguments.operands import Tensors
 from cute_backend.runtime.calls.launch import REFUSED, Fitted, fitted_for, launch
 
 _MAX_SIZES = 64
@@ -27,12 +26,12 @@ class CallSite:
 
     def __call__(
         self,
-        a: Sequence[Tensor],
-        b: Sequence[Tensor],
-        loads: Sequence[Tensor] | None,
+        a: Tensors,
+        b: Tensors,
+        loads: Tensors | None,
         spec: str,
         constraints: str = "",
-        results: Sequence[Tensor] | None = None,
+        results: Tensors | None = None,
     ) -> list[Tensor]:
         last_spec, known = self._last
         sizes = a[0].shape, b[0].shape

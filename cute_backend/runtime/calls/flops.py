@@ -7,23 +7,20 @@ torch counts its own; epilogues do not count.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from cute_backend.runtime.arguments.operands import Size, b_shape, parse_spec
+from cute_backend.runtime.arguments.operands import Size, Tensors, b_shape, parse_spec
 from cute_backend.runtime.calls.sample_op import passes_of
 
 
 @register_flop_formula(
     [torch.ops.cute_backend.gemm_epilogue, torch.ops.cute_backend.gemm_epilogue_into], get_raw=True
 )
-def of_products(
-    a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spec: str, *_: Any, **__: Any
-) -> Size:
+def of_products(a: Tensors, b: Tensors, loads: Tensors, spec: str, *_: Any, **__: Any) -> Size:
     """The operations of all products of a spec. Every row of A counts, and every value of K, since only the
     device knows where groups end."""
     parsed = parse_spec(spec)

@@ -51,6 +51,7 @@ from cute_backend.runtime.arguments.device import (
 )
 from cute_backend.runtime.arguments.operands import (
     Size,
+    Tensors,
     check_operands,
     groups_of,
     outputs_like,
@@ -109,12 +110,12 @@ _MAX_CHOICES = 4096
 
 
 def launch(
-    a: Sequence[Tensor],
-    b: Sequence[Tensor],
-    loads: Sequence[Tensor] | None,
+    a: Tensors,
+    b: Tensors,
+    loads: Tensors | None,
     spec: str,
     constraints: str = "",
-    results: Sequence[Tensor] | None = None,
+    results: Tensors | None = None,
 ) -> list[Tensor]:
     """Both ops on CUDA: see `cute_backend.runtime.calls.op` for their arguments. Returns the results, which
     are those given, if there are any.
@@ -132,7 +133,7 @@ def launch(
     return launcher(a, b, loads, results)
 
 
-def fitted_for(a: Sequence[Tensor], b: Sequence[Tensor], spec: str, constraints: str) -> Fitted | None:
+def fitted_for(a: Tensors, b: Tensors, spec: str, constraints: str) -> Fitted | None:
     """The kernel that an earlier launch of operands of these sizes ran without copies or views, or None."""
     launcher = _launchers.get((spec, a[0].get_device(), constraints))
     return None if launcher is None else launcher.fitted(a, b)
@@ -253,9 +254,7 @@ def announce(
 
 
 @torch.no_grad()
-def _replayed(
-    spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]
-) -> list[Tensor]:
+def _replayed(spec: EpilogueSpec, a: Tensors, b: Tensors, loads: Tensors) -> list[Tensor]:
     from cute_backend.replay import replay  # here, since few processes need it
 
     return replay(spec, a, b, loads)
@@ -276,9 +275,7 @@ class Ready:
     outputs: Outputs
     clusters: Callable[[], int]
 
-    def run(
-        self, operands: list[Tensor], m: int, n: int, given: Sequence[Tensor] | None = None
-    ) -> list[Tensor]:
+    def run(self, operands: list[Tensor], m: int, n: int, given: Tensors | None = None) -> list[Tensor]:
         """Launches the kernel on operands that `Binding` returned. Returns the results for a plane of (m, n),
         which may be `given`."""
         results, memory = self.outputs.of_size(m, n).allocate(operands[0], given)
@@ -303,13 +300,7 @@ class Fitted:
         """Whether no kernel has been added since this one was chosen."""
         return self._launcher.chosen is self._chosen
 
-    def run(
-        self,
-        a: Sequence[Tensor],
-        b: Sequence[Tensor],
-        loads: Sequence[Tensor],
-        given: Sequence[Tensor] | None = None,
-    ) -> list[Tensor]:
+    def run(self, a: Tensors, b: Tensors, loads: Tensors, given: Tensors | None = None) -> list[Tensor]:
         results, memory = self._memory.allocate(a[0], given)
         if self._as_given:
             self._function(*a, *b, *loads, *memory, self._clusters())
@@ -406,13 +397,7 @@ class Launcher:
         size = planned.tile.cluster_size
         return Grid(max_active_clusters(self._gpu.index, size), size, self._gpu.sm_count)
 
-    def __call__(
-        self,
-        a: Sequence[Tensor],
-        b: Sequence[Tensor],
-        loads: Sequence[Tensor],
-        given: Sequence[Tensor] | None = None,
-    ) -> list[Tensor]:
+    def __call__(self, a: Tensors, b: Tensors, loads: Tensors, given: Tensors | None = None) -> list[Tensor]:
         """Runs a kernel. Returns the results, which may be `given`."""
         try:
             sizes = *plane_of(self._spec, a, b), a[0].shape[-1], groups_of(self._spec, a)
@@ -430,13 +415,7 @@ class Launcher:
             check_call(self._spec, a, b, loads, given)  # raises a better message if the operands are at fault
             raise
 
-    def _widened(
-        self,
-        a: Sequence[Tensor],
-        b: Sequence[Tensor],
-        loads: Sequence[Tensor],
-        given: Sequence[Tensor] | None,
-    ) -> list[Tensor]:
+    def _widened(self, a: Tensors, b: Tensors, loads: Tensors, given: Tensors | None) -> list[Tensor]:
         """A launch of many rows, whose weight is converted in memory: each tile of rows would do it again."""
         count("weights_widened")
         launcher = _launcher(self._spec.widened, self._gpu.index, self._constraints)
@@ -445,19 +424,14 @@ class Launcher:
             wide = [each.mT.to(a[0].dtype, memory_format=torch.contiguous_format).mT for each in b]
         return launcher(a, wide, loads, given)
 
-    def fitted(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Fitted | None:
+    def fitted(self, a: Tensors, b: Tensors) -> Fitted | None:
         """The kernel that ran on the last operands of these sizes without copies or views, or None."""
         sizes = *plane_of(self._spec, a, b), a[0].shape[-1], groups_of(self._spec, a)
         choice = self._choices.get(sizes)
         return None if choice is None else choice.fitted
 
     def _consider(
-        self,
-        a: Sequence[Tensor],
-        b: Sequence[Tensor],
-        loads: Sequence[Tensor],
-        sizes: _Sizes,
-        given: Sequence[Tensor] | None,
+        self, a: Tensors, b: Tensors, loads: Tensors, sizes: _Sizes, given: Tensors | None
     ) -> list[Tensor]:
         """A launch that inspects the addresses and strides of its operands."""
         m, n, k, groups = sizes
@@ -591,7 +565,7 @@ class Launcher:
         known = (self._expected, self._later)
         return [each for each in kernels if not (self.knows(each) or any(each in some for some in known))]
 
-    def _replay(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
+    def _replay(self, a: Tensors, b: Tensors, loads: Tensors) -> list[Tensor]:
         count("replayed")
         warn_once(
             ("replayed", self._spec),
@@ -600,9 +574,7 @@ class Launcher:
         )
         return _replayed(self._spec, a, b, loads)
 
-    def _empty_product(
-        self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], m: int, n: int
-    ) -> list[Tensor]:
+    def _empty_product(self, a: Tensors, b: Tensors, loads: Tensors, m: int, n: int) -> list[Tensor]:
         """The results for a plane without elements, or for a K of 0. Neither needs a kernel."""
         check_operands(self._spec, a, b, loads)
         if (m == 0 or n == 0) and not self._spec.reductions:

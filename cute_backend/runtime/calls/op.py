@@ -36,14 +36,14 @@ so it has no derivative: it falls through the autograd key, and its results requ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cute_backend.caches import deliver
-from cute_backend.runtime.arguments.operands import outputs_like, parse_spec, plane_of
+from cute_backend.runtime.arguments.operands import Tensors, outputs_like, parse_spec, plane_of
 from cute_backend.runtime.arguments.outputs import check_call
 from cute_backend.runtime.calls.launch import launch
 
@@ -52,12 +52,12 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 
 def _fake(
-    a: Sequence[Tensor],
-    b: Sequence[Tensor],
-    loads: Sequence[Tensor] | None,
+    a: Tensors,
+    b: Tensors,
+    loads: Tensors | None,
     spec: str,
     constraints: str = "",
-    results: Sequence[Tensor] | None = None,
+    results: Tensors | None = None,
 ) -> list[Tensor]:
     parsed = parse_spec(spec)
     check_call(parsed, a, b, loads or (), results)
@@ -69,12 +69,12 @@ def _fake(
 
 @torch.no_grad()
 def on_cpu(
-    a: Sequence[Tensor],
-    b: Sequence[Tensor],
-    loads: Sequence[Tensor] | None,
+    a: Tensors,
+    b: Tensors,
+    loads: Tensors | None,
     spec: str,
     constraints: str = "",
-    results: Sequence[Tensor] | None = None,
+    results: Tensors | None = None,
 ) -> list[Tensor]:
     """The replay of `spec`, into `results` if they are given."""
     from cute_backend.replay import replay  # imported here, since a serving process only launches kernels
@@ -87,7 +87,7 @@ def on_cpu(
 def _returning_nothing(implementation: Callable[..., list[Tensor]]) -> Callable[..., None]:
     """An implementation of the op that is given its results."""
 
-    def into(*args: Any, results: Sequence[Tensor]) -> None:
+    def into(*args: Any, results: Tensors) -> None:
         implementation(*args, results=results)
 
     return into
