@@ -53,7 +53,7 @@ def pages(*patterns: str) -> list[Path]:
 RESULTS = list((ROOT / "benchmarks" / "results").glob("*.json"))
 
 
-IN_SHORT = ("sampling", "row_maxima", "grouped", "grouped_fp8")
+IN_SHORT = ("sampling", "row_maxima", "grouped", "grouped_fp8", "weights")
 """Tables of which the page has a line for each ratio. `bench --draw` shows their rows."""
 
 
@@ -63,7 +63,7 @@ def in_short(runs: list[Results]) -> str:
     for run in runs:
         for table in (each for each in run.tables if each.name in IN_SHORT):
             gpu = f"{run.machine.gpu.removeprefix('NVIDIA ').split()[0]}, {run.date[:10]}"
-            for ratio in table.ratios:
+            for ratio in tables.measured(table):
                 found = [x for each in table.problems if (x := each.ratio(ratio)) is not None]
                 values = (min(found), statistics.geometric_mean(found), max(found))
                 cells = [f"`{table.name}`", gpu, len(found), ratio, *(f"{each:.2f}" for each in values)]

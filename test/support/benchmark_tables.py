@@ -12,6 +12,10 @@ from cute_backend.bench.results import Results, TableResult
 from cute_backend.bench.table import Ratio, Runner
 
 
+MODEL_KERNELS = (KernelKind.PRODUCT, KernelKind.OTHER)
+"""The kernels of models whose times the page has. Attention is the same kernel with both compilers."""
+
+
 def newest(runs: Sequence[Results], order: Sequence[str]) -> list[Results]:
     """Each run with the tables that no other run has newer; runs without such a table are left out.
 
@@ -28,7 +32,7 @@ def newest(runs: Sequence[Results], order: Sequence[str]) -> list[Results]:
     )
 
 
-def _measured(table: TableResult) -> list[Ratio]:
+def measured(table: TableResult) -> list[Ratio]:
     """The ratios of a table that are known for at least one of its problems."""
     return [ratio for ratio in table.ratios if any(each.ratio(ratio) is not None for each in table.problems)]
 
@@ -47,7 +51,7 @@ def markdown(found: Results) -> str:
     )
     blocks = []
     for table in found.tables:
-        columns = _measured(table)
+        columns = measured(table)
         first = {ratio.of: ratio for ratio in reversed(columns)}
         header = ["problem", *map(str, columns)]
         lines = [" | ".join(header), " | ".join("---" for _ in header)]
@@ -69,15 +73,14 @@ def models_markdown(found: Results) -> str:
     """The table in docs/benchmarks.md of a run that timed whole models."""
     assert found.ceilings is not None
     header = ["model", "eager us", "inductor us", "cute us", "cute / inductor", "predicted ceiling"]
-    header += ["kernels", *(f"{part.value} us" for part in KernelKind), "other's bytes us"]
+    header += ["kernels", *(f"{part.value} us" for part in MODEL_KERNELS)]
     lines = [" | ".join(header), " | ".join("---" for _ in header)]
     for model, eager, *both in show.timed(found):
         cells = [model.name, *(f"{each.timing.median_us:.0f}" for each in (eager, *both))]
         cells += [show.plain(model.speed(Runner.CUTE, Runner.INDUCTOR), ".2f")]
         cells += [show.plain(model.most(found.ceilings.bandwidth), ".2f")]
         cells += [show.change(each.launches for each in both)]
-        cells += [show.change(each.us(part) for each in both) for part in KernelKind]
-        cells += [show.change(show.least_us(found, each) for each in both)]
+        cells += [show.change(each.us(part) for each in both) for part in MODEL_KERNELS]
         lines.append(" | ".join(cells))
     machine, rates, command = show.circumstances(found)
     title = """\
@@ -90,17 +93,13 @@ Times are in microseconds.
   copy's rate. It counts the times of kernels in a profile. A program with fewer launches also saves the gaps
   between kernels, so the measured ratio can exceed it.
 - `kernels`: launches of a call. `39 to 32` means 39 by Inductor and 32 by cute, here and in the next columns.
-- `product us`, `attention us`, `other us`: times in a profile of products with their epilogues, of attention
-  and of all other kernels. A kernel of this package is counted from its start, which
-  may lie before the end of the kernel ahead of it.
-- `other's bytes us`: the time in which a copy would move the bytes of the other kernels."""
-    names: dict[str, list[str]] = {}
-    for model, *_ in show.timed(found):
-        names.setdefault(model.sources, []).append(model.name)
-    versions = [f"{', '.join(each)} with {sources}" for sources, each in names.items()]
+- `product us`, `other us`: times in a profile of products with their epilogues, and of all other kernels but
+  attention, which is the same kernel in both. A kernel of this package is counted from its start, which
+  may lie before the end of the kernel ahead of it. `bench --draw` shows the rest."""
+    versions = len({model.sources for model, *_ in show.timed(found)})
     run = f"Medians of `{command}`, {machine}; {rates}."
-    if len(versions) > 1:
-        run += f" By the digest of its source files, the package's version was: {'; '.join(versions)}."
+    if versions > 1:
+        run += f" The rows are of {versions} versions of this package, whose digests the file of results has."
     return "\n\n".join([title, run, _table(lines)])
 
 
