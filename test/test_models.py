@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -20,7 +18,7 @@ from torch.torch_version import TorchVersion
 import cute_backend
 from cute_backend.api import Region
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
-from support import model_files
+from support import model_files, ranks
 from support.golden import assert_expected
 from support.model_files import ARCHITECTURES, NAMES, ROOT, check, graph_breaks, load, outcome
 from support.reference import relative_error
@@ -183,9 +181,6 @@ def _kept(model: str) -> list[str]:
 
 def test_regions_of_a_tensor_parallel_model_end_at_its_collectives() -> None:
     """Two processes, over gloo: gate and up are a pair, and what follows down waits for the all-reduce."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = [str(ROOT / "examples" / "tensor_parallel.py"), "--cpu"]
-    done = subprocess.run([*command, *script], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed = ranks.run(ROOT / "examples" / "tensor_parallel.py", "--cpu")
     fused = "{'anchors': 3, 'regions': 1, 'nothing_to_fuse': 1, 'not_pointwise': 1}; right"
-    assert done.stdout.count(fused) == 2, done.stdout
+    assert printed.count(fused) == 2, printed

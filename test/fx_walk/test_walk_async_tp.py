@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +19,7 @@ import cute_backend
 from cute_backend import config, epilogue_pass
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.runtime.host import notices
+from support import ranks
 from support.fx_walk.distributed import (
     COLUMNS,
     INTERMEDIATE,
@@ -33,7 +31,6 @@ from support.fx_walk.distributed import (
     sequence_parallel,
 )
 
-ROOT = Path(__file__).parents[2]
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 RANKS = 4
 
@@ -233,11 +230,10 @@ def test_the_setting_is_part_of_the_key_of_inductors_caches() -> None:
 # Numbers
 
 
-def test_two_processes_agree_with_eager() -> None:
-    """Forward and backward, over gloo: of one and two sequences with the ops of async tensor parallelism, and
-    of the guide's training step without them."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = [str(ROOT / "test/support/fx_walk/two_ranks.py"), "--cpu"]
-    done = subprocess.run([*command, *script], capture_output=True, text=True, timeout=900, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("right") == 6, done.stdout
+@pytest.mark.parametrize("sequences", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_two_processes_agree_with_eager(sequences: int) -> None:
+    """Forward and backward, over gloo, with the ops of async tensor parallelism, and the guide's training
+    step without them."""
+    script = ranks.ROOT / "test/support/fx_walk/two_ranks.py"
+    printed = ranks.run(script, "--cpu", "--sequences", str(sequences))
+    assert printed.count("right") == 4, printed
