@@ -11,7 +11,6 @@ from cute_backend.bench.model_results import KernelKind
 from cute_backend.bench.results import Results, TableResult
 from cute_backend.bench.table import Ratio, Runner
 
-
 MODEL_KERNELS = (KernelKind.PRODUCT, KernelKind.OTHER)
 """The kernels of models whose times the page has. Attention is the same kernel with both compilers."""
 
