@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.sweeps import covering, in_parts
+from support.sweeps import covering, in_parts, of_part
 
 MAKEFILE = Path(__file__).parents[1] / "Makefile"
 
@@ -58,6 +58,12 @@ def test_the_parts_of_a_test_are_the_whole() -> None:
     name, parts = in_parts(3).mark.args
     assert name == "part"
     assert sorted(i for part in parts for i in range(10)[part]) == list(range(10))
+
+
+def test_no_part_of_a_case_is_empty() -> None:
+    _, parts = in_parts(5).mark.args
+    assert [of_part("abc", part) for part in parts] == [["a"], ["b"], ["c"], ["a"], ["b"]]
+    assert [of_part("abcdefg", part) for part in parts] == [["a", "f"], ["b", "g"], ["c"], ["d"], ["e"]]
 
 
 def test_every_mark_that_make_test_leaves_out_has_a_target() -> None:

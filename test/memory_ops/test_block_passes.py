@@ -28,6 +28,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.sweeps import in_parts, of_part
 from support.verdicts import assert_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
@@ -271,19 +272,19 @@ def test_blocks_of_two_sizes_are_held_by_a_visit() -> None:
     assert two.by_visits and two.visit_columns == 128
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
+@in_parts(8)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("columns", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("name", SPECS)
 def test_every_kernel_with_passes_has_a_sound_rung(
-    name: str, arch: Arch, columns: int, alignment: Alignment
+    name: str, arch: Arch, columns: int, alignment: Alignment, part: slice
 ) -> None:
     spec = SPECS[name](columns)
     if (name, arch, columns) == ("norm_and_rotation", Arch.SM90A, 80):
         pytest.skip("no tile of sm_90a rotates halves of 40 columns")
-    for config in offered(arch, spec):
-        assert_sound([plan(spec, config, alignment)])
+    assert_sound([plan(spec, config, alignment) for config in of_part(offered(arch, spec), part)])
 
 
 def test_passes_by_element_keep_no_values_for_later_ones() -> None:
@@ -294,11 +295,12 @@ def test_passes_by_element_keep_no_values_for_later_ones() -> None:
         assert_sound([plan(spec, config, Alignment.PLAIN)])
 
 
-def test_exponentials_of_passes_have_registers() -> None:
+@pytest.mark.sweep(1)
+@in_parts(3)
+def test_exponentials_of_passes_have_registers(part: slice) -> None:
     spec = softmax(64)
     spec = replace(spec, ops=spec.ops[:-1], stores=(Store("out0", "t5", DType.BF16),))
-    for config in table(Arch.SM90A, spec):
-        assert_sound([plan(spec, config, Alignment.TMA)])
+    assert_sound([plan(spec, config, Alignment.TMA) for config in table(Arch.SM90A, spec)][part])
 
 
 @pytest.mark.parametrize(("name", "columns"), [("layer_norm", 80), ("rms_norm", 96)])

@@ -48,7 +48,7 @@ from cute_backend.spec import (
     Stride,
 )
 from support.archs import FIRST
-from support.sweeps import in_parts
+from support.sweeps import in_parts, of_part
 from support.verdicts import assert_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
@@ -294,14 +294,14 @@ def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
                 assert cut.tile_n % columns == 0 and shared % cut.subtile_n == 0
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
+@in_parts(4)
 @pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 128), (Arch.SM90A, 64), (Arch.SM100A, 64)])
 @pytest.mark.parametrize("name", SPECS)
-def test_every_kernel_of_blocks_has_a_sound_rung(name: str, arch: Arch, columns: int) -> None:
+def test_every_kernel_of_blocks_has_a_sound_rung(name: str, arch: Arch, columns: int, part: slice) -> None:
     spec = SPECS[name](columns)
-    for config in (table(arch, spec)[0], table(arch, spec)[-1]):
-        for alignment in Alignment:
-            assert_sound([plan(spec, config, alignment)])
+    ends = table(arch, spec)[0], table(arch, spec)[-1]
+    assert_sound([plan(spec, config, alignment) for alignment in Alignment for config in ends][part])
 
 
 def beside(columns: int, loads: int) -> EpilogueSpec:
@@ -323,7 +323,7 @@ def test_a_block_in_a_thread_leaves_planes_by_element_registers(loads: int) -> N
 
 
 @pytest.mark.sweep(2)
-@in_parts(4)
+@in_parts(8)
 @pytest.mark.parametrize("columns", [32, 64])
 @pytest.mark.parametrize("loads", [1, 2])
 def test_blocks_in_a_thread_have_a_sound_rung(columns: int, loads: int, part: slice) -> None:
@@ -368,14 +368,15 @@ WHOLE_VISITS = {
 """Specs whose blocks only a visit of a whole tile holds."""
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(4)
+@in_parts(3)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", WHOLE_VISITS)
-def test_visits_of_a_whole_tile_have_a_sound_rung(name: str, alignment: Alignment) -> None:
+def test_visits_of_a_whole_tile_have_a_sound_rung(name: str, alignment: Alignment, part: slice) -> None:
     spec = WHOLE_VISITS[name]
-    for config in offered(Arch.SM90A, spec):
-        assert config.subtile_n == config.tile_n in (80, 96)
-        assert_sound([plan(spec, config, alignment)])
+    configs = offered(Arch.SM90A, spec)
+    assert all(config.subtile_n == config.tile_n in (80, 96) for config in configs)
+    assert_sound([plan(spec, config, alignment) for config in of_part(configs, part)])
 
 
 @pytest.mark.sweep(1)

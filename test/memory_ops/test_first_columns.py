@@ -34,6 +34,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.sweeps import in_parts, of_part
 from support.verdicts import assert_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
@@ -209,17 +210,25 @@ SPILLS = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
+@in_parts(8)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
-@pytest.mark.parametrize("name", SPILLS)
-@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    # Data center Blackwell orders the columns of whole heads by TMA.
+    [
+        (arch, name)
+        for arch in (Arch.SM90A, Arch.SM100A)
+        for name in SPILLS
+        if (arch, name) != (Arch.SM100A, "whole")
+    ],
+)
 def test_every_kernel_that_rotates_first_columns_has_a_sound_rung(
-    arch: Arch, name: str, alignment: Alignment
+    arch: Arch, name: str, alignment: Alignment, part: slice
 ) -> None:
-    if (arch, name) == (Arch.SM100A, "whole"):
-        pytest.skip("data center Blackwell orders the columns of whole heads by TMA")
-    for config in offered(arch, SPILLS[name]):
-        assert_sound([plan(SPILLS[name], config, alignment)])
+    assert_sound(
+        [plan(SPILLS[name], config, alignment) for config in of_part(offered(arch, SPILLS[name]), part)]
+    )
 
 
 def packed(count: int, columns: int, heads: int, rows: int = 0, apart: bool = False) -> EpilogueSpec:
@@ -315,12 +324,16 @@ SHARED = {
 
 
 @pytest.mark.sweep(1)
+@in_parts(8)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
-def test_every_kernel_of_projections_has_a_sound_rung(arch: Arch, name: str, alignment: Alignment) -> None:
-    for config in offered(arch, SHARED[name]):
-        assert_sound([plan(SHARED[name], config, alignment)])
+def test_every_kernel_of_projections_has_a_sound_rung(
+    arch: Arch, name: str, alignment: Alignment, part: slice
+) -> None:
+    assert_sound(
+        [plan(SHARED[name], config, alignment) for config in of_part(offered(arch, SHARED[name]), part)]
+    )
 
 
 def cached(spec: EpilogueSpec, columns: int) -> EpilogueSpec:
@@ -331,13 +344,14 @@ def cached(spec: EpilogueSpec, columns: int) -> EpilogueSpec:
     return replace(spec, loads=(*spec.loads, position), stores=(*spec.stores[:1], *kept))
 
 
-def test_wide_visits_leave_registers_for_places_in_a_cache() -> None:
+@pytest.mark.sweep(1)
+@in_parts(6)
+def test_wide_visits_leave_registers_for_places_in_a_cache(part: slice) -> None:
     """As in Nemotron."""
     spec = cached(packed(64, 128, 8, rows=64, apart=True), 128)
-    for config in offered(Arch.SM100A, spec):
-        assert config.subtile_n == 64
-        for alignment in Alignment:
-            assert_sound([plan(spec, config, alignment)])
+    configs = offered(Arch.SM100A, spec)
+    assert {config.subtile_n for config in configs} == {64}
+    assert_sound([plan(spec, config, alignment) for alignment in Alignment for config in configs][part])
 
 
 def test_values_keep_to_the_planes_that_wide_visits_leave_room_for() -> None:

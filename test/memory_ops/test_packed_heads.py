@@ -39,6 +39,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.sweeps import in_parts, of_part
 from support.verdicts import assert_sound
 
 
@@ -177,21 +178,21 @@ ON_HOPPER = {
     "160": rotary(160, 4, 4, 4),
     "80 alone": packed(80, 8),
 }
-EVERY_DAY = ("sm_90a-96", "sm_100a-80")
 SPILLS = [
-    pytest.param(arch, spec, id=name, marks=[] if name in EVERY_DAY else pytest.mark.exhaustive)
+    pytest.param(arch, spec, id=name)
     for arch, specs in ((Arch.SM90A, ON_HOPPER), (Arch.SM100A, ON_BLACKWELL))
     for name, spec in ((f"{arch.value}-{each}", specs[each]) for each in specs)
 ]
 
 
-@pytest.mark.parametrize(
-    "alignment", [Alignment.TMA, pytest.param(Alignment.PLAIN, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.sweep(2)
+@in_parts(16)
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize(("arch", "spec"), SPILLS)
-def test_every_tile_of_heads_has_a_sound_rung(arch: Arch, spec: EpilogueSpec, alignment: Alignment) -> None:
-    for config in offered(arch, spec):
-        assert_sound([plan(spec, config, alignment)])
+def test_every_tile_of_heads_has_a_sound_rung(
+    arch: Arch, spec: EpilogueSpec, alignment: Alignment, part: slice
+) -> None:
+    assert_sound([plan(spec, config, alignment) for config in of_part(offered(arch, spec), part)])
 
 
 @pytest.mark.exhaustive

@@ -9,12 +9,14 @@ sweep.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import pytest
 
 EXHAUSTIVE = pytest.mark.exhaustive
+
+Each = TypeVar("Each")
 
 
 def in_parts(count: int) -> pytest.MarkDecorator:
@@ -22,6 +24,13 @@ def in_parts(count: int) -> pytest.MarkDecorator:
     sweep can keep some of that."""
     parts = [slice(i, None, count) for i in range(count)]
     return pytest.mark.parametrize("part", parts, ids=[f"{i}-of-{count}" for i in range(count)])
+
+
+def of_part(items: Iterable[Each], part: slice) -> list[Each]:
+    """The items of a part. A part beyond the last item has one that another part has, too, so that no case
+    is empty, whichever of its parts a sweep keeps."""
+    found = list(items)
+    return found[part] or [found[part.start % len(found)]]
 
 
 @pytest.hookimpl(tryfirst=True)  # before cases are deselected by their marks
