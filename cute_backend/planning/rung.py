@@ -14,8 +14,7 @@ from cute_backend.spec import EpilogueSpec
 
 @dataclass(frozen=True)
 class Rung:
-    """What a kernel can be compiled with: `spec` is what a region computes, and no rule changes `tile` any
-    more."""
+    """A tile with which a kernel of a region can be compiled: no rule changes it any more."""
 
     spec: EpilogueSpec
     tile: TileConfig
