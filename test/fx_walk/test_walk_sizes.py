@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from cute_backend.backend import cute
-from cute_backend.fx_walk.graph.sizes import Sizes
+from cute_backend.fx_walk.graph.sizes import SymbolicSizes
 from support.fx_walk.synthetic import aten
 
 SHAPES = [(6, 5), (7, 3), (128, 40)]
@@ -41,7 +41,7 @@ def test_a_size_that_no_tensor_tells_is_computed(members: bool) -> None:
         inside = [graph.call_function(aten.new_empty.default, (node, [0]))]
         inside[0].meta["val"] = x.new_empty(x.shape[0] * 3 // 2 + x.shape[1])
     size = x.shape[0] * 3 // 2 + x.shape[1]
-    argument = Sizes(graph, inside).argument(size)
+    argument = SymbolicSizes(graph, inside).argument(size)
     graph.output(argument)
     assert isinstance(argument, fx.Node) and argument.meta["val"].node.expr == size.node.expr
     for rows, columns in SHAPES:
@@ -50,7 +50,7 @@ def test_a_size_that_no_tensor_tells_is_computed(members: bool) -> None:
 
 def test_a_size_that_a_tensor_has_is_read_off_it_once() -> None:
     graph, x, node = graph_of_x()
-    sizes = Sizes(graph, [])
+    sizes = SymbolicSizes(graph, [])
     first, again = sizes.argument(x.shape[1]), sizes.argument(x.shape[1])
     graph.output(first)
     assert first is again and isinstance(first, fx.Node)
@@ -62,7 +62,7 @@ def test_a_size_that_is_a_node_already_is_that_node() -> None:
     graph, x, node = graph_of_x()
     measured = graph.call_function(aten.sym_size.int, (node, 0))
     measured.meta["val"] = x.shape[0]
-    sizes = Sizes(graph, [])
+    sizes = SymbolicSizes(graph, [])
     assert sizes.argument(x.shape[0]) is measured
     assert sizes.argument(17) == 17
 

@@ -16,7 +16,7 @@ from cute_backend.fx_walk.graph.static import Size, known, tensor_of
 aten = torch.ops.aten
 
 
-class Sizes:
+class SymbolicSizes:
     """Symbolic sizes as arguments. A size is the first node of the graph that has its value, or is read from
     the first tensor that has it. If there is neither, nodes that compute it are added.
 

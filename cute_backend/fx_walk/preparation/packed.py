@@ -20,7 +20,7 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.graph.mutation import is_view, root
 from cute_backend.fx_walk.graph.new_calls import call, evaluate
-from cute_backend.fx_walk.graph.sizes import Sizes
+from cute_backend.fx_walk.graph.sizes import SymbolicSizes
 from cute_backend.fx_walk.graph.static import (
     Size,
     arguments,
@@ -91,7 +91,7 @@ def divide_packed(graph: fx.Graph, find: Callable[[fx.Graph], list[Region]]) -> 
         trial = WorkingCopy(graph)
         separate_copies(trial.graph, names)
         packed = [(node, parts) for node, parts in _packed(trial.graph) if node.name in names]
-        sizes = Sizes(trial.graph, [node for node, _ in packed])
+        sizes = SymbolicSizes(trial.graph, [node for node, _ in packed])
         divided = {node.name: _Division(trial.graph, node, sizes).into(parts) for node, parts in packed}
         trial.graph.eliminate_dead_code()
         trial.graph.lint()
@@ -249,7 +249,7 @@ class _Division:
     """The replacement of a product by one for each of its parts, which are `products`. `work` is the work
     before the division, done on each of them."""
 
-    def __init__(self, graph: fx.Graph, node: fx.Node, sizes: Sizes) -> None:
+    def __init__(self, graph: fx.Graph, node: fx.Node, sizes: SymbolicSizes) -> None:
         self.graph = graph
         self.node = node
         self.sizes = sizes
@@ -341,7 +341,7 @@ def _of_heads(graph: fx.Graph, node: fx.Node, given: fx.Node, part: _Part, is_b:
     return copied
 
 
-def _viewed(graph: fx.Graph, made: fx.Node, part: _Part, sizes: Sizes) -> fx.Node:
+def _viewed(graph: fx.Graph, made: fx.Node, part: _Part, sizes: SymbolicSizes) -> fx.Node:
     """The view of a part as it was, of the product that has it alone."""
     shape = fake(part.node).shape
     ordered = [shape[axis] for axis in part.axes]

@@ -15,7 +15,7 @@ from torch import fx
 
 from cute_backend.fx_walk.graph.mutation import is_view
 from cute_backend.fx_walk.graph.new_calls import call
-from cute_backend.fx_walk.graph.sizes import Sizes
+from cute_backend.fx_walk.graph.sizes import SymbolicSizes
 from cute_backend.fx_walk.graph.static import arguments, fake, known, same_sizes, target_name, tensor_of
 from cute_backend.fx_walk.preparation.row_slices import has_effects
 from cute_backend.fx_walk.values.lower import is_pointwise
@@ -37,7 +37,7 @@ class _Once:
     is_work: bool = False
 
 
-def repeat_after_work(graph: fx.Graph, value: fx.Node, sizes: Sizes) -> None:
+def repeat_after_work(graph: fx.Graph, value: fx.Node, sizes: SymbolicSizes) -> None:
     """Computes the pointwise work on repetitions of `value`, or of views of it, before they are repeated.
 
     A repetition is an `expand` of one axis. The work may move and join axes, and may take slices and join
@@ -60,7 +60,7 @@ def _expanded(value: fx.Node) -> Iterator[fx.Node]:
 class _Moved:
     """The work behind one repetition, done before it."""
 
-    def __init__(self, graph: fx.Graph, sizes: Sizes) -> None:
+    def __init__(self, graph: fx.Graph, sizes: SymbolicSizes) -> None:
         self.graph = graph
         self.sizes = sizes
         self.once: dict[fx.Node, _Once] = {}

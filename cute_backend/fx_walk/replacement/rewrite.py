@@ -25,7 +25,7 @@ from torch._inductor.virtualized import V
 from torch.fx.node import map_arg
 
 from cute_backend.fx_walk.graph import new_calls
-from cute_backend.fx_walk.graph.sizes import Sizes
+from cute_backend.fx_walk.graph.sizes import SymbolicSizes
 from cute_backend.fx_walk.graph.static import fake, product, same_sizes
 from cute_backend.fx_walk.products.scaling_recipes import VectorView
 from cute_backend.fx_walk.region.region import Region
@@ -42,7 +42,7 @@ aten = torch.ops.aten
 def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
     """Replaces each region by one call of the op, and erases nodes that nothing needs any more."""
     order = {node: position for position, node in enumerate(graph.nodes)}
-    sizes = Sizes(graph, [node for region in regions for node in region.nodes])
+    sizes = SymbolicSizes(graph, [node for region in regions for node in region.nodes])
     replaced: dict[fx.Node, fx.Node] = {}
     for region in regions:
         last = max((node for node in region.nodes if not is_reshape(node)), key=order.__getitem__)
@@ -57,7 +57,7 @@ def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
     graph.lint()
 
 
-def _insert(graph: fx.Graph, region: Region, sizes: Sizes, replaced: dict[fx.Node, fx.Node]) -> None:
+def _insert(graph: fx.Graph, region: Region, sizes: SymbolicSizes, replaced: dict[fx.Node, fx.Node]) -> None:
     """Adds the call of one region. `replaced` maps outputs of finished regions to the nodes that replace
     them."""
     call = partial(new_calls.call, graph, region.products[-1])
@@ -174,7 +174,7 @@ def _planes_into(call: Callable[..., fx.Node], region: Region, operands: list[An
     return [call(getitem, written, 1 + index) for index in range(len(bases))]  # the op itself returns None
 
 
-def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, sizes: Sizes) -> fx.Node:
+def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, sizes: SymbolicSizes) -> fx.Node:
     """The load as the op takes it: (M, N), (N,), (M,) or 0-d with the strides of its class, or with an axis
     for each mode of M and of N."""
     kept = [axis for axis in (*view.m_axes, *chain(*view.n_axes)) if axis >= 0]
