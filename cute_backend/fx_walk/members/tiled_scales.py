@@ -8,8 +8,8 @@ tiles once the factors are in the order of the layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -19,30 +19,19 @@ from cute_backend.fx_walk.graph.static import Size, arguments, fake, known, prod
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.member import Member, Search
-from cute_backend.fx_walk.region.value import E8M0, Reading, Value
+from cute_backend.fx_walk.region.value import E8M0, StoredValue
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.lower import filling, is_pointwise
-from cute_backend.spec import SCALE_TILE, Operand, Order, Scaling, padded
+from cute_backend.spec import SCALE_TILE, Order, Scaling, padded
 
 
 @dataclass(frozen=True)
-class Tiled(Value):
+class Tiled(StoredValue):
     """The value `value` of the chain at the first column of every block of `block` columns, in tiles of
     scales."""
 
-    value: str
     block: int
     orders = (Order.TILED,)
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (self.value,)
-
-    def renamed(self, names: Mapping[Operand, Operand]) -> Tiled:
-        return replace(self, value=str(names.get(self.value, self.value)))
-
-    def read(self, draft: Draft, reading: Reading) -> Operand:
-        raise Refused(Reason.FEEDBACK, reduction=reading.member, into=reading.node)
 
     def admits(self, reader: fx.Node, is_inner: bool) -> bool:
         return False  # an op on padded scales is not on the plane

@@ -123,12 +123,19 @@ def _scaled(
     bias: fx.Node | None,
     fast_accum: bool,
 ) -> Anchor:
-    anchor = fp8(node, a, b, (scale_a, scale_b), bias, fast_accum)
-    return replace(
-        anchor,
-        scale_a=classify_vector(scale_a, LoadKind.COLVEC, anchor.device),
-        scale_b=classify_vector(scale_b, LoadKind.ROWVEC, anchor.device),
-    )
+    return _with_vectors(fp8(node, a, b, (scale_a, scale_b), bias, fast_accum), scale_a, scale_b)
+
+
+def _with_vectors(anchor: Anchor, scale_a: fx.Node, scale_b: fx.Node) -> Anchor:
+    """The product with scales of rows and columns, or of whole operands."""
+    of_rows = classify_vector(scale_a, LoadKind.COLVEC, anchor.device)
+    return replace(anchor, scale_a=of_rows, scale_b=classify_vector(scale_b, LoadKind.ROWVEC, anchor.device))
+
+
+def _check_scale(scale: fx.Node) -> None:
+    """Raises Refused unless a scale is fp32."""
+    if fake(scale).dtype is not torch.float32:
+        raise Refused(Reason.SCALE_DTYPE, operand=user_label(scale), dtype=fake(scale).dtype)
 
 
 def _block_scaled(
@@ -155,15 +162,10 @@ def _tiled_v2(node: fx.Node, args: dict[str, Any], recipe: tuple[str, ...]) -> A
         return anchor
     (scale_a,), (scale_b,) = whole_a, whole_b
     for scale in (scale_a, scale_b):
-        if fake(scale).dtype is not torch.float32:
-            raise Refused(Reason.SCALE_DTYPE, operand=user_label(scale), dtype=fake(scale).dtype)
+        _check_scale(scale)
         if not known(fake(scale).numel() == 1):
             raise _mixed(node, args["self"], args["mat2"], scale_a, scale_b)
-    return replace(
-        anchor,
-        scale_a=classify_vector(scale_a, LoadKind.COLVEC, anchor.device),
-        scale_b=classify_vector(scale_b, LoadKind.ROWVEC, anchor.device),
-    )
+    return _with_vectors(anchor, scale_a, scale_b)
 
 
 def _scaled_by_mma(
@@ -217,8 +219,7 @@ def fp8(
     if a_dtype is DType.E5M2 and b_dtype is DType.E5M2:
         raise unmultiplied(a, b)
     for scale in scales:
-        if fake(scale).dtype is not torch.float32:
-            raise Refused(Reason.SCALE_DTYPE, operand=user_label(scale), dtype=fake(scale).dtype)
+        _check_scale(scale)
     return Anchor(
         node=node,
         a=a,

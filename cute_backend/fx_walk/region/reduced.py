@@ -9,7 +9,6 @@ memory has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -20,7 +19,7 @@ from torch import fx
 from cute_backend.fx_walk.graph.static import DTYPES, fake, first_argument, known, target_name, tensor_of
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.region.draft import Draft
-from cute_backend.fx_walk.region.value import Reading, Value
+from cute_backend.fx_walk.region.value import StoredValue
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.lower import CASTS, constant, is_pointwise, is_reshape, lower, lower_cast
 from cute_backend.fx_walk.values.numbers import number
@@ -35,22 +34,11 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Reduced(Value):
+class Reduced(StoredValue):
     """The reduction of the chain's value `value`, to which the ops `after` are applied, if there are any."""
 
-    value: str
     reduction: Reduction
     after: tuple[Op, ...] = ()
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (self.value,)
-
-    def renamed(self, names: Mapping[Operand, Operand]) -> Reduced:
-        return replace(self, value=str(names.get(self.value, self.value)))
-
-    def read(self, draft: Draft, reading: Reading) -> Operand:
-        raise Refused(Reason.FEEDBACK, reduction=reading.member, into=reading.node)
 
     def admits(self, reader: fx.Node, is_inner: bool) -> bool:
         return _keeps(reader) or (is_pointwise(reader) and not is_inner)

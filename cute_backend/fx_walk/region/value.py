@@ -20,6 +20,8 @@ from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.spec import PAIRED_DTYPES, Op, Operand, Order, Reduction
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from cute_backend.fx_walk.region.draft import Draft
 
 E8M0 = torch.float8_e8m0fnu
@@ -125,6 +127,23 @@ class Plane(Value):
         if reading.side is not None:
             raise Refused(Reason.UNPAIRED, target=target_name(reading.node))
         return self.value
+
+
+@dataclass(frozen=True)
+class StoredValue(Value):
+    """One value of the chain that a kernel stores in a form of its own, which no op on the plane reads."""
+
+    value: str
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (self.value,)
+
+    def renamed(self, names: Mapping[Operand, Operand]) -> Self:
+        return replace(self, value=str(names.get(self.value, self.value)))
+
+    def read(self, draft: Draft, reading: Reading) -> Operand:
+        raise Refused(Reason.FEEDBACK, reduction=reading.member, into=reading.node)
 
 
 @dataclass(frozen=True)
