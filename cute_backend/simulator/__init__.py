@@ -18,7 +18,7 @@ on top of it (`host.py`, `simulate.py`), its real host code. The modules, from t
 
 The modules by subject:
 
-- A launch: `simulate`, `host`, `linking`, `simulated_gpu`, `machine`, `report`, `timeline`.
+- A launch: `simulate`, `host`, `linking`, `simulated_gpu`, `machine`, `turns`, `report`, `timeline`.
 - The program: `ptx_parser`, `syntax`, `bound_program`, `binder`, `opcodes`, `roles`.
 - Warps and CTAs: `warp`, `cta`, `barriers`, `asynchrony`.
 - Memory and its order: `memory`, `banks`, `shadow`, `global_shadow`, `lane_accesses`, `scopes`.
