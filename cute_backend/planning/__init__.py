@@ -22,10 +22,7 @@ from cute_backend.planning.converting import MOST_CONVERTED_ROWS
 from cute_backend.planning.doubt import doubted
 from cute_backend.planning.hoisting import with_rowvecs
 from cute_backend.planning.kernel_plan import Plan, plan, rungs
-from cute_backend.planning.last_tile import (
-    LAST_TILE_ARCHS,
-    LAST_TILE_RESULTS,
-)
+from cute_backend.planning.last_tile import LAST_TILE_RESULTS
 from cute_backend.planning.placements import ByElement, Placement, Ring
 from cute_backend.planning.placing import Placing, is_one_block
 from cute_backend.planning.registers import NARROW_SUBTILE_N
@@ -51,7 +48,6 @@ from cute_backend.planning.sizes import Sizes
 from cute_backend.planning.stages import Stages
 from cute_backend.planning.targets import Arch, Target
 from cute_backend.planning.tiles import (
-    EPILOGUE_STAGES,
     SMEM_RESERVE,
     TILE_K_BYTES,
     Alignment,
@@ -67,60 +63,3 @@ from cute_backend.planning.untuned import (
     needs_second_kernel,
     untuned,
 )
-
-__all__ = [
-    "BUCKETS",
-    "CUT_HEAD_COLUMNS",
-    "EPILOGUE_STAGES",
-    "LAST_TILE_ARCHS",
-    "LAST_TILE_RESULTS",
-    "MAX_CANDIDATES",
-    "MAX_SEGMENTS",
-    "MOST_CONVERTED_ROWS",
-    "NARROW_SUBTILE_N",
-    "PLANES",
-    "REDUCTIONS",
-    "SMEM_RESERVE",
-    "TILE_K_BYTES",
-    "UNCONSTRAINED",
-    "Alignment",
-    "Arch",
-    "ByElement",
-    "Constraints",
-    "Placement",
-    "Placing",
-    "Plan",
-    "Ring",
-    "Rowvecs",
-    "Sizes",
-    "Stages",
-    "Target",
-    "TileConfig",
-    "bucket_of",
-    "buckets_of",
-    "candidates",
-    "choose",
-    "clustered",
-    "covering",
-    "doubted",
-    "fastest",
-    "held",
-    "holds_planes",
-    "is_one_block",
-    "named",
-    "needs_second_kernel",
-    "offered",
-    "plan",
-    "plane_bits_held",
-    "planes_written",
-    "ranked",
-    "rungs",
-    "serves",
-    "subtiled",
-    "table",
-    "tile_k",
-    "tunable",
-    "unserved",
-    "untuned",
-    "with_rowvecs",
-]

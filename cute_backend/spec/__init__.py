@@ -24,8 +24,8 @@ from cute_backend.errors import SpecError
 from cute_backend.kinds.axes import SCALE_TILE, Order, Stride, padded
 from cute_backend.kinds.loads import LoadKind
 from cute_backend.kinds.reductions import BATCH_ROWS, Axis, Reduction
-from cute_backend.kinds.results import HEAD_COLUMNS, ByHeads, Cache, Heads
-from cute_backend.kinds.scales import GROUP_SIZES, K_TILE_VALUES, SCALE_BLOCK, Scales, Scaling, WeightGroups
+from cute_backend.kinds.results import HEAD_COLUMNS, Cache, Heads
+from cute_backend.kinds.scales import GROUP_SIZES, Scales, Scaling, WeightGroups
 from cute_backend.kinds.tables import TABLE_COLUMNS, Blocks
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
 from cute_backend.spec.canonical import SPEC_VERSION
@@ -48,52 +48,3 @@ from cute_backend.spec.products import (
     ProductKind,
 )
 from cute_backend.spec.stores import REDUCED, Part, Store
-
-__all__ = [
-    "BATCH_ROWS",
-    "FP8_K_STEP",
-    "GROUP_SIZES",
-    "HEAD_COLUMNS",
-    "K_TILE_VALUES",
-    "LEAST_AHEAD",
-    "PAIRED_DTYPES",
-    "PRODUCT_DTYPES",
-    "REDUCED",
-    "SCALE_BLOCK",
-    "SCALE_TILE",
-    "SPEC_VERSION",
-    "STORED_DTYPES",
-    "TABLE_COLUMNS",
-    "VALUE_DTYPES",
-    "Accumulator",
-    "Axis",
-    "BColumns",
-    "BlockPasses",
-    "Blocks",
-    "ByHeads",
-    "Cache",
-    "Columns",
-    "Const",
-    "DType",
-    "EpilogueSpec",
-    "Heads",
-    "Load",
-    "LoadKind",
-    "Major",
-    "Op",
-    "Operand",
-    "Order",
-    "Overflow",
-    "Part",
-    "Precision",
-    "ProductKind",
-    "Reduction",
-    "Scales",
-    "Scaling",
-    "SpecError",
-    "Store",
-    "Stride",
-    "WeightGroups",
-    "block_passes",
-    "padded",
-]
