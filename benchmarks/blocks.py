@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from cute_backend import config, explain
 from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
-from cute_backend.runtime.calls import launch
+from cute_backend.runtime.calls.prepare import announce
 
 CALLS, ROUNDS, WRONG = 3, 11, 2e-2
 FP8 = torch.float8_e4m3fn
@@ -132,9 +132,7 @@ def main() -> None:
     m, n, k = sizes
     sets = [inputs(seed, m, n, k) for seed in range(CALLS)]
     regions = [region for fn in programs for region in explain(fn, *sets[0]).regions]
-    launch.announce(
-        [(each.spec, *each.sizes, each.groups) for each in regions], torch.device("cuda"), at_once=True
-    )
+    announce([(each.spec, *each.sizes, each.groups) for each in regions], torch.device("cuda"), at_once=True)
     units: dict[tuple[str, str], Any] = {("torch", "mm"): unit_of(lambda x, w, row, plane: x @ w.t(), sets)}
     for fn in programs:
         for backend in ("cute", "inductor"):

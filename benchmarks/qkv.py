@@ -35,7 +35,7 @@ from cute_backend.bench.program_timing import Unit, require_gpu, time_units, uni
 from cute_backend.fx_walk.search import shared_launch
 from cute_backend.planning import Alignment, offered, plan
 from cute_backend.runtime.arguments.device import device_at, max_active_clusters
-from cute_backend.runtime.calls import launch
+from cute_backend.runtime.calls.prepare import announce
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.tuning.timing import arguments_of, taken_by
@@ -331,9 +331,7 @@ def main() -> None:
             for key, sets in cases.items():
                 found[(*key, name)] = explain(programs[key], *sets[0]).regions
     regions = [region for each in found.values() for region in each]
-    launch.announce(
-        [(each.spec, *each.sizes, each.groups) for each in regions], torch.device("cuda"), at_once=True
-    )
+    announce([(each.spec, *each.sizes, each.groups) for each in regions], torch.device("cuda"), at_once=True)
     units: dict[tuple[str, ...], Any] = {}
     for key, sets in cases.items():
         for by in (*settings, "inductor"):

@@ -23,7 +23,7 @@ from cute_backend.fx_walk.refusals.containment import contain, first_raised, is_
 from cute_backend.fx_walk.refusals.labels import input_names, label_inputs
 from cute_backend.fx_walk.replacement.product_times import times_wanted
 from cute_backend.options import PREFIX, split_options
-from cute_backend.runtime.calls.launch import expect
+from cute_backend.runtime.calls.prepare import expect
 
 epilogue_pass = EpiloguePass(observe=artifacts.record)
 """The pass, for `backend="inductor"` with `options={"post_grad_custom_pre_pass": epilogue_pass}`.

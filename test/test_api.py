@@ -17,9 +17,9 @@ from cute_backend.api import Product, Source
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.planning import Alignment, Arch, Constraints, TileConfig, plan
 from cute_backend.runtime.arguments.device import Device
-from cute_backend.runtime.calls import launch as launching
 from cute_backend.runtime.kernels import reach
 from cute_backend.runtime.kernels.source import text_of
+from cute_backend.runtime.tuning import winners
 from cute_backend.runtime.tuning.tuning_results import Key, Result, remembered
 from cute_backend.simulator.simulate import Machine, run
 from support.epilogues import EPILOGUES, Problem
@@ -355,7 +355,7 @@ def test_a_region_shows_the_times_that_decided(monkeypatch, tmp_path, unfused, s
     """Those of its M, on the GPU at hand."""
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path))
     gpu = Device(0, Arch.SM90A, 132, "a GPU, 132 SMs")
-    monkeypatch.setattr(launching, "_gpu_here", lambda arch: gpu if arch is gpu.arch else None)
+    monkeypatch.setattr(winners, "_gpu_here", lambda arch: gpu if arch is gpu.arch else None)
     a, b = torch.empty(257, 64).bfloat16(), torch.empty(64, 128).bfloat16()
 
     def explained(m, arch):

@@ -17,11 +17,11 @@ from cute_backend.fx_walk.region.flow import in_order, sources
 from cute_backend.fx_walk.region.region import Region as FoundRegion
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, Constraints, Plan, clustered, plan
-from cute_backend.runtime.calls.launch import config_here, result_here
 from cute_backend.runtime.compiling.rungs import spill_bytes, standing
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.reach import Problem, launched, stores_aligned
 from cute_backend.runtime.kernels.source import text_of
+from cute_backend.runtime.tuning.winners import config_here, result_here
 from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment
 from cute_backend.spec import EpilogueSpec
 from cute_backend.spec import Store as SpecStore

@@ -23,7 +23,7 @@ from cute_backend.bench.program_timing import MAX_CALLS, UNIT_US, Unit, preparin
 from cute_backend.bench.results import Ceilings, Clock, Measurement, ProblemResult, TableResult, Timing, Work
 from cute_backend.bench.table import Cell, Problem, Rate, Runner, Table, Workload
 from cute_backend.errors import UsageError, root_cause
-from cute_backend.runtime.calls import launch
+from cute_backend.runtime.calls.prepare import announce
 
 Progress = Callable[[str], Any]
 """A function that receives the name of each step: once for each cell, and once for each problem's timing."""
@@ -72,7 +72,7 @@ def build_kernels(tables: Iterable[Table]) -> dict[Workload, str]:
             continue
         regions += [(region.spec, *region.sizes, region.groups) for region in explained.regions]
     if regions:
-        launch.announce(regions, torch.device(_DEVICE), at_once=True)
+        announce(regions, torch.device(_DEVICE), at_once=True)
     return notes
 
 

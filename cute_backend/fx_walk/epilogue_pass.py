@@ -45,7 +45,7 @@ from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.fx_walk.search.regions import find_regions
 from cute_backend.options import check_settings
 from cute_backend.planning.naming import words
-from cute_backend.runtime.calls.launch import announce
+from cute_backend.runtime.calls.prepare import announce
 from cute_backend.runtime.kernels.edited import edited_folder
 from cute_backend.spec import Precision
 

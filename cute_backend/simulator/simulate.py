@@ -30,8 +30,8 @@ from cute_backend.planning import TILE_K_BYTES, Alignment, Arch, Constraints, Ti
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.operands import Tensors, check_operands, groups_of, parse_spec, plane_of
 from cute_backend.runtime.arguments.outputs import Outputs
-from cute_backend.runtime.calls.launch import Ready
 from cute_backend.runtime.calls.op import gemm_epilogue, gemm_epilogue_into
+from cute_backend.runtime.calls.spec_kernels import Ready
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.compiling.compile import SYMBOL
 from cute_backend.runtime.kernels.kernel import Kernel

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cute_backend.runtime.arguments.device import device_at, max_active_clusters
-from cute_backend.runtime.calls.launch import prepare
+from cute_backend.runtime.calls.prepare import prepare
 from cute_backend.runtime.kernels.reach import Problem
 from cute_backend.spec import Accumulator, DType, EpilogueSpec, Load, LoadKind, Op, Store, Stride
 

@@ -17,7 +17,7 @@ from cute_backend.fx_walk.collect import collect
 from cute_backend.planning import Alignment, Constraints, plan, table
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.arguments.operands import output_like, parse_spec
-from cute_backend.runtime.calls import launch
+from cute_backend.runtime.calls import launch, spec_kernels
 from cute_backend.runtime.calls import sample_op as op_module
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -323,10 +323,10 @@ def test_every_tile_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for kernel in kernels_of_one_draw():
         monkeypatch.setattr(launch, "_launchers", {})
-        monkeypatch.setattr(launch, "config_for", lambda *args, config=kernel.plan.tile: config)
+        monkeypatch.setattr(spec_kernels, "config_for", lambda *args, config=kernel.plan.tile: config)
         results.append(draw_one())
         (launcher,) = launch._launchers.values()
-        assert [planned.tile for planned in launcher._kernels] == [kernel.plan.tile]
+        assert [planned.tile for planned in launcher.kernels._kernels] == [kernel.plan.tile]
     assert len(results) > 1
     for result in results:
         assert torch.equal(result, results[0])

@@ -41,6 +41,7 @@ from support.epilogues import EPILOGUES, Problem
 import cute_backend.registration
 from cute_backend.fx_walk.replacement import tuning_jobs
 from cute_backend.runtime.calls import launch
+from cute_backend.runtime.tuning.tuning_results import remembered
 from cute_backend.runtime.tuning import tuning_results
 
 tuning_results.NOISE = noise
@@ -71,11 +72,11 @@ if dynamic:
         compiled(*epilogue.inputs(Problem(m, 4096, 1024, device="cuda")))
 used = [
     choice.fitted is not None
-    and [key[0].to_dict() for key, ready in launcher._kernels.items() if ready is choice.fitted.ready]
+    and [key[0].to_dict() for key, ready in launcher.kernels._kernels.items() if ready is choice.fitted.ready]
     for launcher in launch._launchers.values()
-    for size, choice in launcher._choices.items() if size[0] == 1000
+    for size, choice in launcher.kernels.choices.items() if size[0] == 1000
 ]
-entries = json.loads((launch.remembered()._files[-1]._path).read_text())["problems"]
+entries = json.loads((remembered()._files[-1]._path).read_text())["problems"]
 count = dict(counters["cute_backend"])
 with cute_backend.config.patch(max_autotune=True):
     told = cute_backend.explain(epilogue.fn, *given)

@@ -16,7 +16,8 @@ from cute_backend.planning import Arch
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.arguments.outputs import Outputs
-from cute_backend.runtime.calls import launch as launching
+from cute_backend.runtime.calls import spec_kernels
+from cute_backend.runtime.calls.launch import launch
 from cute_backend.runtime.compiling import rungs
 from cute_backend.runtime.tuning import timing
 from cute_backend.signature import TABLE_ROWS, TMA_ALIGN
@@ -34,6 +35,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.runtime import launches
 from support.runtime.handmade import kernel_of
 from support.runtime.layouts import check_layouts
 
@@ -75,14 +77,12 @@ def launched(given: Operands, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> No
     def function(*arguments: Any) -> None:
         seen.append(list(arguments[:-1]))
 
-    monkeypatch.setattr(launching, "_launchers", {})
-    monkeypatch.setattr(launching, "device_at", lambda index: GPU)
-    monkeypatch.setattr(launching, "max_active_clusters", lambda index, size: 1)
-    for module in (launching, rungs):
+    launches.on(GPU, monkeypatch)
+    for module in (spec_kernels, rungs):
         monkeypatch.setattr(module, "load_known", lambda kernels: {})
     monkeypatch.setattr(rungs, "obtain", lambda kernels: dict.fromkeys(kernels, function))
     monkeypatch.setattr(rungs, "begin", lambda kernel, then: None)
-    launching.launch(*given, SPEC.to_json())
+    launch(*given, SPEC.to_json())
 
 
 def simulated(given: Operands, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:

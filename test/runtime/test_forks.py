@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import cute_backend.runtime
-from cute_backend.runtime.calls import launch as launching
+from cute_backend.runtime.calls import spec_kernels
+from cute_backend.runtime.calls.prepare import prepare
 from cute_backend.runtime.compiling import build as building
 from cute_backend.runtime.compiling.build import load_known, obtain
 from cute_backend.runtime.disk import cache as caching
@@ -68,7 +69,7 @@ def test_no_lock_of_the_runtime_is_held_in_a_child() -> None:
     names = (
         "compiling.build._loading",
         "compiling.workers._starting",
-        "calls.launch._state",
+        "calls.spec_kernels.STATE",
         "compiling.compile._DSL",
         "disk.cache._making",
     )
@@ -82,9 +83,9 @@ def test_no_lock_of_the_runtime_is_held_in_a_child() -> None:
 
 def test_a_child_loads_while_its_parent_was_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path / "kernels"))
-    with held_elsewhere(building._loading, building._queue._changed, launching._state):
+    with held_elsewhere(building._loading, building._queue._changed, spec_kernels.STATE):
         assert in_child(lambda: load_known([KERNEL])) == "{}"
-        assert "hangs" not in in_child(lambda: launching.prepare([], -1))
+        assert "hangs" not in in_child(lambda: prepare([], -1))
 
 
 def test_a_child_compiles_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

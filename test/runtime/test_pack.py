@@ -28,6 +28,9 @@ from cute_backend.planning import UNCONSTRAINED, Alignment, Arch, Constraints, T
 from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.arguments.random_operands import random_operands
 from cute_backend.runtime.calls import launch as launching
+from cute_backend.runtime.calls import prepare as preparing
+from cute_backend.runtime.calls import spec_kernels
+from cute_backend.runtime.calls.prepare import prepare
 from cute_backend.runtime.compiling import build as building
 from cute_backend.runtime.compiling import rungs
 from cute_backend.runtime.compiling.build import load_known, obtain
@@ -46,7 +49,7 @@ from cute_backend.spec import Axis, EpilogueSpec, LoadKind, Scaling
 from support.compile_once import build_here
 from support.epilogues import BLOCKWISE
 from support.epilogues import Problem as InputsOf
-from support.runtime import find_in_pack, serve_pack
+from support.runtime import find_in_pack, launches, serve_pack
 from support.runtime.handmade import kernel_of, make_spec, source
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "wheels"))
@@ -427,9 +430,9 @@ def test_a_pack_for_unknown_sizes_serves_all(gpu: list[Kernel], tmp_path: Path, 
     anything = Problem(SPEC, None, None, None)
     write_any_size(tmp_path / "any.cutepack", code)
     load_pack(tmp_path / "any.cutepack")
-    launching.prepare([Problem(SPEC, 300, 4096, 5120), Problem(SPEC, None, 8, 8), anything], -1)
+    prepare([Problem(SPEC, 300, 4096, 5120), Problem(SPEC, None, 8, 8), anything], -1)
     assert gpu == []
-    launching.prepare([replace(anything, constraints=Constraints(tile="64x96_1x1"))], -1)
+    prepare([replace(anything, constraints=Constraints(tile="64x96_1x1"))], -1)
     assert gpu
 
 
@@ -451,9 +454,7 @@ def gpu(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
         asked.extend(kernels)
         return {kernel: lambda *arguments: None for kernel in asked}
 
-    monkeypatch.setattr(launching, "_launchers", {})
-    monkeypatch.setattr(launching, "device_at", lambda index: GPU)
-    monkeypatch.setattr(launching, "max_active_clusters", lambda index, size: GPU.sm_count // size)
+    launches.on(GPU, monkeypatch)
     monkeypatch.setattr(rungs, "obtain", counting)
     monkeypatch.setattr(rungs, "begin", lambda kernel, then: asked.append(kernel))
     monkeypatch.setattr(rungs, "_failed", set())
@@ -471,15 +472,15 @@ def half_packed(path: Path, code: bytes) -> list[Kernel]:
 
 def test_beyond_the_range_of_m_the_nearest_serves(gpu: list[Kernel], tmp_path: Path, code: bytes) -> None:
     assert half_packed(tmp_path / "half.cutepack", code)
-    launching.prepare([Problem(SPEC, None, 4096, 4096)], -1)
-    launching.prepare([Problem(SPEC, 8192, 4096, 4096)], -1)
-    launching.prepare([Problem(SPEC, None, None, 4096)], -1)
+    prepare([Problem(SPEC, None, 4096, 4096)], -1)
+    prepare([Problem(SPEC, 8192, 4096, 4096)], -1)
+    prepare([Problem(SPEC, None, None, 4096)], -1)
     assert gpu == []
 
 
 def test_another_n_is_no_problem_of_the_pack(gpu: list[Kernel], tmp_path: Path, code: bytes) -> None:
     lacking = half_packed(tmp_path / "half.cutepack", code)
-    launching.prepare([Problem(SPEC, None, 4095 + 1024, 4096)], -1)
+    prepare([Problem(SPEC, None, 4095 + 1024, 4096)], -1)
     assert gpu and {kernel.plan.alignment for kernel in gpu} == {Alignment.PLAIN}
     assert lacking
 
@@ -517,7 +518,7 @@ def test_a_batch_invariant_region_takes_its_own_kernel_alone(
     path = tmp_path / "others.cutepack"
     write_pack(path, Content(dict.fromkeys(others, (code, FIGURES)), [problem], None))
     load_pack(path)
-    launching.prepare([problem], -1)
+    prepare([problem], -1)
     assert gpu == own
 
 
@@ -538,7 +539,7 @@ class Process:
         return lambda *arguments: self.ran.append(kernel)
 
     def prepare(self, problem: Problem) -> None:
-        launching.prepare([problem], -1)
+        prepare([problem], -1)
 
     def launch(self, *sizes: int) -> Kernel:
         """Launches the product, and returns the kernel that ran."""
@@ -561,8 +562,9 @@ def beside(gpu: list[Kernel], tmp_path: Path, code: bytes, monkeypatch: pytest.M
         found = load_known(set(kernels) & process.on_disk)
         return {kernel: Obtained(kernel, function) for kernel, function in found.items()}
 
-    monkeypatch.setattr(launching, "load_known", load_known)
-    monkeypatch.setattr(launching, "load_standing", load_standing)
+    monkeypatch.setattr(spec_kernels, "load_known", load_known)
+    for module in (preparing, spec_kernels):
+        monkeypatch.setattr(module, "load_standing", load_standing)
     return process
 
 
@@ -633,9 +635,9 @@ def test_no_kernel_is_built_for_later(
 def test_a_kernel_that_another_region_needs_serves_both(beside: Process) -> None:
     beside.prepare(Problem(SPEC, *SIZES))
     (launcher,) = launching._launchers.values()
-    assert best(*SIZES) in launcher._later
-    launcher.expect(best(*SIZES))
-    assert best(*SIZES) not in launcher._later
+    assert best(*SIZES) in launcher.kernels.later
+    launcher.kernels.expect(best(*SIZES))
+    assert best(*SIZES) not in launcher.kernels.later
 
 
 # Making

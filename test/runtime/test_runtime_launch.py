@@ -44,9 +44,12 @@ from cute_backend.runtime.arguments import bind, outputs
 from cute_backend.runtime.arguments.device import Device, Grid, UnsupportedDeviceError
 from cute_backend.runtime.arguments.operands import check_operands, parse_spec
 from cute_backend.runtime.calls import launch as launching
-from cute_backend.runtime.calls import op
+from cute_backend.runtime.calls import op, spec_kernels
+from cute_backend.runtime.calls import prepare as preparing
 from cute_backend.runtime.calls.call_site import CallSite
-from cute_backend.runtime.calls.launch import launch, prepare
+from cute_backend.runtime.calls.launch import launch
+from cute_backend.runtime.calls.launcher import _LOOKS
+from cute_backend.runtime.calls.prepare import prepare
 from cute_backend.runtime.compiling import rungs as standing_rungs
 from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -57,6 +60,7 @@ from cute_backend.runtime.kernels.reach import (
     launched,
     reachable_kernels,
 )
+from cute_backend.runtime.tuning import winners
 from cute_backend.runtime.tuning.tuning_results import Key
 from cute_backend.spec import (
     Accumulator,
@@ -74,6 +78,7 @@ from cute_backend.spec import (
     Stride,
     WeightGroups,
 )
+from support.runtime import launches
 from support.runtime.handmade import make_spec
 from support.runtime.layouts import check_layouts
 
@@ -142,17 +147,15 @@ class Compiler:
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     fake = Compiler()
-    monkeypatch.setattr(launching, "_launchers", {})
+    launches.on(GPU, monkeypatch)
     monkeypatch.setattr(notices, "_warned", set())
-    monkeypatch.setattr(launching, "device_at", lambda index: GPU)
-    monkeypatch.setattr(launching, "max_active_clusters", lambda index, size: GPU.sm_count // size)
     monkeypatch.setattr(standing_rungs, "obtain", fake.obtain)
     monkeypatch.setattr(standing_rungs, "begin", fake.begin)
     monkeypatch.setattr(standing_rungs, "is_at_hand", fake.built.__contains__)
     monkeypatch.setattr(standing_rungs, "warn_of_packs", lambda missing: fake.begin_batch())
     monkeypatch.setattr(standing_rungs, "spill_bytes", lambda kernel: fake.spilled.get(kernel.plan))
     monkeypatch.setattr(standing_rungs, "_failed", set())
-    for module in (launching, standing_rungs):
+    for module in (spec_kernels, standing_rungs):
         monkeypatch.setattr(module, "load_known", lambda kernels: {})
     counters.clear()
     yield fake
@@ -222,7 +225,7 @@ def test_a_region_that_nobody_announced_compiles_nothing_if_its_kernels_are_at_h
     wanted = config_for(Problem(SPEC, 20_000, 16, 8), Alignment.TMA, Arch.SM90A, GPU.sm_count)
     assert wanted not in {kernel.plan.tile for kernel in at_hand}
     functions = {kernel: compiler._function(kernel) for kernel in at_hand}
-    for module in (launching, standing_rungs):
+    for module in (spec_kernels, standing_rungs):
         monkeypatch.setattr(
             module, "load_known", lambda kernels: {k: functions[k] for k in kernels if k in functions}
         )
@@ -350,7 +353,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[Alignment, int, int], d
                 and key.m in (known := results.get((key.alignment, key.n, key.k), {}))
             }
 
-    monkeypatch.setattr(launching, "remembered", Remembered)
+    monkeypatch.setattr(winners, "remembered", Remembered)
     return results
 
 
@@ -362,7 +365,7 @@ def test_results_for_some_groups_serve_as_many(compiler: Compiler, monkeypatch: 
         def winners(self, keys: Iterable[Key]) -> dict[int, TileConfig]:
             return {key.m: WINNER for key in keys if key.groups == 2}
 
-    monkeypatch.setattr(launching, "remembered", Remembered)
+    monkeypatch.setattr(winners, "remembered", Remembered)
     spec = replace(SPEC, accumulators=(replace(SPEC.product, kind=ProductKind.GROUPED),))
     for groups, tuned in ((2, True), (3, False)):
         prepare([Problem(spec, 6, 16, 8, groups=groups)], -1)
@@ -983,7 +986,7 @@ def test_a_call_site_chooses_again_where_there_is_more_to_choose_from(compiler: 
         plan(SPEC, config_for(Problem(SPEC, *large, 8), Alignment.TMA, GPU.arch, GPU.sm_count), Alignment.TMA)
     )
     assert compiler.launches[-1][0].plan.tile.tile_m == 64 < best.plan.tile.tile_m
-    launcher.add(best, standing_rungs.Obtained(best, compiler._function(best)))
+    launcher.kernels.add(best, standing_rungs.Obtained(best, compiler._function(best)))
     check_site(site, operands(*large), text)
     assert compiler.launches[-1][0] == best
 
@@ -1027,7 +1030,7 @@ def test_a_failure_that_refuses_no_operand_is_raised_once(
                 call(*operands(), text)
     assert len(attempts) == 2
     (launcher,) = launching._launchers.values()
-    assert all(choice.fitted is not None for choice in launcher._choices.values())
+    assert all(choice.fitted is not None for choice in launcher.kernels.choices.values())
 
 
 def test_operands_that_once_lay_otherwise_are_looked_at_for_some_launches_only(compiler: Compiler) -> None:
@@ -1036,10 +1039,10 @@ def test_operands_that_once_lay_otherwise_are_looked_at_for_some_launches_only(c
     check(uneven)
     check(operands())
     (launcher,) = launching._launchers.values()
-    (choice,) = launcher._choices.values()
+    (choice,) = launcher.kernels.choices.values()
     check(operands())
     check(uneven)
-    for _ in range(launching._LOOKS):
+    for _ in range(_LOOKS):
         assert choice.fitted is None
         check(operands())
     check(operands())
@@ -1109,14 +1112,14 @@ def test_compilers_are_started_where_kernels_are_likely_to_be_needed(
 ) -> None:
     asked: list[Arch] = []
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(launching, "device_at", lambda index: GPU)
-    monkeypatch.setattr(launching, "start_early", asked.append)
+    monkeypatch.setattr(preparing, "device_at", lambda index: GPU)
+    monkeypatch.setattr(preparing, "start_early", asked.append)
     installed = [SimpleNamespace(installed=True, archs={arch}) for arch in packed]
-    monkeypatch.setattr(launching, "packs", lambda: installed)
+    monkeypatch.setattr(preparing, "packs", lambda: installed)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
     if has_kernels:
         (tmp_path / "cute_mm_relu_128x128_0.json").touch()
-    launching.expect(map(torch.device, devices))
+    preparing.expect(map(torch.device, devices))
     assert asked == started
 
 

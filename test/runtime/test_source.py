@@ -16,7 +16,7 @@ from cute_backend.api import explain
 from cute_backend.errors import BuildError, UsageError
 from cute_backend.fx_walk.epilogue_pass import tuning_is_on
 from cute_backend.planning import Arch
-from cute_backend.runtime.calls.launch import Launcher
+from cute_backend.runtime.calls.spec_kernels import SpecKernels
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.compiling.rungs import Obtained
 from cute_backend.runtime.disk.cache import CACHE_DIR_VARIABLE, caches
@@ -127,7 +127,7 @@ def test_one_that_can_not_serve_is_told_of_by_its_name(folder, old, new, complai
     assert isinstance(outcome, BuildError)
     assert re.search(complaint, str(outcome)) and f"({path.name} was edited)" in str(outcome)
     with pytest.raises(BuildError, match="was edited"):
-        Launcher.add(object.__new__(Launcher), kernel(7.0), Obtained(kernel(7.0), outcome))
+        SpecKernels.add(object.__new__(SpecKernels), kernel(7.0), Obtained(kernel(7.0), outcome))
 
 
 def test_what_is_no_folder_or_no_text_is_refused(folder, monkeypatch):

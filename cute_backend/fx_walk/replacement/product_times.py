@@ -25,9 +25,9 @@ from cute_backend.planning import Alignment, Arch, Constraints, Sizes
 from cute_backend.planning.cost import cost
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.arguments.operands import groups_of, parse_spec, plane_of
-from cute_backend.runtime.calls.launch import config_here
 from cute_backend.runtime.calls.op import gemm_epilogue
 from cute_backend.runtime.kernels.reach import Problem, launched
+from cute_backend.runtime.tuning.winners import config_here
 
 Estimate = Callable[[fx.Node, "int | None"], "float | None"]
 """torch's hook: the milliseconds of a node, or None if it has no estimate of its own. The number replaces the

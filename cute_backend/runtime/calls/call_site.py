@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from cute_backend.runtime.arguments.operands import Tensors
-from cute_backend.runtime.calls.launch import REFUSED, Fitted, fitted_for, launch
+from cute_backend.runtime.calls.launch import fitted_for, launch
+from cute_backend.runtime.calls.launcher import REFUSED
+from cute_backend.runtime.calls.spec_kernels import Fitted
 
 _MAX_SIZES = 64
 """The number of sizes that a call site remembers."""

@@ -19,7 +19,10 @@ from torch._dynamo.utils import counters
 from cute_backend.planning import Arch
 from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.arguments.random_operands import random_operands
-from cute_backend.runtime.calls import launch
+from cute_backend.runtime.calls import prepare as preparing
+from cute_backend.runtime.calls import spec_kernels
+from cute_backend.runtime.calls.launch import launch
+from cute_backend.runtime.calls.prepare import prepare
 from cute_backend.runtime.compiling import build, compile
 from cute_backend.runtime.disk import pack
 from cute_backend.runtime.kernels.reach import Problem
@@ -32,21 +35,22 @@ def refuse(*arguments: object, **how: object) -> NoReturn:
 
 def main() -> None:
     compile.compile_kernel = subprocess.run = subprocess.Popen = refuse
-    launch.device_at = lambda index: Device(-1, Arch.SM90A, 132, "a GPU")
-    launch.max_active_clusters = lambda index, size: 132 // size
+    for module in (preparing, spec_kernels):
+        module.device_at = lambda index: Device(-1, Arch.SM90A, 132, "a GPU")
+    spec_kernels.max_active_clusters = lambda index, size: 132 // size
     told = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert len(pack.packs()) == 1
         for text in json.loads(sys.argv[1]):
             spec = EpilogueSpec.from_json(text)
-            launch.prepare([Problem(spec, None, 128, 64)], -1)
+            prepare([Problem(spec, None, 128, 64)], -1)
             for m, aligned in ((40, True), (40, False), (5000, True)):
                 a, b, loads = random_operands(spec, m, 128, 64, torch.Generator())
                 if not aligned:
                     loads = [each if each.dim() < 2 else shifted(each) for each in loads]
                 try:
-                    launch.launch(a, b, loads, text)
+                    launch(a, b, loads, text)
                 except ValueError as error:
                     told.append(str(error))
     print(
