@@ -4,7 +4,9 @@ others."""
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from cute_backend.planning import Arch
 from cute_backend.runtime.compiling import compile as compiling
 from cute_backend.runtime.kernels.built import Built
 from cute_backend.runtime.kernels.kernel import Kernel
+from support import cpp_once
 from support.compile_once import FOLDER, Compile, once, remove_unused
 from support.runtime.handmade import kernel_of, make_spec
 
@@ -111,3 +114,33 @@ def test_a_kernel_that_was_written_in_part_is_compiled_again(
         with pytest.raises(KeyboardInterrupt):
             ask(once(counting), path, "text")
     assert ask(once(counting), path, "text").ptx.endswith("2. time")
+
+
+@dataclass
+class Builder:
+    """One of Inductor's, as far as `cpp_once` knows it."""
+
+    target: Path
+
+    def get_target_file_path(self) -> str:
+        return str(self.target)
+
+
+def test_a_library_of_inductors_kernels_is_compiled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that finds out what the processor has is compiled again."""
+    monkeypatch.setenv(FOLDER, str(tmp_path / "built"))
+    asked = []
+
+    def build(builder: Any) -> None:
+        asked.append(builder.target.name)
+        builder.target.write_bytes(b"code")
+
+    for run in ("first", "second"):
+        (tmp_path / run).mkdir()
+        for name in ("a.main.so", "a.so"):
+            builder: Any = Builder(tmp_path / run / name)
+            cpp_once.once(build)(builder)
+            assert builder.target.read_bytes() == b"code"
+    assert asked == ["a.main.so", "a.so", "a.so"]
