@@ -10,7 +10,7 @@ from cute_backend.memory_ops import emit_reductions, reads
 from cute_backend.memory_ops.partials import written
 from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.schedule import passes
-from cute_backend.memory_ops.statements import Chain, Loop, register_type
+from cute_backend.memory_ops.statements import EmittedChain, Loop, register_type
 from cute_backend.ops import GUMBEL
 from cute_backend.planning import Placing, Plan, Ring, is_one_block
 from cute_backend.signature import Argument, Role, of_role
@@ -41,18 +41,18 @@ class EpilogueText:
         self.name, self.spec, self.tile, self.places = name, spec, plan.tile, places
         self._lines, self._arguments, self._counts = lines, arguments, plan.finishes_rows
         found = self._reads()
-        self.passes: list[tuple[list[Op], Chain]] = []
+        self.passes: list[tuple[list[Op], EmittedChain]] = []
         found_passes = passes(spec, self.tile.subtile_n)
         self.kept = spec.kept if found_passes else ""
-        self.keeping = Chain(spec, found, folded, wanted=[self.kept]) if self.kept else None
+        self.keeping = EmittedChain(spec, found, folded, wanted=[self.kept]) if self.kept else None
         kept = {self.kept: f"{self.kept}[e]"} if self.kept else {}
         given: dict[str, str] = {}
         for ops in found_passes:
             names = {op.name: f"{op.name}[r]" for op in ops}
-            self.passes.append((ops, Chain(spec, found, folded, given | kept, names)))
+            self.passes.append((ops, EmittedChain(spec, found, folded, given | kept, names)))
             given |= names
         held = {name: f"held.{text}" for name, text in given.items()}
-        self.chain = Chain(spec, found, folded, held | kept)
+        self.chain = EmittedChain(spec, found, folded, held | kept)
 
     def text(self) -> list[str]:
         staged = [_operand(load.name, load.dtype) for load in self.places.in_ring(Ring.ROW, self.spec)]
@@ -227,11 +227,11 @@ class EpilogueText:
             results += [f"{op.name}={op.name}" for op in ops]
         return [*lines, f"        return SimpleNamespace({', '.join(results)})"]
 
-    def _read(self, chain: Chain) -> list[str]:
+    def _read(self, chain: EmittedChain) -> list[str]:
         """The statements by which a thread reads a chain's loads for one subtile."""
         return reads.visit([load for load in self.spec.loads if load.name in chain.operands], self.places)
 
-    def _keep(self, chain: Chain) -> list[str]:
+    def _keep(self, chain: EmittedChain) -> list[str]:
         """The hook that computes the value that is kept, ahead of the passes."""
         accumulators = ", ".join(acc.name for acc in self.spec.accumulators)
         chain.keep(self.kept)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cute_backend.memory_ops.schedule import kernel_names, renamed
 from cute_backend.memory_ops.simplify import simplify
-from cute_backend.memory_ops.statements import Chain
+from cute_backend.memory_ops.statements import EmittedChain
 from cute_backend.ops import conversion_expression
 from cute_backend.signature import COUNTERS
 from cute_backend.spec import (
@@ -69,7 +69,7 @@ def after(spec: EpilogueSpec) -> list[str]:
         if store.after:
             finishing = spec.finishing(store)
             finishing = renamed(simplify(finishing), kernel_names(finishing))
-            chain = Chain(finishing, {REDUCED: REDUCED})
+            chain = EmittedChain(finishing, {REDUCED: REDUCED})
             text, dtype, _ = chain.stored(finishing.stores[0])
             lines += [
                 f"def {_after_name(store)}({REDUCED}):",

@@ -46,7 +46,7 @@ class Loop:
     reduced: list[tuple[Op, str]] = field(default_factory=list)
 
 
-class Chain:
+class EmittedChain:
     """A spec's ops, reduced to what its stores need.
 
     `reads` gives the expression for each accumulator and load, and `folded` that of each number that is a

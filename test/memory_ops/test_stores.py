@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cute_backend import numerics
 from cute_backend.kinds import reductions
-from cute_backend.memory_ops.statements import Chain
+from cute_backend.memory_ops.statements import EmittedChain
 from cute_backend.planning import Arch
 from cute_backend.replay import replay
 from cute_backend.simulator import simulate
@@ -130,7 +130,9 @@ def test_what_is_reduced_is_rounded_first_where_the_spec_says_so() -> None:
     row_sum = Reduction(Axis.ROW, reductions.SUM)
     rounded, plane = Store("out0", "t1", DType.BF16, reduce=row_sum), Store("out1", "t1", DType.BF16)
     count = Store("out2", "t2", F32, reduce=row_sum)
-    chain = Chain(EpilogueSpec((ACC,), (), ops, (rounded, plane, count), Precision.EAGER), {"acc": "acc[e]"})
+    chain = EmittedChain(
+        EpilogueSpec((ACC,), (), ops, (rounded, plane, count), Precision.EAGER), {"acc": "acc[e]"}
+    )
     assert chain.stored(rounded)[:2] == ("t1", F32) and chain.stored(plane)[:2] == ("t0", F32)
     assert chain.stored(count)[:2] == ("math.to_f32(t2)", F32)
 
