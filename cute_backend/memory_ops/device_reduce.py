@@ -1,6 +1,7 @@
 """The reductions of generated epilogues: partial results in registers, combined in threads and across lanes.
 
-Generated modules import this as `reduce`. It has a `Kind` for each of `kinds.reductions`, named in capitals.
+Generated modules import this as `reduce`. It has a `DeviceKind` for each of `kinds.reductions`, named in
+capitals.
 The second stage combines the partials of all tiles by the same kinds, and makes a store's elements.
 """
 
@@ -24,7 +25,7 @@ Whole = Union[Int32, Int64]
 
 
 @dataclass(frozen=True)
-class Kind:
+class DeviceKind:
     """A kind of reduction, on the registers of a kernel. Whole numbers have the type `whole`."""
 
     of: ReductionKind
@@ -52,18 +53,18 @@ class Kind:
 _NAMES = {kind.name.upper(): kind for kind in REDUCTIONS}
 
 
-def __getattr__(name: str) -> Kind:
+def __getattr__(name: str) -> DeviceKind:
     if name not in _NAMES:
         raise AttributeError(f"{__name__} has no {name}; kinds of reductions are {', '.join(_NAMES)}")
-    return Kind(_NAMES[name])
+    return DeviceKind(_NAMES[name])
 
 
-def of_plane(kind: Kind) -> Kind:
+def of_plane(kind: DeviceKind) -> DeviceKind:
     """The kind with whole numbers for the plane, whose places a thread does not meet in order."""
-    return Kind(kind.of, Int64)
+    return DeviceKind(kind.of, Int64)
 
 
-def of_blocks(kind: Kind, values: cute.Tensor, sub: Any, columns: int) -> cute.Tensor:
+def of_blocks(kind: DeviceKind, values: cute.Tensor, sub: Any, columns: int) -> cute.Tensor:
     """Returns, for every element of a subtile, the reduction of the block of `columns` columns that contains
     it. All lanes that share a row get the same result.
 
@@ -85,7 +86,7 @@ class Blocks:
     """A thread's partials of one block of `columns` columns, which several subtiles make up, in each of its
     rows of these."""
 
-    def __init__(self, kind: Kind, columns: int) -> None:
+    def __init__(self, kind: DeviceKind, columns: int) -> None:
         self._kind, self._columns = kind, columns
         self._partials: dict[int, Values] = {}
 
@@ -108,7 +109,7 @@ class Blocks:
         return found
 
 
-def _across(kind: Kind, partial: Values, lanes: Sequence[int], columns: int) -> Any:
+def _across(kind: DeviceKind, partial: Values, lanes: Sequence[int], columns: int) -> Any:
     """The reduction of a block of `columns` columns of which several lanes have partials: all whose numbers
     differ by `lanes`."""
     for offset in lanes:
@@ -116,7 +117,7 @@ def _across(kind: Kind, partial: Values, lanes: Sequence[int], columns: int) -> 
     return kind.result(partial, Int64(columns))
 
 
-def _by_pairs(kind: Kind, partials: list[Values]) -> Values:
+def _by_pairs(kind: DeviceKind, partials: list[Values]) -> Values:
     """Combines all partials in a tree, neighbours first, to keep the chain of dependent ops short."""
     while len(partials) > 1:
         pairs = [kind.combine(a, b) for a, b in zip(partials[::2], partials[1::2], strict=False)]
@@ -133,7 +134,7 @@ class Result:
     Elements are rounded as `device_math.narrow` does.
     """
 
-    kind: Kind
+    kind: DeviceKind
     axis: Axis
     dtype: type[cutlass.Numeric]
     saturate: bool = True
@@ -163,7 +164,7 @@ class Result:
 class Partials:
     """A thread's partials of `count` reductions: of its rows of a tile, or its columns of a subtile."""
 
-    def __init__(self, kind: Kind, count: int) -> None:
+    def __init__(self, kind: DeviceKind, count: int) -> None:
         self._kind = kind
         self._count = count
         self._parts = [cute.make_rmem_tensor(count, kind_type) for kind_type in kind.types]
