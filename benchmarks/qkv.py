@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from cute_backend import config, explain
-from cute_backend.api import Region
+from cute_backend.api import ExplainedRegion
 from cute_backend.bench.program_timing import Unit, require_gpu, time_units, unit_of
 from cute_backend.fx_walk.search import shared_launch
 from cute_backend.planning import Alignment, offered, plan
@@ -296,7 +296,7 @@ def wanted() -> dict[Case, Callable[..., Any]]:
     return found
 
 
-def every_tile(region: Region) -> dict[str, Unit]:
+def every_tile(region: ExplainedRegion) -> dict[str, Unit]:
     """The kernel of a region in each tile that is offered, by the names of tiles. The one that the cost model
     chooses is the first."""
     m, n, k = map(int, region.sizes)

@@ -45,7 +45,7 @@ def test_the_demo_is_at_most_sixty_lines_and_says_what_is_next(
     monkeypatch.setattr(demo, "console", console())
     monkeypatch.setattr(demo, "gpu_name", lambda: None)
     figures = SimpleNamespace(registers=232, spill_bytes=0, smem_bytes=227 << 10)
-    monkeypatch.setattr(api.Region, "build", lambda self, arch: figures)
+    monkeypatch.setattr(api.ExplainedRegion, "build", lambda self, arch: figures)
     assert demo.main() == 0
     lines = plain(capsys.readouterr().out).splitlines()
     commands = [line for line in lines if " -m cute_backend " in line]  # as long as a path

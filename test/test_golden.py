@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from cute_backend.api import Region
+from cute_backend.api import ExplainedRegion
 from cute_backend.runtime.compiling.compile import compile_kernel
 from cute_backend.runtime.kernels.source import text_of
 from support.epilogues import (
@@ -114,7 +114,7 @@ def test_a_module_of_other_sizes_is_as_expected_and_compiles(file, tmp_path):
     check_module(region, arch, tmp_path)
 
 
-def check_module(region: Region, arch: str, folder: Path) -> None:
+def check_module(region: ExplainedRegion, arch: str, folder: Path) -> None:
     """The text compiles without a spill, and its kernels have their names."""
     path, text = folder / file_name("module", arch), text_of(region.kernel())
     path.write_text(text)

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from torch.torch_version import TorchVersion
 
 import cute_backend
-from cute_backend.api import Region
+from cute_backend.api import ExplainedRegion
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from support import model_files, ranks
 from support.golden import assert_expected
@@ -25,7 +25,7 @@ from support.reference import relative_error
 from support.sweeps import EXHAUSTIVE
 
 
-def shown(region: Region) -> str:
+def shown(region: ExplainedRegion) -> str:
     """A region in a line: its products, or parts of one, the kinds of its operands, its results."""
     count = len(region.products)
     several = "parts" if region.products[0].label.endswith("]") else "pair"

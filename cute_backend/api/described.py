@@ -14,7 +14,7 @@ from cute_backend.fx_walk.graph.mutation import root
 from cute_backend.fx_walk.graph.static import Size, fake, hint, target_name
 from cute_backend.fx_walk.refusals.reasons import nearest_line, program_line
 from cute_backend.fx_walk.region.flow import in_order, sources
-from cute_backend.fx_walk.region.region import Region as FoundRegion
+from cute_backend.fx_walk.region.region import Region
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, Constraints, Plan, clustered, plan
 from cute_backend.runtime.compiling.rungs import spill_bytes, standing
@@ -23,15 +23,14 @@ from cute_backend.runtime.kernels.reach import Problem, launched, stores_aligned
 from cute_backend.runtime.kernels.source import text_of
 from cute_backend.runtime.tuning.winners import config_here, result_here
 from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment
-from cute_backend.spec import EpilogueSpec
-from cute_backend.spec import Store as SpecStore
+from cute_backend.spec import EpilogueSpec, Store
 
 if TYPE_CHECKING:
     from cute_backend.runtime.kernels.built import Built
 
 
 @dataclass(frozen=True)
-class Load:
+class ExplainedLoad:
     """An operand of an epilogue.
 
     `name` is its name in the generated code and `label` its name in the program; `kind` is one of "exact",
@@ -48,7 +47,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Store:
+class ExplainedStore:
     """An output of an epilogue.
 
     A plane (M, N) has the `placement` "tma", "smem" or "vector", the `order` "row", "column" or, for scales
@@ -88,7 +87,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Region:
+class ExplainedRegion:
     """Matrix products and the ops after them, which one kernel computes: a single product, a gated pair, or
     two to four products that share a launch.
 
@@ -123,29 +122,31 @@ class Region:
         return kernel_formula(self.spec)
 
     @property
-    def loads(self) -> tuple[Load, ...]:
+    def loads(self) -> tuple[ExplainedLoad, ...]:
         """The operands that the epilogue reads, in the order of the kernel's arguments."""
         placements = self._plan.placements
         return tuple(
-            Load(load.name, label, load.kind.value, placements[load.name].name, load.dtype.value)
+            ExplainedLoad(load.name, label, load.kind.value, placements[load.name].name, load.dtype.value)
             for load, label in zip(self.spec.loads, self.labels, strict=True)
         )
 
     @property
-    def stores(self) -> tuple[Store, ...]:
+    def stores(self) -> tuple[ExplainedStore, ...]:
         """The outputs, in the order of the kernel's arguments."""
         return tuple(self._store(store) for store in self.spec.stores)
 
-    def _store(self, store: SpecStore) -> Store:
+    def _store(self, store: Store) -> ExplainedStore:
         name, dtype, order = store.name, store.dtype.value, store.order.value
         if store.reduce is not None:
             apart = self._plan.finishes_apart(*self.hints[:2])
-            return Store(name, dtype, order, "two_stage" if apart else "last_tile", store.reduce.name)
+            return ExplainedStore(
+                name, dtype, order, "two_stage" if apart else "last_tile", store.reduce.name
+            )
         shared = "tma" if self._plan.arch.target.planes_by_tma else "smem"
         placement = shared if name in self._plan.shared_stores else "vector"
         part = f"{store.part.index + 1} of {store.part.count}" if store.part else ""
         heads = str(store.by_heads or "")
-        return Store(name, dtype, order, placement, block=store.block, part=part, heads=heads)
+        return ExplainedStore(name, dtype, order, placement, block=store.block, part=part, heads=heads)
 
     def kernel(self, arch: str | None = None) -> Kernel:
         """The kernel that a launch of these sizes and this alignment uses, as far as is known without
@@ -226,7 +227,7 @@ class _Results:
         self.count = first
         self.names: dict[fx.Node, str] = {}
 
-    def labels(self, found: FoundRegion) -> tuple[str, ...]:
+    def labels(self, found: Region) -> tuple[str, ...]:
         """The program's names for the operands of the next region. Records the region's own results."""
         labels = tuple(
             self.names.get(view.node) or self.names.get(root(view.node), label)
@@ -239,7 +240,7 @@ class _Results:
         return labels
 
 
-def described(found: Sequence[FoundRegion], arch: str, first: int = 0) -> list[Region]:
+def described(found: Sequence[Region], arch: str, first: int = 0) -> list[ExplainedRegion]:
     """Describes the regions of one graph, each behind those whose results it reads. They are numbered from
     `first` on."""
     found, results = in_order(found), _Results(first)
@@ -252,9 +253,9 @@ def described(found: Sequence[FoundRegion], arch: str, first: int = 0) -> list[R
     ]
 
 
-def _region(found: FoundRegion, results: _Results, arch: str) -> Region:
+def _region(found: Region, results: _Results, arch: str) -> ExplainedRegion:
     m, n, k = found.problem
-    return Region(
+    return ExplainedRegion(
         anchor=target_name(found.products[0]),
         node=", ".join(node.name for node in found.products),
         products=tuple(
@@ -273,7 +274,7 @@ def _region(found: FoundRegion, results: _Results, arch: str) -> Region:
     )
 
 
-def _lines(found: FoundRegion) -> dict[str, str]:
+def _lines(found: Region) -> dict[str, str]:
     """The program's line for each op and store of a region's spec, by name; those without a known line are
     left out."""
     nodes = dict(found.origins)
@@ -282,7 +283,7 @@ def _lines(found: FoundRegion) -> dict[str, str]:
     return {name: line for name, node in nodes.items() if (line := program_line(node))}
 
 
-def _alignment(found: FoundRegion, m: int, n: int) -> Alignment:
+def _alignment(found: Region, m: int, n: int) -> Alignment:
     """The alignment of these arguments, from the sizes of outputs and the strides and offsets of exact
     loads."""
     aligned = stores_aligned(found.spec, m, n) is True

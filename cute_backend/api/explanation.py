@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cute_backend import config
-from cute_backend.api.described import Region, default_arch, described
+from cute_backend.api.described import ExplainedRegion, default_arch, described
 from cute_backend.errors import UsageError, meant
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.epilogue_pass import measuring_is_on, tuning_is_on
@@ -24,7 +24,7 @@ from cute_backend.fx_walk.products.capability import check_operands
 from cute_backend.fx_walk.refusals.containment import contain
 from cute_backend.fx_walk.refusals.graph_breaks import GraphBreak, breaks_seen, why_no_product
 from cute_backend.fx_walk.refusals.reasons import NO_PRODUCT, Reason, Refused, Rejection
-from cute_backend.fx_walk.region.region import Region as FoundRegion
+from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.replacement.tuning_jobs import recall
 from cute_backend.planning import Arch, table
 
@@ -50,14 +50,14 @@ class Explanation:
     `no_product` says why, in a sentence.
     """
 
-    regions: tuple[Region, ...]
+    regions: tuple[ExplainedRegion, ...]
     rejections: tuple[Rejection, ...]
     arch: str
     has_backward: bool = False
     breaks: tuple[GraphBreak, ...] = ()
     no_product: str = NO_PRODUCT
 
-    def first_region(self) -> Region:
+    def first_region(self) -> ExplainedRegion:
         """The first region. Raises UsageError if nothing is fused, with the reason."""
         if self.regions:
             return self.regions[0]
@@ -143,7 +143,7 @@ def explain(
     with breaks_seen() as found:
         reports = collect(fn, args, dynamic, judged, kwargs)
     breaks = tuple(replace(each, where=each.where or _place_of(fn)) for each in found)
-    regions: list[Region] = []
+    regions: list[ExplainedRegion] = []
     rejections: list[Rejection] = []
     for report in reports:
         served, unserved = _served(report.regions, Arch.parse(target))
@@ -167,7 +167,7 @@ def explain(
     )
 
 
-def explanation_of(found: Sequence[FoundRegion], rejections: Sequence[Rejection]) -> Explanation:
+def explanation_of(found: Sequence[Region], rejections: Sequence[Rejection]) -> Explanation:
     """The explanation of one graph that the pass has just fused, without the others of its program."""
     arch = default_arch()
     served, unserved = _served(found, Arch.parse(arch))
@@ -184,7 +184,7 @@ def _place_of(fn: Callable[..., Any]) -> str:
     return f"{getattr(fn, '__module__', None) or 'torch'}.{getattr(fn, '__name__', type(fn).__name__)}"
 
 
-def _served(found: Sequence[FoundRegion], arch: Arch) -> tuple[Sequence[FoundRegion], list[Rejection]]:
+def _served(found: Sequence[Region], arch: Arch) -> tuple[Sequence[Region], list[Rejection]]:
     """The regions that a kernel of the architecture can compute, and rejections of the others. For a graph on
     a CPU the walker assumes no target, unless one is named."""
     served, unserved = [], []
@@ -204,7 +204,7 @@ def _served(found: Sequence[FoundRegion], arch: Arch) -> tuple[Sequence[FoundReg
     return served, unserved
 
 
-def _recalled(found: Sequence[FoundRegion]) -> tuple[Sequence[FoundRegion], list[Rejection]]:
+def _recalled(found: Sequence[Region]) -> tuple[Sequence[Region], list[Rejection]]:
     """The regions that timings, if they are wanted, have not found slower than Inductor's code; rejects the
     others."""
     try:

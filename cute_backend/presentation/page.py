@@ -18,7 +18,7 @@ from cute_backend.presentation.terminal import (
 )
 
 if TYPE_CHECKING:
-    from cute_backend.api import Explanation, Region
+    from cute_backend.api import ExplainedRegion, Explanation
 
 _COLOURS = """
 :root {
@@ -119,7 +119,7 @@ def _link(index: int, names: Sequence[str], links: bool) -> str:
     return f'<a href="#region-{index}">{names[index]}</a>' if links else names[index]
 
 
-def _region(region: Region, index: int, names: Sequence[str], links: bool) -> str:
+def _region(region: ExplainedRegion, index: int, names: Sequence[str], links: bool) -> str:
     m, n, k = (escape(str(size)) for size in region.sizes)
     kernel, source = region.kernel(), region.source()
     anchor = f' id="region-{index}"' if links else ""
@@ -161,7 +161,7 @@ _LANE, _BEND, _MAX_LANES = 14, 8, 6
 share the last lane."""
 
 
-def _graph(regions: Sequence[Region], names: Sequence[str], links: bool) -> str:
+def _graph(regions: Sequence[ExplainedRegion], names: Sequence[str], links: bool) -> str:
     """The regions from top to bottom, and an arc from each to all that read its results."""
     arcs = sorted(
         ((each.region, index, each.ops) for index, region in enumerate(regions) for each in region.sources),

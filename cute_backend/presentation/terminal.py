@@ -19,7 +19,7 @@ from rich.text import Text
 from cute_backend.spec import Accumulator
 
 if TYPE_CHECKING:
-    from cute_backend.api import Explanation, Region
+    from cute_backend.api import ExplainedRegion, Explanation
     from cute_backend.runtime.kernels.built import Built
     from cute_backend.runtime.kernels.kernel import Kernel
     from cute_backend.simulator.report import Report
@@ -111,7 +111,7 @@ def titles(explained: Explanation) -> list[str]:
     ]
 
 
-def kernel_lines(region: Region) -> list[str]:
+def kernel_lines(region: ExplainedRegion) -> list[str]:
     """In whose place the kernel runs, if it is not the first choice, and its time, if that decided. Then a
     line for each accumulator: its B, its segment of the columns where it shares the launch with others, the
     blocks by which it is scaled, and the line of the program. Then why it shares no launch, if others of its
@@ -133,7 +133,7 @@ def _blocks(accumulator: Accumulator) -> str:
     return f", with scales of blocks: {a.value} of A, {b.value} of B"
 
 
-def operand_rows(region: Region) -> list[tuple[str, ...]]:
+def operand_rows(region: ExplainedRegion) -> list[tuple[str, ...]]:
     """The operands of a region and its results, as OPERANDS says."""
     rows: list[tuple[str, ...]] = [
         (load.name, load.label, load.kind, load.placement, load.dtype) for load in region.loads
@@ -174,7 +174,7 @@ def listings(explained: Explanation) -> list[Listing]:
     return [each for each in found if each.rows]
 
 
-def _region(region: Region, title: str) -> RenderableType:
+def _region(region: ExplainedRegion, title: str) -> RenderableType:
     m, n, k = region.sizes
     kernel = region.kernel()
     config = kernel.plan.tile

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_backend.api import Region
+from cute_backend.api import ExplainedRegion
 from cute_backend.planning import Plan, rungs
 from cute_backend.runtime.kernels import verdicts
 from cute_backend.runtime.kernels.verdicts import VERDICTS, Verdict, compiler, key_of, shipped_verdict
@@ -34,11 +34,13 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 
 @pytest.fixture
-def region() -> Region:
+def region() -> ExplainedRegion:
     return the_region("rowwise", "sm_90a")
 
 
-def test_another_rung_is_shown_in_place_of_one_that_is_known_to_spill(region: Region, write: Write) -> None:
+def test_another_rung_is_shown_in_place_of_one_that_is_known_to_spill(
+    region: ExplainedRegion, write: Write
+) -> None:
     first = region.first_rung()
     write(first.plan, 24)
     assert shipped_verdict(first.plan) == Verdict(255, 24, 1024)
@@ -46,20 +48,20 @@ def test_another_rung_is_shown_in_place_of_one_that_is_known_to_spill(region: Re
     assert region.rung == f"in place of {first.plan.tile.name}, which spills 24 bytes a thread"
 
 
-def test_a_first_rung_that_spills_nothing_needs_no_words(region: Region, write: Write) -> None:
+def test_a_first_rung_that_spills_nothing_needs_no_words(region: ExplainedRegion, write: Write) -> None:
     write(region.first_rung().plan, 0)
     assert region.kernel() == region.first_rung() and region.rung == ""
 
 
 def test_no_cache_folder_is_made_to_look_for_a_verdict(
-    region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    region: ExplainedRegion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "kernels"
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(folder))
     assert region.kernel() == region.first_rung() and not folder.exists()
 
 
-def test_verdicts_of_another_compiler_do_not_count(region: Region, write: Write) -> None:
+def test_verdicts_of_another_compiler_do_not_count(region: ExplainedRegion, write: Write) -> None:
     write(region.first_rung().plan, 24, by="nvidia-cutlass-dsl 0.1")
     assert shipped_verdict(region.first_rung().plan) is None
     assert region.kernel() == region.first_rung()

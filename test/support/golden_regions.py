@@ -9,7 +9,7 @@ from unittest import mock
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
-from cute_backend.api import Region
+from cute_backend.api import ExplainedRegion
 from cute_backend.fx_walk.search import shared_launch
 from cute_backend.planning import Arch
 from support.epilogues import (
@@ -89,7 +89,7 @@ LARGE = Problem(4096, 4096, 4096)
 
 
 @cache
-def the_region(name: str, arch: str, problem: Problem = LARGE) -> Region:
+def the_region(name: str, arch: str, problem: Problem = LARGE) -> ExplainedRegion:
     """The one region of an epilogue."""
     epilogue = PROGRAMS[name]
     with FakeTensorMode():
@@ -107,7 +107,7 @@ def file_name(name: str, arch: str) -> str:
     return f"{name}_{arch.replace('_', '')}.py"
 
 
-def every_region() -> Iterator[Region]:
+def every_region() -> Iterator[ExplainedRegion]:
     """The regions of all golden modules."""
     for arch, names in NAMES.items():
         yield from (the_region(name, arch) for name in names)
