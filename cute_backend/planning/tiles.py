@@ -98,9 +98,9 @@ class TileConfig:
     `tile_m` x `tile_n` is the output tile of one MMA: of one CTA, or on sm_100a with `ctas` = 2 of a pair of
     CTAs that each have half of its rows. A cluster is `cluster_m` x `cluster_n` CTAs; the CTAs of a cluster
     multicast the operand tiles that they share. The epilogue works through a tile in subtiles of `subtile_n`
-    columns. On sm_90a two warpgroups share each tile, or with `pingpong` alternate on tiles, so that one's
-    epilogue runs under the other's MMA. Tiles are visited in groups of `raster_m` rows of clusters, so that
-    those in flight share operands in L2.
+    columns. On sm_90a two warpgroups share a tile of 128 or 256 rows, or with `pingpong` alternate on tiles,
+    so that one's epilogue runs under the other's MMA. Tiles are visited in groups of `raster_m` rows of
+    clusters, so that those in flight share operands in L2.
 
     With `split_k` above 1, `split_k` CTAs share each tile, and each multiplies a part of K, without
     ping-pong: up to four CTAs of a cluster on sm_90a and sm_100a; otherwise CTAs that leave their sums
@@ -366,9 +366,11 @@ class TileConfig:
 
     @property
     def warpgroups(self) -> int:
-        """Warpgroups of a CTA that run the epilogue."""
-        alone = self.block_m * self.target.accumulators.group_blocks
-        return 2 if self.pingpong or self.cta_rows > alone else self.column_groups
+        """Warpgroups of a CTA that run the epilogue. Two share a tile if it has an even number of blocks of
+        rows for them; one has all three of 192 rows."""
+        blocks = self.cta_rows // self.block_m
+        shared = blocks > self.target.accumulators.group_blocks and blocks % 2 == 0
+        return 2 if self.pingpong or shared else self.column_groups
 
     @property
     def sharing(self) -> int:

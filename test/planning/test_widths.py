@@ -109,6 +109,24 @@ def test_257_rows_are_three_tiles_of_88() -> None:
     assert chosen.words.startswith("64 by 88 of the transposed product, clusters of ")
 
 
+@pytest.mark.parametrize(
+    ("problem", "tile"),
+    [((47, 17920, 9344), "192x48_2x1_by24_unrolled"), ((4, 9024, 8960), "192x8_1x1_by8_split2_unrolled")],
+)
+def test_192_columns_of_d_serve_few_rows(problem: tuple[int, int, int], tile: str) -> None:
+    """17920 columns of D are 94 tiles of 192, for all but 38 of 132 multiprocessors, of which a warpgroup has
+    three blocks of 64 rows."""
+    chosen = choose(Arch.SM90A, RELU, *problem, 132)
+    assert chosen.name == f"{tile}_transposed"
+    assert (chosen.warpgroups, chosen.blocks, chosen.row_warps) == (1, 3, 4)
+    assert chosen.thread_accumulators == 3 * chosen.tile_n // 2
+
+
+def test_no_more_accumulators_than_a_thread_has_registers_for() -> None:
+    tall = [config for config in of_relu(1000) if config.tile_m == 192]
+    assert max(config.tile_n for config in tall) == 128 and not any(config.pingpong for config in tall)
+
+
 def test_only_an_m_that_varies_is_rounded_up() -> None:
     problem = Problem(RELU, 257, 2304, 9216)
     known = config_for(problem, Alignment.TMA, Arch.SM90A, 132)
@@ -156,7 +174,12 @@ def test_tuning_tries_widths() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["64x88_4x1_by8_unrolled_transposed", "128x136_1x1_by8_split2_unrolled_transposed"]
+    "name",
+    [
+        "64x88_4x1_by8_unrolled_transposed",
+        "128x136_1x1_by8_split2_unrolled_transposed",
+        "192x72_2x1_by24_unrolled_transposed",
+    ],
 )
 def test_a_tile_of_any_width_can_be_named(name: str) -> None:
     assert named(Arch.SM90A, RELU, name).name == name

@@ -125,7 +125,9 @@ _TILES = Tiles(
         *(Shape(128, columns, 2, split_k=parts) for parts in (2, 3, 4) for columns in (256, 192)),
     ),
     splits=(2, 4, 6, 8, 12, 16),
-    even_rows=(64, 128, 256),
+    # With 192 rows, 12288 columns of D are 64 tiles: those of 130 rows, in tiles of 72, fill 128 of 132
+    # multiprocessors once. One warpgroup has all three blocks.
+    even_rows=(64, 128, 192, 256),
 )
 
 TARGET = Target(
