@@ -76,6 +76,12 @@ def groups_first(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     return x @ (wide * scales.t()[:, None]).reshape(K, N)
 
 
+def by_groups_and_columns(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """Scales and zeros that have three axes in memory, (groups, 1, N)."""
+    wide = (w.t().unflatten(0, (4, 64)).to(x.dtype) - zeros.to(x.dtype)) * scales
+    return x @ wide.flatten(0, 1)
+
+
 HALF = torch.float16
 WIDE = torch.bfloat16
 INT8, UINT8 = torch.int8, torch.uint8
@@ -109,6 +115,10 @@ FORMS = {
     groups_first: (
         (rows(), weight(), *vectors(64, WIDE, torch.float32)),
         (I8, WeightGroups(64, BF16, BF16, F32, BF16)),
+    ),
+    by_groups_and_columns: (
+        (rows(), weight(), *(each.t()[:, None].contiguous() for each in vectors(64, WIDE, INT8))),
+        (I8, WeightGroups(64, BF16, BF16, I8, BF16)),
     ),
 }
 
@@ -224,7 +234,7 @@ def test_other_groups_are_refused_with_their_facts(name: str) -> None:
 
 def test_nothing_is_refused_where_no_kernel_converts() -> None:
     fn, given, _ = REFUSED["groups of 16"]
-    assert not explain(fn, rows(), weight(), *given, arch="sm_80").rejections
+    assert not explain(fn, rows(), weight(), *given, arch="sm_100a").rejections
     assert not explain(fn, rows(MOST_CONVERTED_ROWS + 1), weight(), *given, arch="sm_90a").rejections
 
 
@@ -242,8 +252,7 @@ def test_two_readers_of_the_weight_and_other_layouts() -> None:
 
 def test_other_architectures_and_many_rows_keep_their_graph() -> None:
     (x, *given), _ = FORMS[torchao_int4]
-    for how in ({"arch": "sm_100a"}, {"arch": "sm_80"}):
-        assert not is_converted(torchao_int4, x, *given, **how)
+    assert not is_converted(torchao_int4, x, *given, arch="sm_100a")
     assert not is_converted(torchao_int4, rows(MOST_CONVERTED_ROWS + 1), *given)
     assert close(torchao_int4, rows(MOST_CONVERTED_ROWS + 1), *given)
 

@@ -95,10 +95,10 @@ def _along_k(graph: fx.Graph, weight: GroupedWeight) -> fx.Node:
             value = call(graph, node, node.target, value, arguments(node)["dtype"])
             continue
         given = vector.node
+        in_memory = (groups, n) if weight.axes is Axes.ALONG_K else (n, groups)
+        if fake(given).shape != in_memory:
+            given = call(graph, node, aten.reshape.default, given, list(in_memory))
         if weight.axes is not Axes.ALONG_K:
-            by_column = (n, groups)
-            if fake(given).shape != by_column:
-                given = call(graph, node, aten.reshape.default, given, list(by_column))
             given = call(graph, node, aten.permute.default, given, [1, 0])
         if vector.cast is not None:
             given = call(graph, node, torch.ops.prims.convert_element_type.default, given, vector.cast)

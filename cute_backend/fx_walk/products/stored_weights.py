@@ -145,7 +145,9 @@ def _in_groups(anchor: Anchor) -> Anchor | Refused | None:
         return refused if refused.reason is Reason.WEIGHT_GROUPS else None
     vectors = (found.vectors.get(name) for name in (SCALING, SUBTRACTION))
     nodes = tuple(VectorView(vector.node) for vector in vectors if vector is not None)
-    if any(fake(each.node).device != anchor.device for each in nodes):
+    shape = (found.k // found.values, found.n)
+    given = [fake(each.node) for each in nodes]
+    if not all(each.device == anchor.device and same_sizes(each.shape, shape) for each in given):
         return None
     acc = replace(acc, a_dtype=to, weight_groups=groups)
     return replace(anchor, b=found.node, accumulator=acc, b_vectors=nodes)

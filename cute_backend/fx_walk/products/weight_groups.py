@@ -63,8 +63,8 @@ class Axes(Enum):
 
 @dataclass(frozen=True)
 class Vector:
-    """Zeros or scales: the `node` in memory, of as many elements, the dtype that it is `cast` to first, if it
-    is, and the `shape` in which the chain reads it."""
+    """Zeros or scales: the `node` in memory, of as many elements and, if there is such a one, two axes, the
+    dtype that it is `cast` to first, if it is, and the `shape` in which the chain reads it."""
 
     node: fx.Node
     cast: torch.dtype | None
@@ -74,9 +74,9 @@ class Vector:
     def of(operand: fx.Node, computed: torch.dtype) -> Vector:
         """The vector that is an operand of a step in the dtype `computed`. A cast of what is in memory
         is left to the kernel where it has the same result."""
-        shape, node = fake(operand).shape, _unreshaped(operand)
+        shape, node = fake(operand).shape, _unreshaped(operand, axes=2)
         if node.op == "call_function" and target_name(node) == CONVERSION:
-            source = _unreshaped(first_argument(node))
+            source = _unreshaped(first_argument(node), axes=2)
             cast, of = fake(node).dtype, DTYPES.get(fake(source).dtype)
             is_exact = of in (DType.I8, DType.U8) or cast is torch.float32
             if root(source).op in ("placeholder", "get_attr") and (is_exact or cast is computed):
@@ -224,8 +224,8 @@ def _applied(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _unreshaped(node: fx.Node) -> fx.Node:
-    """The value before it was reshaped."""
-    while node.op == "call_function" and target_name(node) in _RESHAPES:
+def _unreshaped(node: fx.Node, axes: int | None = None) -> fx.Node:
+    """The value before it was reshaped, or the last value of `axes` axes."""
+    while node.op == "call_function" and target_name(node) in _RESHAPES and fake(node).dim() != axes:
         node = first_argument(node)
     return node
