@@ -65,11 +65,6 @@ def _converts_by_warps(config: TileConfig, spec: EpilogueSpec) -> bool:
     return config.converts and not config.target.planes_by_tma
 
 
-def _by_bits(config: TileConfig, spec: EpilogueSpec) -> str:
-    """Without conversions of fp8, bits are moved."""
-    return "" if config.target.fp8 else "by_bits=True"
-
-
 def _weight(config: TileConfig, spec: EpilogueSpec) -> str:
     groups, given = spec.product.weight_groups, []
     if groups is not None:
@@ -77,6 +72,12 @@ def _weight(config: TileConfig, spec: EpilogueSpec) -> str:
         names = [f"DType.{dtype.name}" for dtype in dtypes if dtype is not None]
         given.append(f"WeightGroups({', '.join([str(groups.values), *names])})")
     return ", ".join([*given, *(["unsigned=True"] if spec.product.stored is DType.U8 else [])])
+
+
+def _weight_by_bits(config: TileConfig, spec: EpilogueSpec) -> str:
+    """Without conversions of fp8, bits are moved."""
+    given = [_weight(config, spec), "" if config.target.fp8 else "by_bits=True"]
+    return ", ".join(filter(None, given))
 
 
 def _blocks(config: TileConfig, spec: EpilogueSpec) -> str:
@@ -96,7 +97,7 @@ def _format(config: TileConfig, spec: EpilogueSpec) -> str:
 
 MAINLOOPS = (
     _Row("cute_backend.templates.converted", "Sm90Converted", _converts_by_warpgroups, _weight),
-    _Row("cute_backend.templates.warp_converted", "Sm80Converted", _converts_by_warps, _by_bits),
+    _Row("cute_backend.templates.warp_converted", "Sm80Converted", _converts_by_warps, _weight_by_bits),
     _Row("cute_backend.templates.block_scaled", "Sm90BlockScaled", _is_block_scaled, _blocks),
     _Row(
         "cute_backend.templates.partial_sums",

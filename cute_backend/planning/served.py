@@ -13,10 +13,9 @@ def unserved(spec: EpilogueSpec, target: Target) -> str | None:
         if not acc.mma_operands <= target.operands:
             pair = f"{acc.a_dtype.value} by {acc.b_dtype.value}"
             return f"no MMA of {target.name} multiplies {pair}, as {acc.name} does; supported: {taken}"
-        if acc.is_converted and not target.can_convert(acc.b_dtype, acc.weight_groups is not None):
-            stored, other = acc.b_dtype.value, acc.a_dtype.value
-            stored += acc.b_scales.of_values
-            return f"no mainloop of {target.name} converts {stored} to {other}, as {acc.name} has it"
+        if acc.is_converted and acc.b_dtype not in target.converts:
+            pair = f"{acc.b_dtype.value} to {acc.a_dtype.value}"
+            return f"no mainloop of {target.name} converts {pair}, as {acc.name} has it"
         if not {acc.a_scaling, acc.b_scaling} <= target.scalings | {Scaling.NONE}:
             blocks = f"{acc.a_scaling.value} by {acc.b_scaling.value}"
             return f"no mainloop of {target.name} scales blocks of {blocks}, as {acc.name} has them"

@@ -14,5 +14,5 @@
 - Schedules: `scheduler`, `work_items`, `split_k`, `split_sums`, `overlap`.
 - Reductions: `finish`, `last_tile`, `results`, `workspace`.
 - Names of kernels: `entry`. Values that the compiler can't see through: `opaque`; `instructions` that it
-  does not move.
+  does not move, and arithmetic with values that are `packed`.
 """

@@ -19,6 +19,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from cute_backend.planning import TILE_K_BYTES
 from cute_backend.spec import WeightGroups
+from cute_backend.templates import packed
 from cute_backend.templates.instructions import assembled
 from cute_backend.templates.mainloop import State, WarpgroupOperands
 from cute_backend.templates.weight_groups import GroupVectors, HeldGroups, KGroup
@@ -271,8 +272,8 @@ def _unsigned(pair: Int32, to: type[Numeric]) -> Int32:
         return assembled("sub.rn.f16x2 $0, $1, $2;", words, 0x64006400)
     # As above: 128 or 256, less 256, plus the low 7 bits behind the exponent of 128.
     words = _prmt(pair, 0x43434343, 0x4140)
-    high = assembled("sub.rn.bf16x2 $0, $1, $2;", words & ~0x007F007F, 0x43804380)
-    return assembled("add.rn.bf16x2 $0, $1, $2;", high, words & ~0x00800080)
+    high = packed.sub(words & ~0x007F007F, 0x43804380, BFloat16)
+    return packed.add(high, words & ~0x00800080, BFloat16)
 
 
 def _prmt(low: Int32, high: int, selector: int) -> Int32:

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sm80Shared(Shared):
-    """`Shared`, with the operands in the feed's form, their stages, and the number of the thread in the
-    CTA."""
+    """`Shared`, with the operands in the feed's form, their stages, the scales of A's groups, and the number
+    of the thread in the CTA."""
 
     mma: cute.TiledMma | None
     a: Any
@@ -55,6 +55,7 @@ class Sm80Shared(Shared):
     s_a: cute.Tensor
     s_b: cute.Tensor
     thread: Int32
+    scales: tuple[cute.Tensor, ...] = ()
 
 
 class Feed(ABC):

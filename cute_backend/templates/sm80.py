@@ -75,7 +75,8 @@ class Sm80Gemm(FragmentGemm):
     With split-K, the schedule treats the parts of K like the products of a batch, but there is one A and one
     B. D has split_k * M rows: M rows of sums for each part (`split_sums.py`).
 
-    Both operands have the same dtype, unless the mainloop converts A to B's. A 16-bit operand is contiguous
+    Both operands have the same dtype, unless the mainloop converts A to B's, with scales of groups of K if it
+    takes such. A 16-bit operand is contiguous
     along K or along its other mode, an fp8 or int8 operand along K, as are both if A is converted. Without a
     `mainloop` the tensor cores add up all k tiles. Base addresses are
     multiples of 16 bytes, and so are the strides of both operands and of everything in `shared_loads` and
@@ -135,8 +136,10 @@ class Sm80Gemm(FragmentGemm):
         stores: Sequence[cute.Tensor],
         max_active_clusters: Int32,
         stream: cuda.CUstream,
+        scales: Sequence[cute.Tensor] = (),
     ):
-        """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
+        """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order.
+        `scales` are those of A's groups of K, and its zeros, (rows, groups)."""
         config = self.config
         multiplied = bs[0].element_type
         self.sum_type = sums_of(a.element_type, multiplied)
@@ -160,7 +163,7 @@ class Sm80Gemm(FragmentGemm):
         grid = cutlass.min(batches.schedule(config, m, n, a).items, at_once)
         a_given = self.feed.given(a, self.a_stage)
         bs_given = [self.feed.given(b, self.piece) for b in bs]
-        given = Sm80Arguments(mma, a_given, bs_given, list(loads), list(stores), m, n)
+        given = Sm80Arguments(mma, a_given, bs_given, list(loads), list(stores), list(scales), m, n)
         named(self.kernel, self.name)(given).launch(
             grid=(grid, 1, 1),
             block=(self.threads, 1, 1),
@@ -204,6 +207,7 @@ class Sm80Gemm(FragmentGemm):
             thread=thread,
             warp=warp,
             lane=thread % WARP,
+            scales=tuple(given.scales),
         )
         if self.crew.has_role(warp, self.work):
             self._work(shared)
@@ -245,7 +249,7 @@ class Sm80Gemm(FragmentGemm):
             self._fetch_planes(shared, tile)
             if cutlass.const_expr(stages.row > 0):
                 self.feed.stage_rows(shared, place, rows_at)
-            at = sum_up(tile, at)
+            at = sum_up(tile, place, at)
             rows = self.feed.rows(shared, rows_at)
             seat = RegisterSeat(config=config, acc=acc)
             work = Work(shared, seat, place, tile, held, rows, config.products)
@@ -255,9 +259,9 @@ class Sm80Gemm(FragmentGemm):
             item += items.step
         self.feed.end()
 
-    def _summing(self, shared: Sm80Shared, acc: cute.Tensor) -> Callable[[FragmentTile, Any], Any]:
-        """Returns a function that fills a thread's accumulators for a tile. It takes the tile and the feed's
-        position of the tile's first k tile, and returns the position of the next tile's first one."""
+    def _summing(self, shared: Sm80Shared, acc: cute.Tensor) -> Callable[[FragmentTile, Place, Any], Any]:
+        """Returns a function that fills a thread's accumulators for a tile. It takes the tile, its place and
+        the feed's position of its first k tile, and returns the position of the next tile's first one."""
         stages = self.a_stage, self.b_stage
         operands = self.mainloop.operands(shared.mma, *stages, shared.s_a, shared.s_b, shared.thread)
         multiplied = pair_sums(self.config, self.blocks, self.sum_type) if self.side_by_side else acc
@@ -270,15 +274,18 @@ class Sm80Gemm(FragmentGemm):
         operands: Any,
         sums: tuple[cute.Tensor, cute.Tensor],
         tile: FragmentTile,
+        place: Place,
         at: Any,
     ):
         """Multiplies all k tiles of a tile to the first of two `sums`. Warps that multiply side by side then
         exchange their sums, whose places are the second."""
         multiplied, acc = sums
-        held = self.mainloop.begin(multiplied)
-        for _ in cutlass.range(shared.items.k_tiles, unroll=1):
+        row, _ = self._origin(shared, place)
+        k_tile = Int32(shared.items.begin_k(place.batch))
+        held = self.mainloop.begin(operands, multiplied, shared.scales, row, k_tile)
+        for count in cutlass.range(shared.items.k_tiles, unroll=1):
             stage = self.feed.wait(shared, at)
-            step = partial(self.mainloop.step, operands, multiplied, held, stage)
+            step = partial(self.mainloop.step, operands, multiplied, held, count, stage)
             at = self.feed.multiply(shared, at, step)
         if cutlass.const_expr(self.side_by_side):
             cute.arch.sync_threads()  # all warps must be done with the stage before it is overwritten
@@ -420,6 +427,7 @@ class Sm80Arguments:
     bs: list
     loads: list[cute.Tensor]
     stores: list[cute.Tensor]
+    scales: list[cute.Tensor]
     m: Int32
     n: Int32
 

@@ -33,6 +33,7 @@ from cute_backend.templates.feed import Feed, Sm80Shared
 from cute_backend.templates.fragment_tile import FragmentSubtile, FragmentTile
 from cute_backend.templates.fragments import RegisterSeat
 from cute_backend.templates.overlap import await_earlier_kernels
+from cute_backend.templates.scheduler import Place
 from cute_backend.templates.sm80 import ALL_SHARED, Sm80Gemm
 from cute_backend.templates.sums import sums_of
 from cute_backend.templates.warp_mainloop import Copies, Sm80Mainloop
@@ -257,11 +258,11 @@ class SumGemm(Sm80Gemm):
         )
         self._work(shared)
 
-    def _summing(self, shared: Sm80Shared, acc: cute.Tensor) -> Callable[[FragmentTile, Any], Any]:
+    def _summing(self, shared: Sm80Shared, acc: cute.Tensor) -> Callable[[FragmentTile, Place, Any], Any]:
         return partial(self._add_up, shared, acc)
 
     @cute.jit
-    def _add_up(self, shared: Sm80Shared, acc: cute.Tensor, tile: FragmentTile, at: Int32):
+    def _add_up(self, shared: Sm80Shared, acc: cute.Tensor, tile: FragmentTile, place: Place, at: Int32):
         """Adds up the sums of all parts, in order. Warps whose rows lie beyond M read nothing."""
         acc.fill(0)
         products = self.config.products

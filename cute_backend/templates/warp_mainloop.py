@@ -1,9 +1,11 @@
 """Mainloops of mma.sync: how a warp's k tiles become its accumulators, and its operands.
 
-The template on mma.sync calls `operands` once, `begin(acc)` when a tile begins, and `step(operands, acc,
-held, stage, copies)` for each of its k tiles, where `operands` and `held` are the results of these. `copies`
-begin to copy parts of a later k tile. They are called between the first instructions of the tensor cores,
-which hide them.
+The template on mma.sync calls `operands` once, `begin(operands, acc, scales, row, k_tile)` when a tile
+begins, and `step(operands, acc, held, count, stage, copies)` for each of its k tiles, where `operands` and
+`held` are the results of these. `scales` are those of the operands, in memory. The tile's first row of A is
+`row`, and its first k tile is `k_tile`, after which `count` others come before that of a step. `copies` begin
+to copy parts of a later k tile. They are called between the first instructions of the tensor cores, which
+hide them.
 """
 
 from __future__ import annotations
@@ -112,9 +114,13 @@ class Sm80Mainloop(Protocol):
         self, mma: cute.TiledMma, a: Stage, b: Stage, s_a: cute.Tensor, s_b: cute.Tensor, thread: Int32
     ) -> Any: ...
 
-    def begin(self, acc: cute.Tensor) -> Any: ...
+    def begin(
+        self, operands: Any, acc: cute.Tensor, scales: Sequence[cute.Tensor], row: Int32, k_tile: Int32
+    ) -> Any: ...
 
-    def step(self, operands: Any, acc: cute.Tensor, held: Any, stage: Int32, copies: Copies) -> None: ...
+    def step(
+        self, operands: Any, acc: cute.Tensor, held: Any, count: Int32, stage: Int32, copies: Copies
+    ) -> None: ...
 
 
 class Sm80Plain:
@@ -122,11 +128,24 @@ class Sm80Plain:
 
     operands = staticmethod(WarpOperands.of)
 
-    def begin(self, acc: cute.Tensor) -> None:
+    def begin(
+        self,
+        operands: WarpOperands,
+        acc: cute.Tensor,
+        scales: Sequence[cute.Tensor],
+        row: Int32,
+        k_tile: Int32,
+    ) -> None:
         acc.fill(0)
 
     def step(
-        self, operands: WarpOperands, acc: cute.Tensor, held: None, stage: Int32, copies: Copies
+        self,
+        operands: WarpOperands,
+        acc: cute.Tensor,
+        held: None,
+        count: Int32,
+        stage: Int32,
+        copies: Copies,
     ) -> None:
         operands.multiply(acc, stage, copies)
 
@@ -137,12 +156,25 @@ class Sm80Promoted:
 
     operands = staticmethod(WarpOperands.of)
 
-    def begin(self, acc: cute.Tensor) -> cute.Tensor:
+    def begin(
+        self,
+        operands: WarpOperands,
+        acc: cute.Tensor,
+        scales: Sequence[cute.Tensor],
+        row: Int32,
+        k_tile: Int32,
+    ) -> cute.Tensor:
         acc.fill(0.0)
         return cute.make_rmem_tensor(acc.layout, Float32)
 
     def step(
-        self, operands: WarpOperands, acc: cute.Tensor, held: cute.Tensor, stage: Int32, copies: Copies
+        self,
+        operands: WarpOperands,
+        acc: cute.Tensor,
+        held: cute.Tensor,
+        count: Int32,
+        stage: Int32,
+        copies: Copies,
     ) -> None:
         held.fill(0.0)
         operands.multiply(held, stage, copies)

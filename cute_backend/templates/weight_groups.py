@@ -18,6 +18,7 @@ from cutlass import BFloat16, Boolean, Float16, Int32, Int64, Numeric
 
 from cute_backend.planning import TILE_K_BYTES
 from cute_backend.spec import DType, WeightGroups
+from cute_backend.templates import packed
 from cute_backend.templates.instructions import assembled
 
 LANES = 4
@@ -112,8 +113,9 @@ class KGroup:
             both = unpack(both[0], self.to)
         elif not is_wide and len(both) == 2:
             both = [pack(both[0], both[1], self.to)]
-        kind = "f32" if is_wide else f"{_NAMES[self.to]}x2"
-        return [assembled(f"{op}.rn.{kind} $0, $1, $2;", each, operand) for each in both]
+        if not is_wide:
+            return [(packed.sub if op == "sub" else packed.mul)(both[0], operand, self.to)]
+        return [assembled(f"{op}.rn.f32 $0, $1, $2;", each, operand) for each in both]
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,8 @@ class HeldGroups:
         chunk = vectors.first_group(k_tile) // LANES + 1
         _put(self.following, vectors.load(chunk, begins, following))
 
-    def group(self, count: Int32, index: int) -> KGroup:
-        """The `index`-th group of a k tile."""
+    def group(self, count: Int32, index: int | Int32) -> KGroup:
+        """The `index`-th group of a k tile, which may differ between lanes."""
         first = self.vectors.first_group(self.first + count)
         return self.vectors.of_group(_list(self.now), first + index)
 

@@ -164,8 +164,9 @@ def test_a_spec_is_served_where_its_dtypes_are() -> None:
     scaled = WeightGroups(64, DType.BF16, DType.BF16)
     weights = replace(bf16, accumulators=(replace(bf16.product, b_dtype=DType.I8, weight_groups=scaled),))
     assert unserved(weights, HOPPER) is None
-    wanted = "no mainloop of sm_80 converts i8 in groups of 64 to bf16, as acc has it"
-    assert unserved(weights, AMPERE) == wanted
+    assert unserved(weights, AMPERE) is None
+    wanted = "no mainloop of sm_100a converts i8 to bf16, as acc has it"
+    assert unserved(weights, BLACKWELL) == wanted
     int8 = spec_of(dtype=DType.I8)
     assert [arch.value for arch in Arch if unserved(int8, arch.target)] == ["sm_103a"]
     groups = replace(bf16, accumulators=(replace(bf16.product, kind=ProductKind.GROUPED),))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import cute_backend
-from cute_backend.planning import TileConfig
+from cute_backend.planning import Arch, TileConfig
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import TORCH_DTYPES
 from cute_backend.simulator.simulate import run_region
@@ -24,6 +24,10 @@ def converting(tile_m: int, tile_n: int, **options: int) -> TileConfig:
     return sm90(tile_m, tile_n, transposed=True, converts=True, **options)
 
 
+def by_warps(arch: Arch, tile_m: int, tile_n: int, **options: int) -> TileConfig:
+    return TileConfig(arch, tile_m, tile_n, transposed=True, converts=True, **options)
+
+
 TILES = {
     "8 rows": converting(64, 8, subtile_n=8),
     "two warpgroups": converting(128, 64),
@@ -32,6 +36,20 @@ TILES = {
     "cluster": converting(64, 16, subtile_n=16, split_k=2),
     "memory": converting(128, 32, split_k=6),
 }
+
+WARPS = {
+    "cp.async": by_warps(Arch.SM80, 64, 32),
+    "two blocks": by_warps(Arch.SM80, 128, 32),
+    "memory": by_warps(Arch.SM89, 64, 64, split_k=4),
+    "TMA": by_warps(Arch.SM120A, 64, 64),
+    "two blocks by TMA": by_warps(Arch.SM120A, 128, 32),
+}
+"""Tiles of mma.sync."""
+
+CONVERSIONS = [TILES["wide"], WARPS["cp.async"], WARPS["TMA"]]
+"""A tile of each template."""
+
+EACH_TEMPLATE = pytest.mark.parametrize("tile", CONVERSIONS, ids=lambda tile: tile.arch.value)
 
 GROUPS = {
     "torchao's int8": (I8, BF16, WeightGroups(128, F32, F32, I8, BF16)),
@@ -88,9 +106,21 @@ def test_products_are_exact(case: str, tile: str, m: int, k: int) -> None:
     check(case, config, (m, config.tile_m + 40, k))
 
 
+@pytest.mark.sweep(8)
+@pytest.mark.parametrize("case", GROUPS)
+@pytest.mark.parametrize("tile", WARPS)
+@pytest.mark.parametrize("m", [1, 5, 64, 130])
+@pytest.mark.parametrize("k", [256, 1280, 1792])
+def test_products_by_warps_are_exact(case: str, tile: str, m: int, k: int) -> None:
+    config = WARPS[tile]
+    check(case, config, (m, config.tile_m + 40, k))
+
+
+@pytest.mark.sweep(4)
+@EACH_TEMPLATE
 @pytest.mark.parametrize("k", [32, 160, 352])
-def test_k_ends_within_a_k_tile(k: int) -> None:
-    check("torchao's int4", TILES["8 rows"], (5, 104, k))
+def test_k_ends_within_a_k_tile(tile: TileConfig, k: int) -> None:
+    check("torchao's int4", tile, (5, 104, k))
 
 
 def chain(stored: Tensor, to: torch.dtype, groups: WeightGroups, *vectors: Tensor) -> Tensor:
@@ -106,8 +136,10 @@ def chain(stored: Tensor, to: torch.dtype, groups: WeightGroups, *vectors: Tenso
     return (weight.to(product) * scale.to(product)).to(to).view(n, k)
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("case", GROUPS)
-def test_weights_have_the_bits_of_the_chain(case: str) -> None:
+@EACH_TEMPLATE
+def test_weights_have_the_bits_of_the_chain(case: str, tile: TileConfig) -> None:
     """A unit matrix picks the weights of 130 of 256 values of K, with scales and zeros of any bits."""
     stored, other, groups = GROUPS[case]
     generator = torch.Generator().manual_seed(len(case))
@@ -121,7 +153,7 @@ def test_weights_have_the_bits_of_the_chain(case: str) -> None:
     for first in (0, 126):
         a = torch.eye(256, dtype=TORCH_DTYPES[other])[first : first + 130]
         given = [a], [values.t(), *(each.t() for each in vectors)], []
-        (actual,), _ = run_region(bare, *given, machine(TILES["wide"]))
+        (actual,), _ = run_region(bare, *given, machine(tile))
         assert torch.equal(actual, expected[first : first + 130])
         assert torch.equal(actual, replay(bare, *given)[0])
 
@@ -143,8 +175,10 @@ def test_every_order_of_scales_in_memory() -> None:
         assert torch.equal(actual, expected)
 
 
+@pytest.mark.sweep(3)
+@EACH_TEMPLATE
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
-def test_a_scale_that_is_not_finite_stays_in_its_group(number: float) -> None:
+def test_a_scale_that_is_not_finite_stays_in_its_group(tile: TileConfig, number: float) -> None:
     """The last group ends within a k tile, beyond which A and B are zeros."""
     stored, other, groups = GROUPS["torchao's int4"]
     generator = torch.Generator().manual_seed(2)
@@ -153,20 +187,22 @@ def test_a_scale_that_is_not_finite_stays_in_its_group(number: float) -> None:
     scales[7, 4] = number
     a, residual = torch.ones(2, 160).bfloat16(), torch.zeros(2, 72).bfloat16()
     given = [a], [values.t(), scales.t(), zeros.t()], [residual]
-    (actual,), _ = run_region(spec(stored, other, groups), *given, machine(TILES["8 rows"]))
+    (actual,), _ = run_region(spec(stored, other, groups), *given, machine(tile))
     (expected,) = replay(spec(stored, other, groups), *given)
     assert actual.isfinite().sum() == 142
     assert torch.equal(actual.nan_to_num(7.5), expected.nan_to_num(7.5))
 
 
+@pytest.mark.sweep(6)
+@EACH_TEMPLATE
 @pytest.mark.parametrize("stored", STORED_DTYPES, ids=lambda dtype: dtype.value)
-def test_dtypes(stored: DType) -> None:
+def test_dtypes(tile: TileConfig, stored: DType) -> None:
     groups = WeightGroups(128, BF16, BF16)
     generator = torch.Generator().manual_seed(3)
     a = torch.randint(-2, 3, (5, 384), generator=generator).bfloat16()
     values, (scales,) = weight(stored, 104, 384, generator), whole(groups, 104, 384, generator)
     given = [a], [values.t(), scales.t()], [torch.zeros(5, 104).bfloat16()]
-    (actual,), _ = run_region(spec(stored, BF16, groups), *given, machine(TILES["8 rows"]))
+    (actual,), _ = run_region(spec(stored, BF16, groups), *given, machine(tile))
     assert torch.equal(actual, replay(spec(stored, BF16, groups), *given)[0])
 
 
@@ -179,8 +215,10 @@ def torchao_configs() -> dict[str, Any]:
     }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("config", ["int8", "int4"])
-def test_torchao_s_weights(config: str) -> None:
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80", "sm_120a"])
+def test_torchao_s_weights(config: str, arch: str) -> None:
     """A quantised linear, from torch.compile to the simulated kernel."""
     torch.manual_seed(5)
     linear = torch.nn.Linear(384, 104, dtype=torch.bfloat16).requires_grad_(False)
@@ -191,7 +229,7 @@ def test_torchao_s_weights(config: str) -> None:
     def program(x: Tensor) -> Tensor:
         return torch.nn.functional.silu(linear(x))
 
-    (region,) = cute_backend.explain(program, x, arch="sm_90a").regions
+    (region,) = cute_backend.explain(program, x, arch=arch).regions
     assert region.spec.product.weight_groups is not None
-    result, expected = cute_backend.simulate(program, x, arch="sm_90a", async_seed=1), program(x).float()
+    result, expected = cute_backend.simulate(program, x, arch=arch, async_seed=1), program(x).float()
     assert (result.float() - expected).norm() < 0.01 * expected.norm()

@@ -66,6 +66,12 @@ OTHER_SIZES = {
         Problem(16, 14336, 4096),
         "WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16)",
     ),
+    "grouped_weight_sm80.py": (
+        "grouped_weight",
+        "sm_80",
+        Problem(16, 14336, 4096),
+        "DType.BF16), by_bits=True",
+    ),
     "rowwise_large_sm100a.py": (
         "rowwise",
         "sm_100a",

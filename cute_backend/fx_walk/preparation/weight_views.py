@@ -67,7 +67,7 @@ def _may_be_converted(product: fx.Node, weight: fx.Node, capability: Capability,
         target = target_of(result.device, capability)
     except Refused:
         return False
-    able = target is None or target.can_convert(DTYPES[fake(weight).dtype], in_groups)
+    able = target is None or DTYPES[fake(weight).dtype] in target.converts
     return able and may_be_few(result.shape[0], in_groups)
 
 

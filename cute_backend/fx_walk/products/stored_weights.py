@@ -182,7 +182,7 @@ def may_be_few(m: Size, in_groups: bool) -> bool:
 
 def may_convert_groups(anchor: Anchor, target: Target | None) -> bool:
     """Whether kernels of a target, or of some target, convert weights in groups for as many rows."""
-    return (target is None or target.converts_groups) and may_be_few(anchor.m, in_groups=True)
+    return (target is None or bool(target.converts)) and may_be_few(anchor.m, in_groups=True)
 
 
 def is_worth_converting(stored: Anchor, target: Target | None, precision: Precision) -> bool:
@@ -196,6 +196,6 @@ def is_worth_converting(stored: Anchor, target: Target | None, precision: Precis
     if precision is Precision.EAGER and stored.scale_b is not None:
         return False
     acc = stored.accumulator
-    if target is not None and not target.can_convert(acc.b_dtype, acc.weight_groups is not None):
+    if target is not None and acc.b_dtype not in target.converts:
         return False
     return may_be_few(stored.m, acc.weight_groups is not None)

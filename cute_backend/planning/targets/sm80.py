@@ -46,7 +46,7 @@ TARGET = Target(
     operands=frozenset((DType.I8, DType.BF16, DType.F16)),
     planes_by_tma=False,
     promotes=False,
-    converts=frozenset(STORED_DTYPES) - {DType.U8},
+    converts=frozenset(STORED_DTYPES),
     products_per_cycle=2 * _A100.products,
     # Threads have the elements that wgmma gives them (PTX ISA, mma.m16n8k16, matrix D). A warp with 32 rows
     # reads less of B for each product.

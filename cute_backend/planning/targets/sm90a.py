@@ -150,7 +150,6 @@ TARGET = Target(
     shallow_k_bytes=6 * 128,
     scalings=frozenset((Scaling.LINE, Scaling.SQUARE)),
     converts=frozenset(STORED_DTYPES),
-    converts_groups=True,
     planes_by_tma=True,
     promotes=True,
     # The data sheet's 1979 TFLOP/s in fp8, without sparsity, of 132 multiprocessors at 1.83 GHz.

@@ -226,9 +226,8 @@ class Target:
     scalings: frozenset[Scaling] = frozenset()
     """The blocks whose scales its mainloops support."""
     converts: frozenset[DType] = frozenset()
-    """The dtypes of values that it converts to 16 bits between shared memory and the MMA."""
-    converts_groups: bool = False
-    """Whether it also subtracts zeros and multiplies by scales of groups of K there."""
+    """The dtypes of values that it converts to 16 bits between shared memory and the MMA, with zeros and
+    scales of groups of K or without."""
 
     def __post_init__(self) -> None:
         for fault in (self._identity(), self._layout(), self._tables()):
@@ -239,10 +238,6 @@ class Target:
     def fp8(self) -> bool:
         """Whether its MMA multiplies fp8."""
         return not self.operands.isdisjoint(_FP8)
-
-    def can_convert(self, stored: DType, in_groups: bool) -> bool:
-        """Whether its kernels convert weights of a dtype, or those with scales of groups of K."""
-        return stored in self.converts and (self.converts_groups or not in_groups)
 
     @property
     def clusters(self) -> bool:

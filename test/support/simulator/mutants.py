@@ -351,6 +351,9 @@ CONVERTING_GROUPS = Subject(
     sm90(64, 16, subtile_n=16, transposed=True, converts=True), (24, 136, 1472), spec=GROUPED_WEIGHT
 )
 GROUPS_IN_PARTS = replace(CONVERTING_GROUPS, config=replace(CONVERTING_GROUPS.config, split_k=2))
+GROUPS_BY_WARPS = replace(CONVERTING_GROUPS, config=CONVERTING_BY_WARPS.config)
+GROUPS_BESIDE_TMA = replace(CONVERTING_GROUPS, config=CONVERTING_BESIDE_TMA.config)
+GROUPS_BY_WARPS_IN_PARTS = replace(GROUPS_BY_WARPS, config=replace(GROUPS_BY_WARPS.config, split_k=2))
 INT8_IN_PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 2064), spec=INT8)
 INT8_BY_WARPS = Subject(sm80(128, 128), (136, 72, 272), spec=INT8)
 INT8_ON_BLACKWELL = Subject(sm100(128, 64), (136, 72, 272), spec=INT8)
@@ -415,6 +418,9 @@ SUBJECTS = {
     "converting": CONVERTING,
     "converting groups": CONVERTING_GROUPS,
     "converting parts of groups": GROUPS_IN_PARTS,
+    "converting groups by warps": GROUPS_BY_WARPS,
+    "converting groups beside TMA": GROUPS_BESIDE_TMA,
+    "converting parts of groups by warps": GROUPS_BY_WARPS_IN_PARTS,
     "int8 by warps": INT8_BY_WARPS,
     "int8 on Blackwell": INT8_ON_BLACKWELL,
     "parts on Blackwell": BLACKWELL_PARTS,

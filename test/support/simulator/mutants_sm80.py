@@ -13,6 +13,7 @@ from cutlass.cute.atom import Trait, make_atom
 from cutlass.cute.core import _pack_shape
 
 from cute_backend.simulator.simulation_errors import IllegalAccess, RaceError
+from cute_backend.templates.converted import _integers
 from cute_backend.templates.warp_instructions import MmaI8Op
 from cute_backend.templates.warp_mainloop import MMA_K_BYTES
 from support.simulator.mutants import (
@@ -21,6 +22,9 @@ from support.simulator.mutants import (
     CONVERTING_BY_WARPS,
     FED_BY_TMA,
     FEW_K_TILES,
+    GROUPS_BESIDE_TMA,
+    GROUPS_BY_WARPS,
+    GROUPS_BY_WARPS_IN_PARTS,
     INT8_BY_WARPS,
     MANY_SUBTILES,
     ROWS_BESIDE_TMA,
@@ -37,7 +41,7 @@ from support.simulator.mutants import (
     Mutant,
     WrongNumbers,
 )
-from support.simulator.planting import Call, changed, early, instead, threads, without
+from support.simulator.planting import Call, Wrong, as_written, changed, early, instead, threads, without
 
 
 def _copy_a_first(call: Call) -> Any:
@@ -66,6 +70,13 @@ def _count_slices(call: Call) -> Any:
     """Adds the place of a slice of K to an address, whose swizzle takes an exclusive or."""
     base, step = call.stage * call.self.stage.bytes, call.k_block * MMA_K_BYTES
     return call(self=replace(call.self, first=((call.self.first + base + step) ^ step) - base))
+
+
+def _load_over(call: Call) -> Any:
+    """Loads the scales and zeros of a later k tile to the registers of those that are taken next."""
+    with as_written():
+        call.self.advance(call.count + 1)
+    return call()
 
 
 def _take_columns_in_order(call: Call) -> Any:
@@ -405,6 +416,73 @@ MUTANTS = [
         without("arch.sync_warp", inside="tma_feed.TmaFeed.multiply"),
         RaceError,
         STILL_READ.format(SHARED),
+    ),
+    # Weights in groups of K.
+    Mutant(
+        "values of K of a group without A's permutation",
+        GROUPS_BY_WARPS,
+        instead("warp_converted.ConvertedOperands.columns", _take_columns_in_order),
+        WrongNumbers,
+    ),
+    Mutant(
+        "a zero of another group, by warps",
+        GROUPS_BY_WARPS,
+        instead(
+            "weight_groups.GroupVectors.of_group",
+            lambda call: replace(call(), zeros=call(group=call.group + 1).zeros),
+        ),
+        WrongNumbers,
+    ),
+    Mutant(
+        "groups' scales of the next column, by warps",
+        GROUPS_BESIDE_TMA,
+        instead("weight_groups.KGroup.scaled", lambda call: call(row=call.row ^ 1)),
+        WrongNumbers,
+    ),
+    Mutant(
+        "all lanes take the first group of a k tile",
+        GROUPS_BESIDE_TMA,
+        instead("weight_groups.HeldGroups.group", lambda call: call(index=0)),
+        WrongNumbers,
+    ),
+    Mutant(
+        "scales and zeros overwritten before they are taken",
+        GROUPS_BY_WARPS,
+        (
+            *without("weight_groups.HeldGroups.advance", inside="warp_converted.Sm80Converted._group"),
+            Wrong("weight_groups.HeldGroups.group", _load_over),
+        ),
+        WrongNumbers,
+    ),
+    Mutant(
+        "the scales and zeros of a chunk after it has ended, by warps",
+        GROUPS_BY_WARPS,
+        without("weight_groups.HeldGroups.advance", inside="warp_converted.Sm80Converted._group"),
+        WrongNumbers,
+    ),
+    Mutant(
+        "scales and zeros of columns and groups beyond the last, by warps",
+        GROUPS_BESIDE_TMA,
+        instead("weight_groups._loaded", lambda call: call(wanted=Boolean(True))),
+        IllegalAccess,
+    ),
+    Mutant(
+        "groups of the first part of K, by warps",
+        GROUPS_BY_WARPS_IN_PARTS,
+        instead("warp_converted.Sm80Converted.begin", lambda call: call(k_tile=Int32(0))),
+        WrongNumbers,
+    ),
+    Mutant(
+        "groups of the first tile's columns",
+        GROUPS_BY_WARPS,
+        instead("warp_converted.Sm80Converted.begin", lambda call: call(row=Int32(0))),
+        WrongNumbers,
+    ),
+    Mutant(
+        "unsigned values taken for signed ones, by warps",
+        GROUPS_BY_WARPS,
+        instead("converted._unsigned", lambda call: _integers(call.pair, call.to)),
+        WrongNumbers,
     ),
     Mutant(
         "sums of a k tile begin with those of the one before",
