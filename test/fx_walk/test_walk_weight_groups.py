@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._inductor import config as inductor_config
 
 from cute_backend import explain
-from cute_backend.api import Region
+from cute_backend.api import ExplainedRegion
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.fx_walk.replacement.unfused import extract
@@ -123,7 +123,7 @@ FORMS = {
 }
 
 
-def only(fn: Callable[..., Any], *given: Any, **how: Any) -> Region:
+def only(fn: Callable[..., Any], *given: Any, **how: Any) -> ExplainedRegion:
     (region,) = explain(fn, *given, arch="sm_90a", **how).regions
     return region
 
