@@ -116,7 +116,7 @@ def test_257_rows_are_three_tiles_of_88() -> None:
 def test_192_columns_of_d_serve_few_rows(problem: tuple[int, int, int], tile: str) -> None:
     """17920 columns of D are 94 tiles of 192, for all but 38 of 132 multiprocessors, of which a warpgroup has
     three blocks of 64 rows."""
-    chosen = choose(Arch.SM90A, RELU, *problem, 132)
+    chosen = choose(Arch.SM90A, RELU, Sizes(*problem), 132)
     assert chosen.name == f"{tile}_transposed"
     assert (chosen.warpgroups, chosen.blocks, chosen.row_warps) == (1, 3, 4)
     assert chosen.thread_accumulators == 3 * chosen.tile_n // 2
