@@ -1,4 +1,4 @@
-"""A pytest plugin that compiles each C++ kernel of Inductor once, however many tests, workers and runs need it.
+"""A pytest plugin that compiles each C++ kernel of Inductor once, whatever tests, workers and runs need it.
 
 Tests with an empty Inductor cache compile the kernels of others again, which was a third of their processor
 time. Inductor names a library by a digest of its text and of the compiler's command line. Under this name and

@@ -20,7 +20,7 @@ COUNT = 2
 
 
 def run(script: Path, *arguments: str) -> str:
-    """What both ranks print. Raises if one fails."""
+    """Returns the output of both ranks. Raises if one fails."""
     # A process with threads of OpenBLAS can't fork safely.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, __file__, str(script), *arguments]
