@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from cute_backend.__main__ import main
-from cute_backend.fuzz import attention, command, draw, draw_form, forms, judge
+from cute_backend.fuzz import attention, command, draw, draw_form, forms, judge, weights
 from cute_backend.fuzz import bounds as bounds_module
 from cute_backend.fuzz.attention import draw_attention
 from cute_backend.fuzz.block_formats import fp4, tiled
@@ -31,6 +31,7 @@ from cute_backend.fuzz.drawn_program import Fill, Input, Program, Rule, Step
 from cute_backend.fuzz.judge import _wrong
 from cute_backend.fuzz.shrink import shrink
 from cute_backend.fuzz.vocabulary import GATHERS, IN_STEPS, table_ops
+from cute_backend.fuzz.weights import draw_weights
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from cute_backend.fx_walk.products import anchors
 from cute_backend.fx_walk.refusals.reasons import Rejection
@@ -38,7 +39,7 @@ from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.values import composites, lower
 from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.ops import OPS
-from cute_backend.spec import Axis, DType, Operand, Reduction, Scaling
+from cute_backend.spec import Accumulator, Axis, DType, Operand, Reduction, Scaling
 
 BF16 = torch.bfloat16
 
@@ -83,6 +84,38 @@ def test_projections_of_attention_are_right(count: int, monkeypatch: pytest.Monk
     assert tally.programs == count and tally.counted["regions"] > count / 2
     assert sum(tally.excluded.values()) <= count * 0.03, tally.excluded
     assert found >= {"segments", ROTATE_HALF.name, "block_mean", "heads"}
+
+
+@pytest.mark.parametrize("count", [24, pytest.param(300, marks=pytest.mark.exhaustive)])
+def test_weights_of_8_bits_are_right(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: set[str] = set()
+
+    def seen(self: EpiloguePass, regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
+        for acc in (region.spec.product for region in regions if region.spec.product.is_converted):
+            groups = acc.weight_groups
+            found.add("columns" if groups is None else "groups" if groups.zero is None else "zeros")
+        found.update(rejection.reason.value for rejection in rejections)
+
+    monkeypatch.setattr(EpiloguePass, "show", seen)
+    tally = command.run(command.Job(seed=0, first=0, last=count, replay_only=True, kind="weights"))
+    assert not tally.failures, [failure.message for failure in tally.failures]
+    assert tally.programs == count and tally.counted["regions"] > count / 2
+    assert sum(tally.excluded.values()) <= count * 0.03, tally.excluded
+    assert found >= {"columns", "groups", "zeros", "weight_groups"}
+
+
+def test_every_spelling_of_weights_is_drawn() -> None:
+    programs = [draw_weights(0, index) for index in range(200)]
+    texts = {step.text for program in programs for step in program.steps}
+    shapes = {each.shape for program in programs for each in program.inputs}
+    stored = {each.dtype for program in programs for each in program.inputs}
+    for grouping in weights.GROUPINGS:
+        views = [grouping.there, grouping.back, *(view for _, view in grouping.vectors)]
+        assert texts >= {f"{{0}}{view}".replace("@", "N") for view in views if view}
+        wanted = [grouping.stored, *(shape for shape, _ in grouping.vectors)]
+        assert shapes >= {tuple(size.replace("@", "N") for size in shape) for shape in wanted}
+    assert stored >= set(weights.STORED)
+    assert any("repeat_interleave" in text for text in texts)
 
 
 def test_every_spelling_of_attention_is_drawn() -> None:
@@ -378,9 +411,9 @@ def test_a_part_may_leave_out_the_gaps_of_its_view() -> None:
 # Planted faults
 
 
-def first_failure(last: int) -> command.Failure:
+def first_failure(last: int, kind: str = "any") -> command.Failure:
     for index in range(last):
-        tally = command.run(command.Job(seed=0, first=index, last=index + 1, replay_only=True))
+        tally = command.run(command.Job(seed=0, first=index, last=index + 1, replay_only=True, kind=kind))
         if tally.failures:
             return tally.failures[0]
     raise AssertionError("the fault was not found")
@@ -455,6 +488,46 @@ def wrap_sums(monkeypatch: pytest.MonkeyPatch) -> None:
         return right(value.to(torch.int8) if value.dtype is torch.float64 else value, target)
 
     monkeypatch.setattr(numerics, "convert", wrong)
+
+
+def subtract_the_next_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zeros of each group of K taken for those of the next one."""
+    from cute_backend import replay
+
+    right = replay._of_weight_groups
+
+    def wrong(acc: Accumulator, stored: Tensor, scales: Tensor, *zeros: Tensor) -> Tensor:
+        return right(acc, stored, scales, *(each.roll(1, 0) for each in zeros))
+
+    monkeypatch.setattr(replay, "_of_weight_groups", wrong)
+
+
+def subtract_zeros_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences of stored values and zeros without their rounding, which changes the last bits alone."""
+    from cute_backend import replay
+
+    right = replay._of_weight_groups
+
+    def wrong(acc: Accumulator, stored: Tensor, *vectors: Tensor) -> Tensor:
+        groups = acc.weight_groups
+        assert groups is not None
+        wide = replace(groups, difference=groups.difference and DType.F32)
+        return right(replace(acc, weight_groups=wide), stored, *vectors)
+
+    monkeypatch.setattr(replay, "_of_weight_groups", wrong)
+
+
+@pytest.mark.parametrize(
+    "plant", [subtract_the_next_zeros, pytest.param(subtract_zeros_in_fp32, marks=pytest.mark.exhaustive)]
+)
+def test_a_fault_planted_in_weights_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as planted:
+        plant(planted)
+        failure = first_failure(100, "weights")
+    assert " - " in failure.program.source()
+    assert judge(failure.program, replay_only=True).failure == ""
 
 
 @pytest.mark.parametrize(

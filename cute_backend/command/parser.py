@@ -274,6 +274,13 @@ def _add_fuzz_options(parser: argparse.ArgumentParser) -> None:
         const="attention",
         help="projections whose columns are heads: rotated, normed, packed, copied",
     )
+    kinds.add_argument(
+        "--weights",
+        dest="kind",
+        action="store_const",
+        const="weights",
+        help="weights of 8 bits, with scales of columns or of groups of K, and zeros",
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="(default: cpu)")
     parser.add_argument(
         "--jobs", metavar="J", type=_positive, default=1, help="processes that compile and run (default: 1)"

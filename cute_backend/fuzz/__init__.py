@@ -6,8 +6,8 @@
 `python -m cute_backend fuzz` does this for many programs. The modules by subject:
 
 - The command: `command`.
-- Programs: `drawn_program`, `draw`, `forms`, `attention`, `vocabulary`, `block_scaled_products`,
-  `block_formats`.
+- Programs: `drawn_program`, `draw`, `forms`, `attention`, `weights`, `vocabulary`,
+  `block_scaled_products`, `block_formats`.
 - Verdicts: `judge`, `bounds`, `shrink`.
 """
 

@@ -32,10 +32,11 @@ from cute_backend.fuzz.drawn_program import Program
 from cute_backend.fuzz.forms import draw_form
 from cute_backend.fuzz.judge import Verdict, judge, run_without_the_pass
 from cute_backend.fuzz.shrink import shrink
+from cute_backend.fuzz.weights import draw_weights
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.presentation import terminal
 
-DRAWN = {"any": draw, "forms": draw_form, "attention": draw_attention}
+DRAWN = {"any": draw, "forms": draw_form, "attention": draw_attention, "weights": draw_weights}
 """The kinds of programs, each with the function that draws one."""
 
 

@@ -28,6 +28,8 @@ class Fill(Enum):
 
     INTEGERS = "torch.randint(-7, 8, {0}, generator=g)"
     """Integers small enough for a product's sums to be exact."""
+    BYTES = "torch.randint(0, 256, {0}, generator=g)"
+    """Integers that a cast to 8 bits makes all values of."""
     NORMAL = "torch.randn({0}, generator=g)"
     WIDE = "torch.randn({0}, generator=g) * 100"
     BITS = "torch.randint(0, 2, {0}, generator=g)"

@@ -106,7 +106,7 @@ def test_products_are_exact(case: str, tile: str, m: int, k: int) -> None:
     check(case, config, (m, config.tile_m + 40, k))
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("case", GROUPS)
 @pytest.mark.parametrize("tile", WARPS)
 @pytest.mark.parametrize("m", [1, 5, 64, 130])
@@ -116,7 +116,7 @@ def test_products_by_warps_are_exact(case: str, tile: str, m: int, k: int) -> No
     check(case, config, (m, config.tile_m + 40, k))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @EACH_TEMPLATE
 @pytest.mark.parametrize("k", [32, 160, 352])
 def test_k_ends_within_a_k_tile(tile: TileConfig, k: int) -> None:
@@ -193,7 +193,7 @@ def test_a_scale_that_is_not_finite_stays_in_its_group(tile: TileConfig, number:
     assert torch.equal(actual.nan_to_num(7.5), expected.nan_to_num(7.5))
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(4)
 @EACH_TEMPLATE
 @pytest.mark.parametrize("stored", STORED_DTYPES, ids=lambda dtype: dtype.value)
 def test_dtypes(tile: TileConfig, stored: DType) -> None:

@@ -1,0 +1,236 @@
+"""Draws programs with weights that are stored in 8 bits, and converted in front of their products.
+
+A weight (N, K) has scales for each column or for each group of K, in front of the product or behind it, and
+maybe zeros. The views, the casts and the order in which they come are those of libraries and of people. Some
+groups are not as kernels take them: of too few values, of a number that does not divide K, or with zeros of
+another shape. Some weights have several readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import torch
+
+from cute_backend.fuzz.draw import BF16, E4M3, E5M2, F16, F32, Drawing
+from cute_backend.fuzz.drawn_program import Fill, Program, Rule
+
+STORED = (torch.int8, torch.int8, torch.uint8, E4M3, E5M2)
+
+SIZES = (32, 64, 128, 256, 64, 128, 16, 512)
+"""Values in a group, of which kernels take most."""
+
+Shape = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How a weight lies in groups of G values of K: the shape of what is stored, the view in which zeros and
+    scales are applied, and the view of the result as (N, K). `vectors` are shapes of zeros and scales, each
+    with the view that broadcasts it. `@` stands for the number of columns."""
+
+    stored: Shape
+    there: str
+    back: str
+    vectors: tuple[tuple[Shape, str], ...]
+
+
+GROUPINGS = (
+    Grouping(
+        ("@", "K"),
+        ".reshape(@, K // G, G)",
+        ".reshape(@, K)",
+        (
+            (("@", "K // G"), ".unsqueeze(-1)"),
+            (("@", "K // G"), ".reshape(@, K // G, 1)"),
+            (("K // G", "@"), ".t()[..., None]"),
+        ),
+    ),
+    Grouping(
+        ("@ * (K // G)", "G"),
+        "",
+        ".reshape(@, K)",
+        ((("@ * (K // G)", "1"), ""), (("@", "K // G"), ".reshape(-1, 1)")),
+    ),
+    Grouping(
+        ("@", "K"),
+        ".t().unflatten(0, (K // G, G))",
+        ".flatten(0, 1).t()",
+        ((("K // G", "1", "@"), ""), (("@", "K // G"), ".t().unsqueeze(1)")),
+    ),
+)
+"""torchao's order of axes, HQQ's, and that of (K, N)."""
+
+OTHER_VECTORS: tuple[tuple[Shape, str], ...] = (
+    ((), ""),
+    (("1", "1"), ""),
+    (("@", "K // G", "G"), ".reshape({0}.shape)"),
+)
+"""Vectors that have no element for each group and column, or several."""
+
+COLUMN_SCALES: tuple[tuple[Shape, str, str], ...] = (
+    *2 * ((("@", "1"), "{0}", "{0}"),),
+    *2 * ((("1", "@"), "{0}.t()", "{0}.t()"),),
+    (("@",), "{0}.t()", "{0}.t()"),
+    ((), "{0}", "{0}"),
+    (("1", "K"), "{0}", "{0}"),
+)
+"""Scales in front of a product: the shape, and the views of a weight (N, K) there and back."""
+
+SCALES_BEHIND: tuple[Shape, ...] = (("@",), ("@",), ("1", "@"), (), ("#", "1"))
+"""Scales behind a product; `#` stands for the leading sizes."""
+
+PRODUCTS = ("F.linear({0}, {1})", "{0} @ {1}.t()", "torch.matmul({0}, {1}.mT)")
+
+
+def draw_weights(seed: int, index: int) -> Program:
+    """The program at an index of the sequence of a seed."""
+    return _Weights(Random(f"weights/{seed}/{index}")).program()
+
+
+class _Weights(Drawing):
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self.scaled, self.recipe, self.special = False, None, False
+        values = random.choice(SIZES)
+        k = random.choice((values, 2 * values, 3 * values, 5 * values, 2 * values, 3 * values, 40))
+        self.sizes |= {"N": random.choice((8, 16, 24, 48)), "K": k, "G": values}
+        self.weights: list[tuple[str, str, torch.dtype]] = []
+        """Weights, with their columns and dtypes."""
+
+    @property
+    def moves(self) -> list[tuple[Callable[[], None], int]]:
+        moves: list[tuple[Callable[[], None], int]] = [
+            (self.unary, 3),
+            (self.binary, 3),
+            (self.cast, 1),
+            (self.keep, 1),
+            (self.reduce, 1),
+            (self.product, 3),
+            (self.parts, 1),
+        ]
+        return moves
+
+    def times(self, columns: str) -> str | None:
+        dtype = self.random.choice((BF16, BF16, F16))
+        a = self.factor(self.lead, dtype, Fill.INTEGERS if self.exact else Fill.NORMAL)
+        same = [name for name, of, kind in self.weights if (of, kind) == (columns, dtype)]
+        if same and self.random.random() < 0.3:
+            weight: str | None = self.random.choice(same)
+        else:
+            weight = (
+                self.grouped(columns, dtype) if self.random.random() < 0.6 else self.whole(columns, dtype)
+            )
+        if weight is None:
+            return None
+        self.weights.append((weight, columns, dtype))
+        text, operands = self.random.choice(PRODUCTS), [a, weight]
+        if text.startswith("F.linear") and self.random.random() < 0.3:
+            text, operands = (
+                "F.linear({0}, {1}, {2})",
+                [*operands, self.input((columns,), dtype, Fill.INTEGERS)],
+            )
+        product = self.step(text, operands, Rule.PRODUCT)
+        if product is None or self.random.random() < 0.7:
+            return product
+        shape = self.of_columns(self.random.choice(SCALES_BEHIND), columns)
+        shape = (*self.lead, *shape[1:]) if shape[:1] == ("#",) else shape
+        scales = self.input(shape, self.random.choice((F32, dtype)), self.scale_fill)
+        return self.step("{0} * {1}", [product, scales], Rule.EXACT)
+
+    @property
+    def scale_fill(self) -> Fill:
+        return Fill.POWERS if self.exact else Fill.POSITIVE
+
+    def of_columns(self, shape: Shape, columns: str) -> Shape:
+        return tuple(self.text_of(size, columns) for size in shape)
+
+    def text_of(self, text: str, columns: str) -> str:
+        return text.replace("@", f"({columns})" if " " in columns and text != "@" else columns)
+
+    def stored(self, shape: Shape) -> str:
+        dtype = self.random.choice(STORED)
+        fill = Fill.INTEGERS if self.exact and dtype.is_floating_point else Fill.BYTES
+        return self.input(shape, dtype, Fill.NORMAL if dtype.is_floating_point and not self.exact else fill)
+
+    def to(self, name: str | None, dtype: torch.dtype) -> str | None:
+        """A cast, which is sometimes one that changes nothing."""
+        return name and self.step(f"{{0}}.to({dtype})", [name], Rule.CAST)
+
+    def maybe(self, name: str | None, dtype: torch.dtype) -> str | None:
+        """A value, sometimes cast to fp32 or to the dtype of the weight."""
+        if self.random.random() < 0.75:
+            return name
+        return self.to(name, self.random.choice((F32, dtype)))
+
+    def whole(self, columns: str, dtype: torch.dtype) -> str | None:
+        """A weight whose scales, if there are any, are of columns."""
+        weight = self.to(self.stored((columns, "K")), self.random.choice((dtype, dtype, F32)))
+        if self.random.random() < 0.6:
+            shape, there, back = self.random.choice(COLUMN_SCALES)
+            scales: str | None = self.input(
+                self.of_columns(shape, columns), self.random.choice((F32, dtype)), self.scale_fill
+            )
+            scales = self.maybe(scales, dtype)
+            weight = weight and self.step(there, [weight], Rule.VIEW)
+            weight = weight and scales and self.step("{0} * {1}", [weight, scales], Rule.EXACT)
+            weight = weight and self.step(back, [weight], Rule.VIEW)
+        return self.to(weight, dtype)
+
+    def grouped(self, columns: str, dtype: torch.dtype) -> str | None:
+        """A weight in groups of K. If they don't divide K, each value has a scale of its own."""
+        if self.sizes["K"] % self.sizes["G"]:
+            return self.by_repeated_scales(columns, dtype)
+        grouping = self.random.choice(GROUPINGS)
+        weight: str | None = self.stored(self.of_columns(grouping.stored, columns))
+        there = self.text_of(f"{{0}}{grouping.there}", columns)
+        first = self.random.random() < 0.5
+        if first:
+            weight = weight and self.step(there, [weight], Rule.VIEW)
+        weight = self.to(weight, self.random.choice((dtype, dtype, F32)))
+        if not first:
+            weight = weight and self.step(there, [weight], Rule.VIEW)
+        if self.random.random() < 0.7:
+            zeros = self.vector(
+                grouping, columns, dtype, (torch.int8, torch.uint8, dtype, F32), Fill.INTEGERS
+            )
+            text = self.random.choice(("{0} - {1}",) * 5 + ("{0} + {1}",))
+            weight = weight and zeros and self.step(text, [weight, zeros], Rule.EXACT)
+            weight = self.maybe(weight, dtype)
+        scales = self.vector(grouping, columns, dtype, (F32, dtype, BF16), self.scale_fill)
+        operands = [weight, scales] if self.random.random() < 0.8 else [scales, weight]
+        weight = weight and scales and self.step("{0} * {1}", operands, Rule.EXACT)  # type: ignore[arg-type]
+        back = self.text_of(f"{{0}}{grouping.back}", columns)
+        if self.random.random() < 0.5:
+            weight = self.to(weight, dtype)
+            return weight and self.step(back, [weight], Rule.VIEW)
+        weight = weight and self.step(back, [weight], Rule.VIEW)
+        return self.to(weight, dtype)
+
+    def vector(
+        self,
+        grouping: Grouping,
+        columns: str,
+        dtype: torch.dtype,
+        dtypes: tuple[torch.dtype, ...],
+        fill: Fill,
+    ) -> str | None:
+        """Zeros or scales, as they broadcast to a weight."""
+        every = OTHER_VECTORS if self.random.random() < 0.1 else grouping.vectors
+        shape, view = self.random.choice(every)
+        kind = self.random.choice(dtypes)
+        name: str | None = self.input(self.of_columns(shape, columns), kind, fill)
+        if kind is not dtype and not kind.is_floating_point and self.random.random() < 0.7:
+            name = self.to(name, dtype)
+        name = self.maybe(name, dtype)
+        if not view:
+            return name
+        return name and self.step(self.text_of(f"{{0}}{view}", columns), [name], Rule.VIEW)
+
+    def by_repeated_scales(self, columns: str, dtype: torch.dtype) -> str | None:
+        weight = self.to(self.stored((columns, "K")), dtype)
+        scales = self.input((columns, "-(-K // G)"), dtype, self.scale_fill)
+        repeated = self.step("{0}.repeat_interleave(G, 1)[:, :K]", [scales], Rule.VIEW)
+        return weight and repeated and self.step("{0} * {1}", [weight, repeated], Rule.EXACT)
