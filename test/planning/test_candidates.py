@@ -74,12 +74,7 @@ def shared_spec(name: str) -> EpilogueSpec:
     return report.regions[0].spec
 
 
-@example(BARE, (9, 16, 16), Arch.SM90A)  # tiles as wide as the rows
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(spec=specs(), sizes=SIZES, arch=st.sampled_from(Arch))
-def test_what_is_chosen_exists_and_fits_shared_memory(
-    spec: EpilogueSpec, sizes: tuple[int, int, int], arch: Arch
-) -> None:
+def chosen_exists_and_fits(spec: EpilogueSpec, sizes: tuple[int, int, int], arch: Arch) -> None:
     chosen = choose(arch, spec, Sizes(*sizes), arch.target.sm_count)
     m, n, _ = sizes
     of_rows = {*for_rows(arch, spec, m, n, arch.target.sm_count)}
@@ -94,6 +89,28 @@ def test_what_is_chosen_exists_and_fits_shared_memory(
         assert config.arch is arch
         for alignment in Alignment:
             assert plan(spec, config, alignment).stages.ab >= config.least_ab_stages
+
+
+HOW: dict[str, Any] = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
+DRAWN: dict[str, Any] = {"spec": specs(), "sizes": SIZES, "arch": st.sampled_from(Arch)}
+
+
+@example(spec=BARE, sizes=(9, 16, 16), arch=Arch.SM90A)  # tiles as wide as the rows
+@settings(max_examples=60, **HOW)
+@given(**DRAWN)
+def test_what_is_chosen_exists_and_fits_shared_memory(
+    spec: EpilogueSpec, sizes: tuple[int, int, int], arch: Arch
+) -> None:
+    chosen_exists_and_fits(spec, sizes, arch)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=200, **HOW)
+@given(**DRAWN)
+def test_much_that_is_chosen_exists_and_fits_shared_memory(
+    spec: EpilogueSpec, sizes: tuple[int, int, int], arch: Arch
+) -> None:
+    chosen_exists_and_fits(spec, sizes, arch)
 
 
 def test_a_configuration_is_told_in_words() -> None:
