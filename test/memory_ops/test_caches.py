@@ -162,7 +162,7 @@ EVERYWHERE = [*CONFIGS, *(TileConfig(arch, 64, 64) for arch in (Arch.SM80, Arch.
 """Tiles of every template."""
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", [DType.I64, DType.I32])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("config", EVERYWHERE, ids=lambda each: f"{each.arch.value}-{each.name}")

@@ -75,7 +75,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @of_each_recipe
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
 def test_edges_in_every_direction(config: TileConfig, a: Scaling, b: Scaling) -> None:

@@ -79,7 +79,7 @@ def check(stored: DType, other: DType, config: TileConfig, problem: tuple[int, i
         assert torch.equal(actual, expected), wrong(actual, expected)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("m", [1, 5, 64, 130])
 @pytest.mark.parametrize("k", [16, 336, 1040])
@@ -89,7 +89,7 @@ def test_products_are_exact(tile: str, m: int, k: int) -> None:
     check(DType.I8, DType.BF16, config, (m, config.tile_m + 40, k))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("tile", WARPS)
 @pytest.mark.parametrize("m", [1, 5, 64, 130])
 @pytest.mark.parametrize("k", [16, 336, 1040])
@@ -112,14 +112,14 @@ def stored_by(*tiles: TileConfig) -> list[ParameterSet]:
     ]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(("tile", "stored"), stored_by(*CONVERSIONS, WARPS["with conversions"], WARPS["TMA"]))
 @pytest.mark.parametrize("other", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
 def test_dtypes(tile: TileConfig, stored: DType, other: DType) -> None:
     check(stored, other, tile, (5, 104, 272))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("tile", "stored"), stored_by(*CONVERSIONS))
 @pytest.mark.parametrize("other", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
 def test_every_stored_value(tile: TileConfig, stored: DType, other: DType) -> None:
@@ -143,7 +143,7 @@ def test_every_stored_value(tile: TileConfig, stored: DType, other: DType) -> No
         assert torch.equal(result[0].nan_to_num(7.5), column.float().nan_to_num(7.5))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
 @pytest.mark.parametrize("m", [5, 130])
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80", "sm_120a"])

@@ -105,7 +105,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("n", [152, 149])
 @pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
@@ -255,7 +255,7 @@ MX_ENDS = {
 MX_CONFIGS = [sm100(128, 64), sm100(256, 128, 2, ctas=2), sm100(128, 128, 2, 2, column_groups=2)]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("ends", MX_ENDS)
 @pytest.mark.parametrize("config", MX_CONFIGS, ids=lambda config: config.name)
 def test_scales_of_blocks_begin_with_a_tile_of_their_group(config, ends):
@@ -339,7 +339,7 @@ def check_k(config: TileConfig, ends: tuple[int, ...], n: int, spec: EpilogueSpe
     assert build(launch.kernel).spill_bytes == 0
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("n", [136, 133])
 @pytest.mark.parametrize("ends", K_ENDS)
 @pytest.mark.parametrize("config", K_CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")

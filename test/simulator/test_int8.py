@@ -93,7 +93,7 @@ def check(
     assert torch.equal(narrow, torch.from_numpy(expected).bfloat16())
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @WITH_TILES
 @pytest.mark.parametrize("k", [16, 336, 1040])
 def test_sums_are_those_of_int64(tile: str, k: int) -> None:
@@ -102,7 +102,7 @@ def test_sums_are_those_of_int64(tile: str, k: int) -> None:
     check(SPEC, config, (config.tile_m + 37, config.tile_n + 24, k))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("m", [1, 5])
 @pytest.mark.parametrize("tile", ["wgmma", "mma.sync", "mma.sync TMA", "tcgen05"])
 def test_few_rows(tile: str, m: int) -> None:

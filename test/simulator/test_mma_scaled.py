@@ -44,7 +44,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value} {config.name}")
 def test_edges_in_every_direction(config: TileConfig, name: str) -> None:
@@ -120,7 +120,7 @@ def test_programs_are_simulated_from_torch_to_their_results(name: str, seed: int
         assert relative_error(result, expected) < TOLERANCE[torch.bfloat16]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "config", [sm100(256, 192, 2, ctas=2), sm100(256, 128, 2, ctas=2, column_groups=2), sm100(128, 64)]
 )

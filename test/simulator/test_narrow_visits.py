@@ -120,7 +120,7 @@ def test_8_columns_of_planes_by_element(arch: Arch, tile_m: int) -> None:
 NAMES = ("bias_gelu_residual", "addmm_relu", "silu_mul_quant", "row_maxima", "sums", "swiglu_chunk")
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("alignment", Alignment)
 @pytest.mark.parametrize("columns", WIDTHS)
 @pytest.mark.parametrize("name", [*NAMES, *HEAVY])

@@ -57,7 +57,7 @@ from support.simulator.exact import (
 FEEDS = pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM120A], ids=["cp.async", "TMA"])
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @FEEDS
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("shape", [(64, 64), (64, 128), (128, 128), (256, 128)], ids=str)
