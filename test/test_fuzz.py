@@ -39,7 +39,7 @@ from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.values import composites, lower
 from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.ops import OPS
-from cute_backend.spec import Accumulator, Axis, DType, Operand, Reduction, Scaling
+from cute_backend.spec import Axis, DType, Operand, Reduction, Scaling, WeightGroups
 
 BF16 = torch.bfloat16
 
@@ -495,29 +495,23 @@ def wrap_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def subtract_the_next_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     """The zeros of each group of K taken for those of the next one."""
-    from cute_backend import replay
+    right = WeightGroups.applied
 
-    right = replay._of_weight_groups
+    def wrong(self: WeightGroups, operand: Tensor, vectors: Sequence[Tensor], *how: Any) -> Tensor:
+        scales, *zeros = vectors
+        return right(self, operand, [scales, *(each.roll(1, 0) for each in zeros)], *how)
 
-    def wrong(acc: Accumulator, stored: Tensor, scales: Tensor, *zeros: Tensor) -> Tensor:
-        return right(acc, stored, scales, *(each.roll(1, 0) for each in zeros))
-
-    monkeypatch.setattr(replay, "_of_weight_groups", wrong)
+    monkeypatch.setattr(WeightGroups, "applied", wrong)
 
 
 def subtract_zeros_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Differences of stored values and zeros without their rounding, which changes the last bits alone."""
-    from cute_backend import replay
+    right = WeightGroups.applied
 
-    right = replay._of_weight_groups
+    def wrong(self: WeightGroups, *given: Any) -> Tensor:
+        return right(replace(self, difference=self.difference and DType.F32), *given)
 
-    def wrong(acc: Accumulator, stored: Tensor, *vectors: Tensor) -> Tensor:
-        groups = acc.weight_groups
-        assert groups is not None
-        wide = replace(groups, difference=groups.difference and DType.F32)
-        return right(replace(acc, weight_groups=wide), stored, *vectors)
-
-    monkeypatch.setattr(replay, "_of_weight_groups", wrong)
+    monkeypatch.setattr(WeightGroups, "applied", wrong)
 
 
 @pytest.mark.parametrize(
