@@ -2,8 +2,9 @@
 
 The rows of D lie along the columns of such a tile. A tile of a pair has two accumulators, for the same
 columns of both products. M is divided evenly among the fewest tiles that hold it, or among a few more, and
-the tiles have the rows of a share, rounded up to the 8 columns of an MMA: 257 rows are two tiles of 136,
-three of 88, or four of 72. In tiles of 160, of which M takes two, a fifth of the work would be wasted.
+the tiles have the rows of a share, rounded up to the columns that an MMA takes at a time. These are 8 on
+Hopper, where 257 rows are two tiles of 136, three of 88, or four of 72. In tiles of 160, of which M takes
+two, a fifth of the work would be wasted.
 """
 
 from __future__ import annotations
@@ -11,25 +12,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from cute_backend.planning.fitting import can_split, fits, in_parts
 from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.planning.rules import LEAST_COLUMNS, suited
 from cute_backend.planning.shallow import can_be_shallow
 from cute_backend.planning.targets import Arch, Shape
+from cute_backend.planning.targets.target import WIDEST
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.planning.transposing import can_transpose
 from cute_backend.spec import EpilogueSpec, Major
 
 LARGEST_M = 1024
 """The largest M that is divided evenly. More rows waste little of the tiles that serve any M."""
-
-WIDEST = 256
-"""The most columns of an MMA (PTX ISA, wgmma)."""
-
-MOST_ACCUMULATORS = 192
-"""The most accumulators of a thread, for all products."""
 
 FURTHER_SHARES = 2
 """How many more shares than the fewest are tried. Narrower tiles leave room for further stages, and are more,
@@ -46,24 +42,20 @@ PINGPONG_VISITS = 20
 """The most visits of such a tile. With a residual, the 22 of 128 x 88 spill 24 bytes, and the 29 of 64 x 232
 spill 136; without ping-pong, the 46 of 256 x 184 spill nothing."""
 
-CLUSTERS = (1, 2, 4)
-"""CTAs of a cluster that share the rows of a tile, each with other columns of D."""
+
+def visit_columns(width: int, step: int = LEAST_COLUMNS) -> int:
+    """The columns of a visit of a tile of `width` columns, a multiple of `step`: the widest visits of at most
+    32 columns that cover it, a multiple of `step` too. So 88 columns have 11 visits of 8."""
+    return max(each for each in range(step, NARROW_SUBTILE_N + 1, step) if width % each == 0)
 
 
-def visit_columns(width: int) -> int:
-    """The columns of a visit of a tile of `width` columns, a multiple of 8: the widest visits of at most 32
-    columns that cover it. So 88 columns have 11 visits of 8."""
-    return max(
-        each for each in range(LEAST_COLUMNS, NARROW_SUBTILE_N + 1, LEAST_COLUMNS) if width % each == 0
-    )
-
-
-def widths(m: int, most: int) -> tuple[int, ...]:
-    """The widths of at most `most` columns in which `m` rows are a few even shares, the widest first."""
+def widths(m: int, most: int, step: int = LEAST_COLUMNS) -> tuple[int, ...]:
+    """The widths of at most `most` columns, multiples of `step`, in which `m` rows are a few even shares, the
+    widest first."""
     fewest = -(-m // most)
     shares = [-(-m // count) for count in range(fewest, fewest + FURTHER_SHARES + 1)]
     kept = [shares[0], *(share for share in shares[1:] if share > LEAST_SHARE)]
-    return tuple(dict.fromkeys(-(-share // LEAST_COLUMNS) * LEAST_COLUMNS for share in kept))
+    return tuple(dict.fromkeys(-(-share // step) * step for share in kept))
 
 
 def evenly(arch: Arch, spec: EpilogueSpec, m: int, n: int, sm_count: int) -> tuple[TileConfig, ...]:
@@ -72,9 +64,10 @@ def evenly(arch: Arch, spec: EpilogueSpec, m: int, n: int, sm_count: int) -> tup
     if m > LARGEST_M or not _is_served(spec):
         return ()
     found: list[TileConfig] = []
-    for tile_m in _heights(arch, spec):
+    even = arch.target.tiles.even
+    for tile_m in (each for each in _heights(arch, spec) if m <= even.up_to.get(each, LARGEST_M)):
         rows = -(-n // tile_m)
-        for width in widths(m, _widest(arch, spec, tile_m)):
+        for width in widths(m, _widest(arch, spec, tile_m), even.step):
             ctas = rows * -(-m // width)
             for config in _of_width(arch, spec, tile_m, width):
                 at_once = config.split_k == 1 or ctas * config.split_k <= sm_count
@@ -100,7 +93,7 @@ def of_name(arch: Arch, spec: EpilogueSpec, name: str) -> TileConfig | None:
     tile_m, width = map(int, shape.groups())
     if tile_m not in _heights(arch, spec):
         return None
-    if width not in range(LEAST_COLUMNS, _widest(arch, spec, tile_m) + 1, LEAST_COLUMNS):
+    if width not in arch.target.tiles.even.columns or width > _widest(arch, spec, tile_m):
         return None
     able = _of_width(arch, spec, tile_m, width)
     shallow = (replace(each, shallow=True) for each in able if can_be_shallow(each, spec))
@@ -110,24 +103,29 @@ def of_name(arch: Arch, spec: EpilogueSpec, name: str) -> TileConfig | None:
 def _heights(arch: Arch, spec: EpilogueSpec) -> tuple[int, ...]:
     """The rows of tiles for a spec. All products together have as many as a tile of one product may have: a
     stage of 256 rows of both products of a pair would be 64 KiB."""
-    rows, products = arch.target.tiles.even_rows, len(spec.accumulators)
+    rows, products = arch.target.tiles.even.rows, len(spec.accumulators)
     return tuple(each // products for each in rows if each // products in rows)
 
 
 def _widest(arch: Arch, spec: EpilogueSpec, tile_m: int) -> int:
     """The most columns of a tile that has `tile_m` rows of each product of a spec."""
-    narrow = TileConfig(arch, tile_m, LEAST_COLUMNS, products=len(spec.accumulators), transposed=True)
-    column = narrow.thread_accumulators / LEAST_COLUMNS
-    return min(int(MOST_ACCUMULATORS / column) // LEAST_COLUMNS * LEAST_COLUMNS, WIDEST)
+    even = arch.target.tiles.even
+    narrow = TileConfig(arch, tile_m, even.step, products=len(spec.accumulators), transposed=True)
+    column = narrow.thread_accumulators / even.step
+    most = min(even.accumulators / column, even.up_to.get(tile_m, WIDEST))
+    return max(width for width in even.columns if width <= most)
 
 
 @lru_cache(maxsize=4096)
 def _of_width(arch: Arch, spec: EpilogueSpec, tile_m: int, width: int) -> tuple[TileConfig, ...]:
     """The tiles of a width, with `tile_m` rows of each product, that serve a spec, in every cluster and with
-    every split-K. Narrow visits are unrolled, as the rules unroll those whose planes TMA moves."""
+    every split-K. If accumulators are in registers, narrow visits are unrolled, as the rules unroll those of
+    planes."""
     mma_m = tile_m * len(spec.accumulators)
-    shape = Shape(mma_m, width, subtile_n=visit_columns(width), transposed=True)
-    able = (replace(config, unrolled=config.rolled) for config in suited(arch, (shape,), spec))
+    columns = visit_columns(width, arch.target.tiles.even.step)
+    shape = Shape(mma_m, width, subtile_n=columns, transposed=True)
+    unrolls = arch.target.accumulators.in_registers
+    able = (replace(config, unrolled=unrolls and config.rolled) for config in suited(arch, (shape,), spec))
     return tuple(each for config in able if fits(config, spec) for each in _varied(config, spec))
 
 
@@ -135,13 +133,23 @@ def _varied(config: TileConfig, spec: EpilogueSpec) -> Iterator[TileConfig]:
     """Yields a tile in every cluster, with every split-K, and under ping-pong if a warpgroup has registers
     for the accumulators of a tile. A tile whose rows are converted has neither clusters nor ping-pong
     (`rules.rows_of_converted_values`)."""
-    for cluster_m in CLUSTERS[:1] if config.converts else CLUSTERS:
+    target = config.target
+
+    @cache
+    def splits(parted: TileConfig) -> bool:
+        return can_split(parted, spec) and fits(parted, spec)
+
+    for cluster_m in (1,) if config.converts else target.tiles.even.clusters:
         clustered = replace(config, cluster_m=cluster_m)
         clustered = replace(clustered, raster_m=clustered.usual_raster)
         yield clustered
-        yield from (each for each in in_parts(clustered) if can_split(each, spec) and fits(each, spec))
-        pingpong = replace(clustered, pingpong=True)
+        for each in in_parts(clustered):
+            # If sums go through memory, neither the number of parts nor the cluster decides.
+            alike = replace(config, split_k=target.tiles.splits[-1]) if each.sums_in_memory else each
+            if splits(alike):
+                yield each
         visits = config.tile_m // config.block_m * (config.tile_n // config.subtile_n)
-        able = not config.converts and config.mma_m <= PINGPONG_ROWS and visits <= PINGPONG_VISITS
-        if able and fits(pingpong, spec):
+        able = target.clusters and target.accumulators.in_registers and not config.converts
+        able = able and config.mma_m <= PINGPONG_ROWS and visits <= PINGPONG_VISITS
+        if able and fits(pingpong := replace(clustered, pingpong=True), spec):
             yield pingpong

@@ -111,20 +111,28 @@ def test_257_rows_are_three_tiles_of_88() -> None:
 
 @pytest.mark.parametrize(
     ("problem", "tile"),
-    [((47, 17920, 9344), "192x48_2x1_by24_unrolled"), ((4, 9024, 8960), "192x8_1x1_by8_split2_unrolled")],
+    [
+        ((47, 17920, 9344), "192x48_2x1_by24_unrolled"),
+        ((7, 12288, 4096), "192x8_1x1_by8_split2_unrolled"),
+        ((47, 11008, 4096), "192x48_1x1_by24_split2_unrolled"),
+    ],
 )
 def test_192_columns_of_d_serve_few_rows(problem: tuple[int, int, int], tile: str) -> None:
-    """17920 columns of D are 94 tiles of 192, for all but 38 of 132 multiprocessors, of which a warpgroup has
-    three blocks of 64 rows."""
+    """17920 columns of D are 94 tiles of 192, in clusters of two for most of 132 multiprocessors. A warpgroup
+    has three blocks of 64 rows. The last two take 27.6 us in place of 31.8, and 28.0 in place of 31.3
+    (H200)."""
     chosen = choose(Arch.SM90A, RELU, Sizes(*problem), 132)
     assert chosen.name == f"{tile}_transposed"
     assert (chosen.warpgroups, chosen.blocks, chosen.row_warps) == (1, 3, 4)
     assert chosen.thread_accumulators == 3 * chosen.tile_n // 2
 
 
-def test_no_more_accumulators_than_a_thread_has_registers_for() -> None:
-    tall = [config for config in of_relu(1000) if config.tile_m == 192]
-    assert max(config.tile_n for config in tall) == 128 and not any(config.pingpong for config in tall)
+def test_192_columns_of_d_serve_no_more_than_64_rows() -> None:
+    """With 96 to 500 rows, such tiles took 1.02 to 1.31 times as long as others (H200)."""
+    for m in (1, 40, 64):
+        (width,) = {config.tile_n for config in of_relu(m) if config.tile_m == 192}
+        assert width == -(-m // 8) * 8
+    assert not any(config.tile_m == 192 for m in (65, 130, 1000) for config in of_relu(m))
 
 
 def test_only_an_m_that_varies_is_rounded_up() -> None:
@@ -178,7 +186,7 @@ def test_tuning_tries_widths() -> None:
     [
         "64x88_4x1_by8_unrolled_transposed",
         "128x136_1x1_by8_split2_unrolled_transposed",
-        "192x72_2x1_by24_unrolled_transposed",
+        "192x48_2x1_by24_unrolled_transposed",
     ],
 )
 def test_a_tile_of_any_width_can_be_named(name: str) -> None:
@@ -196,7 +204,12 @@ def test_a_tile_of_a_pair_can_be_named(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["64x84_1x1_transposed", "512x88_1x1_by8_unrolled_transposed", "64x264_1x1_by24_unrolled_transposed"],
+    [
+        "64x84_1x1_transposed",
+        "512x88_1x1_by8_unrolled_transposed",
+        "64x264_1x1_by24_unrolled_transposed",
+        "192x72_1x1_by24_unrolled_transposed",
+    ],
 )
 def test_no_other_width_can_be_named(name: str) -> None:
     with pytest.raises(UsageError, match=r"config\.tile is"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cute_backend.planning.targets.h200 import H200
-from cute_backend.planning.targets.target import Accumulators, Cut, Kind, Shape, Target, Tiles
+from cute_backend.planning.targets.target import Accumulators, Cut, EvenTiles, Kind, Shape, Target, Tiles
 from cute_backend.spec import STORED_DTYPES, DType, Scaling
 
 _TILES = Tiles(
@@ -125,9 +125,11 @@ _TILES = Tiles(
         *(Shape(128, columns, 2, split_k=parts) for parts in (2, 3, 4) for columns in (256, 192)),
     ),
     splits=(2, 4, 6, 8, 12, 16),
-    # With 192 rows, 12288 columns of D are 64 tiles: those of 130 rows, in tiles of 72, fill 128 of 132
-    # multiprocessors once. One warpgroup has all three blocks.
-    even_rows=(64, 128, 192, 256),
+    # One warpgroup has all three blocks of 192 rows. 7 x 12288 x 4096 took 27.6 us in 192 x 8, and 31.8 in
+    # the tile that the model chose before; 47 x 11008 x 4096 took 28.0 in 192 x 48, and 31.3; 16 x 17408 x
+    # 5120 took 48.7 in 192 x 16, and 50.4. With 72 to 128 columns, such tiles took 1.02 to 1.31 times as
+    # long as others for 96 to 500 rows (bf16 and fp16, H200, 2026-11-29).
+    even=EvenTiles(rows=(64, 128, 192, 256), up_to={192: 64}, accumulators=192, clusters=(1, 2, 4)),
 )
 
 TARGET = Target(

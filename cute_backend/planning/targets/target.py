@@ -27,6 +27,9 @@ MAX_REGISTERS = 255
 CLUSTER_PARTS = (1, 2, 3, 4)
 """The values of split-K for which the CTAs of a tile are a cluster, where there are clusters."""
 
+WIDEST = 256
+"""The most columns of an MMA (PTX ISA, wgmma.mma_async and tcgen05.mma)."""
+
 MAX_TILES = 5
 """Tiles that a target may ship for one kind of spec: a launch has kernels compiled for each."""
 
@@ -81,6 +84,28 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
+class EvenTiles:
+    """The tiles of transposed products whose columns follow from a known M (`widths.py`)."""
+
+    rows: tuple[int, ...] = ()
+    """The rows of the MMA; none if a target has no such tiles."""
+    up_to: Mapping[int, int] = field(default_factory=dict)
+    """The most rows of D that tiles of some rows serve, as one share; others serve any number."""
+    step: int = 8
+    """A number that divides their columns: those that the MMA, and the copies of its fragments, take at a
+    time."""
+    accumulators: int = 256
+    """The most accumulators of a thread, for all products."""
+    clusters: tuple[int, ...] = (1,)
+    """CTAs of a cluster that share the rows of a tile, each with other columns of D."""
+
+    @property
+    def columns(self) -> range:
+        """The columns that a tile may have."""
+        return range(self.step, WIDEST + 1, self.step)
+
+
+@dataclass(frozen=True)
 class Tiles:
     """The tiles of a target."""
 
@@ -94,9 +119,8 @@ class Tiles:
     a spec of known sizes has K in all of them or, where there are clusters, in those of `CLUSTER_PARTS`.
     Tuning tries all for every tile."""
 
-    even_rows: tuple[int, ...] = ()
-    """The rows of the MMA in tiles of transposed products whose columns follow from a known M
-    (`widths.py`)."""
+    even: EvenTiles = EvenTiles()
+    """The tiles of transposed products whose columns follow from a known M."""
 
     @property
     def all(self) -> tuple[Shape, ...]:
