@@ -264,13 +264,15 @@ def _cluster_rows(rows: int, m: int, groups: int) -> int:
 def time_of(arch: Arch, cut: Cut) -> TileTime:
     """Returns the time of a tile. For a tile that was not timed, this is the time of the nearest tile that
     was, scaled by the ratio of their areas with a rim, with the error of that tile and `UNTIMED_ERROR`. The
-    errors of a target of which no tile was timed are 0."""
+    errors of a target of which no tile was timed are 0, except those of tiles as wide as the rows."""
     timed = arch.target.timing.tiles
     if cut in timed:
         return timed[cut]
     near = nearest(timed, cut)
     time = timed[near].of_area(_rimmed_area(cut) / _rimmed_area(near))
-    known = time.error == 0 or near._replace(subtile_n=cut.subtile_n) == cut
+    if time.error == 0:
+        return time._replace(error=arch.target.tiles.even.error * cut.transposed)
+    known = near._replace(subtile_n=cut.subtile_n) == cut
     return time if known else time._replace(error=time.error + UNTIMED_ERROR)
 
 

@@ -100,10 +100,12 @@ def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConf
 
 def columns_of_an_instruction(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """Requires a number of columns that the MMA has an instruction for. wgmma has any multiple of 8 up to
-    256, except that of int8 those beyond 24 are multiples of 16 (PTX ISA, wgmma.mma_async)."""
-    if not _by_wgmma(config) or spec.product.dtype is not DType.I32:
-        return config
-    return config if config.mma_n <= 24 or config.mma_n % 16 == 0 else None
+    256, except that of int8 those beyond 24 are multiples of 16 (PTX ISA, wgmma.mma_async). tcgen05.mma has
+    multiples of 16 of 128 rows (PTX ISA), and for mma.sync a warp's ldmatrix reads 16 columns of B, those of
+    two instructions."""
+    few = 24 if spec.product.dtype is DType.I32 else config.target.tiles.even.columns[-1]
+    whole = config.mma_n % 16 == 0 or (_by_wgmma(config) and config.mma_n <= few)
+    return config if whole else None
 
 
 def rows_of_converted_values(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
@@ -471,9 +473,10 @@ def with_half_subtiles(config: TileConfig, spec: EpilogueSpec, alignment: Alignm
 
 
 def unrolled_visits_of_planes(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
-    """Unrolls visits of narrow subtiles if TMA moves planes, whose stages an unrolled visit knows, or if a
-    visit has accumulators of two products. Visits without planes remain the iterations of a loop."""
-    if config.target.unrolled_subtile_n is None or not config.target.planes_by_tma or not config.rolled:
+    """Unrolls visits of narrow subtiles if planes pass through shared memory, whose stages an unrolled visit
+    knows, or if a visit has accumulators of two products. Visits without planes remain the iterations of a
+    loop."""
+    if config.target.unrolled_subtile_n is None or not config.rolled:
         return config
     by_tma = alignment is Alignment.TMA and has_planes(spec)
     return replace(config, unrolled=True) if by_tma or config.products > 1 else config

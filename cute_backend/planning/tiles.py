@@ -107,8 +107,9 @@ class TileConfig:
     in memory (`sums_in_memory`).
 
     With `unrolled`, visits are unrolled instead of being the iterations of a loop, so that each visit can
-    index the values that a thread holds in registers: hoisted rowvecs. On sm_90a the rules set it for narrow
-    subtiles whose planes TMA moves (`rules.unrolled_visits_of_planes`).
+    index the values that a thread holds in registers: hoisted rowvecs. If accumulators are in registers, the
+    rules set it for narrow subtiles whose planes pass through shared memory
+    (`rules.unrolled_visits_of_planes`).
 
     A tile with `transposed` computes D^T = B^T A^T: `tile_m` counts columns of D, and `tile_n` rows
     (`planning/transposing.py`).
@@ -171,11 +172,11 @@ class TileConfig:
                 f"tile {self.name} is transposed, of {self.ctas} CTAs; a transposed one is of one CTA"
             )
         least = self.target.unrolled_subtile_n
-        if self.unrolled and least is not None and not (self.target.planes_by_tma and self.subtile_n < least):
+        if self.unrolled and least is not None and self.subtile_n >= least:
             raise ValueError(
                 f"tile {self.name} of {self.arch.value} has unrolled visits, but there its subtiles of "
                 f"{self.subtile_n} columns decide: {least} and more are unrolled, and fewer only for planes "
-                "that TMA moves"
+                "in shared memory"
             )
         threads = WARPGROUP * self.warpgroups * self.occupancy
         if self.occupancy < 1 or (self.occupancy > 1 and threads > MAX_WORKING_THREADS):

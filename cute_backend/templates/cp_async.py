@@ -119,7 +119,7 @@ class Box:
 
         `source` points to the thread's first vector (`first`), and `target` to the box's place in shared
         memory. Two lines of the tensor are `line_stride` elements apart. The number of threads is a multiple
-        of the vectors of a line, and `lines` a multiple of the lines that all threads copy in one turn.
+        of the vectors of a line. In the last turn, threads beyond the last line of the box copy nothing.
         """
         line, place = self._first(share.thread)
         inside = Int32(VECTOR_BYTES)
@@ -129,12 +129,21 @@ class Box:
         step = Int64(line_stride) * self._step(share.threads)
         for turn in range(self._turns(share.threads)):
             away = turn * self._step(share.threads)
-            if within is None:
-                copy_vector(source, target + self._offset_after(line, place, away), inside)
-            else:
+            nbytes, offset = inside, self._offset_after(line, place, away)
+            if within is not None:
                 nbytes = cutlass.select_(line + away < within.lines, inside, Int32(0))
-                copy_vector(source, target + self._offset(line + away, place), nbytes)
+                offset = self._offset(line + away, place)
+            if self._is_whole(turn, share.threads):
+                copy_vector(source, target + offset, nbytes)
+            else:
+                self._copy_line(source, target + offset, nbytes, line + away)
             source += step  # one after the other: a register for each distance would be kept
+
+    @cute.jit
+    def _copy_line(self, source: cute.Pointer, target: cute.Pointer, nbytes: Int32, line: Int32):
+        """Copies a vector if the box has its line."""
+        if line < self.lines:
+            copy_vector(source, target, nbytes)
 
     @cute.jit
     def write(
@@ -151,17 +160,20 @@ class Box:
         words = cute.recast_ptr(target, dtype=word)
         line, place = self._first(share.thread)
         for turn in cutlass.range_constexpr(self._turns(share.threads)):
-            this = line + turn * self._step(share.threads)
+            this, lines = line + turn * self._step(share.threads), within.lines
+            if cutlass.const_expr(not self._is_whole(turn, share.threads)):
+                lines = cutlass.select_(this < self.lines, lines, Int32(0))
+                this = cutlass.min(this, self.lines - 1)
             vector = cute.make_rmem_tensor(count, word)
             offset = cute.assume(self._offset(this, place), divby=VECTOR_BYTES)
             aligned = cute.recast_ptr(source + offset, dtype=word)
             cute.autovec_copy(cute.make_tensor(aligned, cute.make_layout(count)), vector)
             first = Int64(this) * line_stride + place * count
             left = within.elements - place * count
-            if (this < within.lines) & (left >= count):
+            if (this < lines) & (left >= count):
                 whole = cute.make_tensor(words + cute.assume(first, divby=count), cute.make_layout(count))
                 cute.autovec_copy(vector, whole)
-            elif this < within.lines:
+            elif this < lines:
                 part = cute.make_tensor(words + first, cute.make_layout(count))
                 for i in cutlass.range_constexpr(count - 1):
                     if i < left:
@@ -183,8 +195,12 @@ class Box:
         return threads // self._per_line
 
     def _turns(self, threads: int) -> int:
-        """The number of vectors of a thread."""
-        return self.lines // self._step(threads)
+        """The number of vectors of a thread, or of one that has the most of them."""
+        return -(-self.lines // self._step(threads))
+
+    def _is_whole(self, turn: int, threads: int) -> bool:
+        """Whether all threads have a vector in a turn."""
+        return (turn + 1) * self._step(threads) <= self.lines
 
     def _offset(self, line: Int32, place: Int32) -> Int32:
         """The offset of a vector in the box, in bytes."""

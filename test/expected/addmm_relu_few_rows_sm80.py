@@ -1,10 +1,10 @@
 """out0 = bf16(relu(acc + bias))
 
-    bias  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
+    bias  colvec  bf16  row_read        one value for each row of a thread, before the accumulator wait
 
-cute_mm_bias_relu_64x64_ca1b9e12:
-sm_80, tile 64x64_1x1_split4, planes aligned to 16 bytes:
-64 by 64, split-K of 4, one CTA per part, subtiles of 32 columns, raster 8.
+cute_mm_bias_relu_64x16_99c4f4f0:
+sm_80, tile 64x16_1x1_by16_split4_unrolled_transposed, planes aligned to 16 bytes:
+64 by 16, split-K of 4, one CTA per part of the transposed product, subtiles of 16 columns, unrolled, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -17,9 +17,10 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
+from cute_backend.spec import Order
 from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.drain import Visit
-from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.epilogue import SmemOperand, transpose
 from cute_backend.templates.sm80 import Sm80Gemm
 from cute_backend.templates.split_sums import SplitGemm
 
@@ -30,7 +31,7 @@ class Epilogue:
     staged = ()
     shared_loads = ()
     shared_stores = (
-        SmemOperand("out0", BFloat16),
+        SmemOperand("out0", BFloat16, Order.COLUMN),
     )
     sweeps = (
         Visit(),
@@ -38,26 +39,24 @@ class Epilogue:
 
     @cute.jit
     def begin(self, tile, glob):
-        bias_read = cute.make_rmem_tensor(tile.columns, BFloat16)
-        for c in cutlass.range_constexpr(tile.columns):
-            bias_read[c] = glob.bias[tile.column(c)]
-        bias = math.pack(bias_read)
+        bias_bf16 = cute.make_rmem_tensor(tile.rows, BFloat16)
+        for r in cutlass.range_constexpr(tile.rows):
+            bias_bf16[r] = glob.bias[tile.row(r)]
+        bias = math.widen(bias_bf16, Float32)
         return SimpleNamespace(bias=bias)
 
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
-        bias_bf16 = sub.columns_of(held.bias)
-        bias = math.widen(bias_bf16, Float32)
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
-            c = sub.column_of(e)
-            t0 = acc[e] + bias[c]
+            r = sub.row_of(e)
+            t0 = acc[e] + held.bias[r]
             t1 = math.maximum(t0, 0.0)
             out0[e] = t1
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = SplitGemm(Sm80Gemm, Epilogue(), TileConfig(Arch.SM80, 64, 64, split_k=4), Stages(ab=10, store=1))
+gemm = SplitGemm(Sm80Gemm, Epilogue(), TileConfig(Arch.SM80, 64, 16, subtile_n=16, split_k=4, unrolled=True, transposed=True), Stages(ab=16, store=1))
 
 
 @cute.jit
@@ -70,4 +69,7 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    gemm(a, [b], [bias], [out0], workspace, max_active_clusters, stream)
+    a_t = transpose(a)
+    b_t = transpose(b)
+    out0_t = transpose(out0)
+    gemm(b_t, [a_t], [bias], [out0_t], workspace, max_active_clusters, stream)

@@ -24,8 +24,10 @@ from cute_backend.planning import (
     plan,
     untuned,
 )
-from cute_backend.planning.cost import cost
-from cute_backend.planning.search import candidates, choose, for_rows
+from cute_backend.planning.cost import cost, time_of
+from cute_backend.planning.rules import suited
+from cute_backend.planning.search import candidates, choose, for_rows, serves
+from cute_backend.planning.targets import Shape
 from cute_backend.planning.widths import LARGEST_M, evenly, visit_columns, widths
 from cute_backend.runtime.kernels.reach import MAX_KERNELS, Problem, config_for, reachable_kernels
 from cute_backend.spec import Accumulator, Axis, DType, EpilogueSpec, Major, Op, Reduction, Scaling, Store
@@ -224,6 +226,7 @@ ROWS = Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, reductions.name
 COLUMNS = replace(ROWS, reduce=Reduction(Axis.COLUMN, reductions.named("max")))
 
 
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM80, Arch.SM89, Arch.SM120A])
 @pytest.mark.parametrize(
     ("spec", "taken"),
     [
@@ -260,14 +263,86 @@ COLUMNS = replace(ROWS, reduce=Reduction(Axis.COLUMN, reductions.named("max")))
         "batched",
     ],
 )
-def test_what_has_no_such_tile_takes_those_for_any_m(spec: EpilogueSpec, taken: bool) -> None:
-    found = for_rows(Arch.SM90A, spec, 257, 2304, 132)
-    assert (found != offered(Arch.SM90A, spec)) is taken
-    chosen = choose(Arch.SM90A, spec, Sizes(257, 2304, 9216), 132)
-    assert chosen in found or replace(chosen, shallow=False) in found
+def test_what_has_no_such_tile_takes_those_for_any_m(spec: EpilogueSpec, taken: bool, arch: Arch) -> None:
+    """Only wgmma has two accumulators below each other. No tile of mma.sync serves rope."""
+    taken = taken and (arch is Arch.SM90A or len(spec.accumulators) == 1)
+    sm_count = arch.target.sm_count
+    if not serves(arch, spec):
+        assert not taken and evenly(arch, spec, 257, 2304, sm_count) == ()
+        return
+    found = for_rows(arch, spec, 257, 2304, sm_count)
+    assert (found != offered(arch, spec)) is taken
+    chosen = choose(arch, spec, Sizes(257, 2304, 9216), sm_count)
+    whole = replace(chosen, shallow=False, unrolled=False, column_groups=1)
+    assert whole in [replace(each, unrolled=False, column_groups=1) for each in found]
 
 
-@pytest.mark.parametrize("arch", [arch for arch in Arch if arch is not Arch.SM90A])
+BY_WARPS = [arch for arch in Arch if not arch.target.planes_by_tma]
+
+
+@pytest.mark.parametrize("arch", BY_WARPS)
+def test_warps_that_multiply_have_multiples_of_16(arch: Arch) -> None:
+    """No cluster without TMA, and no more accumulators in registers than any epilogue leaves."""
+    rows, clusters = {64, 128}, {1}
+    for m in (1, 7, 16, 40, 130, 257, 600, LARGEST_M):
+        every = evenly(arch, RELU, m, 4096, arch.target.sm_count)
+        assert {config.tile_m for config in every} <= rows and {
+            config.cluster_m for config in every
+        } <= clusters
+        for config in every:
+            shares = -(-m // config.tile_n)
+            assert config.tile_n % 16 == 0 and 0 <= shares * config.tile_n - m < 16 * shares
+            assert config.transposed and not config.pingpong and config.occupancy == 1
+            assert config.thread_accumulators <= 96
+            config.check_visits()
+    found = {config.tile_m: config.tile_n for config in evenly(arch, RELU, 257, 4096, 108)}
+    assert found.keys() == rows and min(found.values()) >= 48
+
+
+@pytest.mark.parametrize("arch", BY_WARPS)
+@pytest.mark.parametrize("columns", [8, 24, 40])
+def test_warps_read_16_columns(arch: Arch, columns: int) -> None:
+    """By mma.sync a warp reads B 16 columns at a time."""
+    shape = Shape(128, columns, subtile_n=8, transposed=True)
+    assert suited(arch, (shape,), RELU) == ()
+    (wide,) = suited(arch, (shape._replace(tile_n=columns + 8, subtile_n=16),), RELU)
+    assert wide.tile_n == columns + 8
+    with pytest.raises(UsageError, match=r"config\.tile is"):
+        named(arch, RELU, f"128x{columns}_1x1_by8_unrolled_transposed")
+
+
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [
+        (Arch.SM80, "64x48_1x1_by16_split4_unrolled_transposed"),
+        (Arch.SM120A, "128x96_1x1_transposed"),
+    ],
+)
+def test_a_multiple_of_16_can_be_named(arch: Arch, name: str) -> None:
+    assert named(arch, RELU, name).name == name
+
+
+@pytest.mark.parametrize("arch", BY_WARPS)
+def test_rows_of_few_shares_are_chosen_where_tiles_would_be_half_empty(arch: Arch) -> None:
+    """130 rows waste a third of three tiles of 64, and 14 of two shares of 72, in 80 columns each."""
+    chosen = choose(arch, RELU, Sizes(130, 12288, 3072), arch.target.sm_count)
+    assert chosen.transposed and chosen.tile_n in (80, 144)
+
+
+@pytest.mark.parametrize("arch", BY_WARPS)
+def test_a_gain_within_the_error_is_not_taken(arch: Arch) -> None:
+    """The constants of tiles that nothing was timed on say nothing of narrow visits."""
+    error = arch.target.tiles.even.error
+    for config in evenly(arch, RELU, 130, 12288, 108):
+        assert time_of(arch, config.cut).error == error > 0
+        plain, careful = (cost(config, RELU, Sizes(130, 12288, 4096), 4, careful=each) for each in (False, True))
+        assert careful == pytest.approx((1 + error) * plain, rel=0.01), (
+            "few multiprocessors take all the time"
+        )
+    assert all(time_of(arch, each.cut).error == 0 for each in offered(arch, RELU))
+
+
+@pytest.mark.parametrize("arch", [Arch.SM100A, Arch.SM103A])
 def test_other_architectures_have_none(arch: Arch) -> None:
     assert evenly(arch, RELU, 257, 2304, 132) == ()
 

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from cute_backend.planning.targets.data_sheet import DataSheet
-from cute_backend.planning.targets.target import MAX_REGISTERS, Accumulators, Kind, Shape, Target, Tiles
+from cute_backend.planning.targets.target import (
+    MAX_REGISTERS,
+    Accumulators,
+    EvenTiles,
+    Kind,
+    Shape,
+    Target,
+    Tiles,
+)
 from cute_backend.spec import STORED_DTYPES, DType
 
 CONVERTED = (
@@ -17,6 +25,11 @@ at least. With few rows, memory takes longer than the products of 32: in 64 x 32
 an A100's tensor cores, and its 8 KiB of stored values some 600 of its memory (data sheet). In 64 x 128,
 kernels of sm_80 spill."""
 
+EVEN = EvenTiles(rows=(64, 128), step=16, accumulators=96)
+"""Tiles as wide as even shares of the rows. By ldmatrix a warp reads 16 columns of B, for two instructions,
+and by cp.async a warpgroup copies 16 lines of a stage at a time. With more accumulators, 128 x 112 spills 8
+bytes beside gelu and a residual (sm_89)."""
+
 _TILES = Tiles(
     shipped={
         Kind.PLANES: (
@@ -29,6 +42,7 @@ _TILES = Tiles(
         Kind.CONVERTED: CONVERTED,
     },
     splits=(2, 4, 8),
+    even=EVEN,
 )
 
 _A100 = DataSheet(clock_mhz=1410, products=1024, bytes_per_us=2.039e6, l2_bytes=5120 / 108)

@@ -20,6 +20,7 @@ TILES = Tiles(
         Kind.CONVERTED: sm80.CONVERTED,
     },
     splits=(2, 4, 8),
+    even=sm80.EVEN,
 )
 """256 x 128 would have room for two stages, and none for planes."""
 

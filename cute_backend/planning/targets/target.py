@@ -98,6 +98,9 @@ class EvenTiles:
     """The most accumulators of a thread, for all products."""
     clusters: tuple[int, ...] = (1,)
     """CTAs of a cluster that share the rows of a tile, each with other columns of D."""
+    error: float = 0.05
+    """The relative error of their times on a target of which no tile was timed, beside that of other tiles.
+    Its constants say nothing of narrow visits, so that only a gain of more than that counts."""
 
     @property
     def columns(self) -> range:

@@ -151,7 +151,7 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
             *of_b,
             *(_another(each, each.width or n, k, generator) for each in others),
         ],
-        [loads[load.name] for load in spec.loads if load.name in loads],
+        [loads[load.name].to(TORCH_DTYPES[load.dtype]) for load in spec.loads if load.name in loads],
     )
 
 

@@ -140,6 +140,12 @@ GROUPED_WEIGHT = replace(
 )
 # SPEC without fast accumulation: the sums of k tiles are promoted.
 SLOW = promoted(SPEC)
+_BF16 = scaled_residual(DType.BF16, DType.BF16)
+FP8_PLANES = replace(
+    _BF16,
+    loads=tuple(replace(load, dtype=DType.E4M3) if load.order else load for load in _BF16.loads),
+    stores=(replace(_BF16.stores[0], dtype=DType.E4M3),),
+)
 # SPEC, with a repeating table in place of the residual.
 REPEATED = replace(SPEC, loads=(*SPEC.loads[:2], TABLE))
 # A product of which each 64 columns are rotated by halves, so that a kernel keeps columns in another order.
@@ -315,6 +321,10 @@ MANY_SUBTILES = replace(WARPS, config=sm80(128, 128), problem=(136, 136, 72))
 TWO_CTAS = replace(WARPS, config=sm80(64, 64, occupancy=2), problem=(136, 136, 208))
 WHOLE_K_TILES = replace(TWO_CTAS, problem=(136, 136, 192))
 ADA = Subject(TileConfig(Arch.SM89, 64, 64), (72, 136, 304), spec=SLOW)
+# A box of 16 columns of fp8 has a vector for half of a warp's lanes.
+HALF_BOXES = Subject(
+    TileConfig(Arch.SM89, 64, 48, subtile_n=16, transposed=True), (72, 144, 208), spec=FP8_PLANES
+)
 FED_BY_TMA = replace(WARPS, config=TileConfig(Arch.SM120A, 64, 64))
 ROWS_BESIDE_TMA = replace(
     FED_BY_TMA, config=replace(FED_BY_TMA.config, rowvecs=Rowvecs.SMEM_STAGED), problem=(200, 72, 304)
@@ -459,6 +469,7 @@ SUBJECTS = {
     "whole k tiles": WHOLE_K_TILES,
     "parts of two CTAs": TWO_CTAS_IN_PARTS,
     "fp8 on Ada": ADA,
+    "boxes for half of the lanes": HALF_BOXES,
     "warps fed by TMA": FED_BY_TMA,
     "rowvecs beside TMA": ROWS_BESIDE_TMA,
 }

@@ -25,6 +25,7 @@ from support.simulator.mutants import (
     GROUPS_BESIDE_TMA,
     GROUPS_BY_WARPS,
     GROUPS_BY_WARPS_IN_PARTS,
+    HALF_BOXES,
     INT8_BY_WARPS,
     MANY_SUBTILES,
     ROWS_BESIDE_TMA,
@@ -88,6 +89,11 @@ def _take_columns_in_order(call: Call) -> Any:
 def _add_one_less(call: Call) -> Any:
     """Adds up all parts but the last."""
     return call(self=changed(call.self, parts=call.self.parts - 1))
+
+
+def _whole_turns(call: Call) -> int:
+    """Counts only turns in which all threads have a vector."""
+    return int(call.self.lines // call.self._step(call.threads))
 
 
 def _clear_first(call: Call) -> None:
@@ -376,6 +382,20 @@ MUTANTS = [
         without("arch.sync_threads", inside="split_sums.StoredSums.rows"),
         RaceError,
         "shared 0x",
+    ),
+    # Boxes of planes that have vectors for some lanes alone.
+    Mutant(
+        "lanes beyond the last line of a box copy, too",
+        HALF_BOXES,
+        instead("cp_async.Box._is_whole", lambda call: True, inside="cp_async.Box.bring"),
+        RaceError,
+        "shared 0x",
+    ),
+    Mutant(
+        "a turn of some lanes left out",
+        HALF_BOXES,
+        instead("cp_async.Box._turns", _whole_turns, inside="cp_async.Box.write"),
+        WrongNumbers,
     ),
     # Operands of int8.
     Mutant(
