@@ -226,7 +226,7 @@ ROWS = Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, reductions.name
 COLUMNS = replace(ROWS, reduce=Reduction(Axis.COLUMN, reductions.named("max")))
 
 
-@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM80, Arch.SM89, Arch.SM120A])
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM80, Arch.SM89, Arch.SM120A, Arch.SM100A])
 @pytest.mark.parametrize(
     ("spec", "taken"),
     [
@@ -277,13 +277,14 @@ def test_what_has_no_such_tile_takes_those_for_any_m(spec: EpilogueSpec, taken: 
     assert whole in [replace(each, unrolled=False, column_groups=1) for each in found]
 
 
-BY_WARPS = [arch for arch in Arch if not arch.target.planes_by_tma]
+OTHERS = [arch for arch in Arch if arch is not Arch.SM90A]
 
 
-@pytest.mark.parametrize("arch", BY_WARPS)
-def test_warps_that_multiply_have_multiples_of_16(arch: Arch) -> None:
+@pytest.mark.parametrize("arch", OTHERS)
+def test_other_architectures_have_multiples_of_16(arch: Arch) -> None:
     """No cluster without TMA, and no more accumulators in registers than any epilogue leaves."""
-    rows, clusters = {64, 128}, {1}
+    in_registers = arch.target.accumulators.in_registers
+    rows, clusters = ({64, 128}, {1}) if in_registers else ({128}, {1, 2})
     for m in (1, 7, 16, 40, 130, 257, 600, LARGEST_M):
         every = evenly(arch, RELU, m, 4096, arch.target.sm_count)
         assert {config.tile_m for config in every} <= rows and {
@@ -293,16 +294,16 @@ def test_warps_that_multiply_have_multiples_of_16(arch: Arch) -> None:
             shares = -(-m // config.tile_n)
             assert config.tile_n % 16 == 0 and 0 <= shares * config.tile_n - m < 16 * shares
             assert config.transposed and not config.pingpong and config.occupancy == 1
-            assert config.thread_accumulators <= 96
+            assert not in_registers or config.thread_accumulators <= 96
             config.check_visits()
     found = {config.tile_m: config.tile_n for config in evenly(arch, RELU, 257, 4096, 108)}
     assert found.keys() == rows and min(found.values()) >= 48
 
 
-@pytest.mark.parametrize("arch", BY_WARPS)
+@pytest.mark.parametrize("arch", OTHERS)
 @pytest.mark.parametrize("columns", [8, 24, 40])
-def test_warps_read_16_columns(arch: Arch, columns: int) -> None:
-    """By mma.sync a warp reads B 16 columns at a time."""
+def test_an_instruction_has_16_columns_elsewhere(arch: Arch, columns: int) -> None:
+    """By mma.sync a warp reads B 16 columns at a time; tcgen05.mma has no other numbers for 128 rows."""
     shape = Shape(128, columns, subtile_n=8, transposed=True)
     assert suited(arch, (shape,), RELU) == ()
     (wide,) = suited(arch, (shape._replace(tile_n=columns + 8, subtile_n=16),), RELU)
@@ -316,20 +317,21 @@ def test_warps_read_16_columns(arch: Arch, columns: int) -> None:
     [
         (Arch.SM80, "64x48_1x1_by16_split4_unrolled_transposed"),
         (Arch.SM120A, "128x96_1x1_transposed"),
+        (Arch.SM100A, "128x144_2x1_by16_transposed"),
     ],
 )
 def test_a_multiple_of_16_can_be_named(arch: Arch, name: str) -> None:
     assert named(arch, RELU, name).name == name
 
 
-@pytest.mark.parametrize("arch", BY_WARPS)
+@pytest.mark.parametrize("arch", OTHERS)
 def test_rows_of_few_shares_are_chosen_where_tiles_would_be_half_empty(arch: Arch) -> None:
     """130 rows waste a third of three tiles of 64, and 14 of two shares of 72, in 80 columns each."""
     chosen = choose(arch, RELU, Sizes(130, 12288, 3072), arch.target.sm_count)
     assert chosen.transposed and chosen.tile_n in (80, 144)
 
 
-@pytest.mark.parametrize("arch", BY_WARPS)
+@pytest.mark.parametrize("arch", OTHERS)
 def test_a_gain_within_the_error_is_not_taken(arch: Arch) -> None:
     """The constants of tiles that nothing was timed on say nothing of narrow visits."""
     error = arch.target.tiles.even.error
@@ -340,11 +342,6 @@ def test_a_gain_within_the_error_is_not_taken(arch: Arch) -> None:
             "few multiprocessors take all the time"
         )
     assert all(time_of(arch, each.cut).error == 0 for each in offered(arch, RELU))
-
-
-@pytest.mark.parametrize("arch", [Arch.SM100A, Arch.SM103A])
-def test_other_architectures_have_none(arch: Arch) -> None:
-    assert evenly(arch, RELU, 257, 2304, 132) == ()
 
 
 def test_more_rows_take_the_tiles_for_any_m() -> None:

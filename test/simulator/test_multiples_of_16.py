@@ -1,5 +1,5 @@
-"""Tiles of the transposed product of any multiple of 16 rows of D, on mma.sync: their edges, split-K,
-planes and reductions.
+"""Tiles of the transposed product of any multiple of 16 rows of D, on mma.sync and on tcgen05: their edges,
+split-K, planes and reductions.
 
 Small integers and powers of two, so that a kernel has to be right to the bit.
 """
@@ -24,11 +24,15 @@ BF16 = DType.BF16
 BY_WARPS = ("64x16", "64x48", "64x144", "64x192", "128x16", "128x80", "128x96")
 """Tiles of mma.sync."""
 
+BY_TCGEN05 = ("128x16", "128x48", "128x80", "128x144", "128x208", "128x256")
+"""Tiles of tcgen05, of which one MMA has all 128 rows."""
+
 TILES = (
     *((Arch.SM80, name) for name in BY_WARPS),
     *((Arch.SM120A, name) for name in BY_WARPS[1::2]),
+    *((Arch.SM100A, name) for name in BY_TCGEN05),
 )
-FEW = ((Arch.SM80, "64x48"), (Arch.SM120A, "128x80"), (Arch.SM80, "128x16"), (Arch.SM120A, "64x144"))
+FEW = ((Arch.SM80, "64x48"), (Arch.SM120A, "128x80"), (Arch.SM100A, "128x48"), (Arch.SM100A, "128x144"))
 
 
 def tile(arch: Arch, name: str, cluster: int = 1, **options: int) -> TileConfig:
@@ -62,18 +66,22 @@ def test_edges(arch: Arch, name: str, m: int) -> None:
     [
         (Arch.SM80, "64x48", {"split_k": 4}),
         (Arch.SM120A, "128x80", {"split_k": 2}),
+        (Arch.SM100A, "128x48", {"split_k": 4}),
+        (Arch.SM100A, "128x80", {"split_k": 2}),
+        (Arch.SM100A, "128x48", {"cluster": 2}),
+        (Arch.SM100A, "128x144", {"cluster": 2}),
     ],
 )
-def test_parts_of_k(arch: Arch, name: str, options: dict[str, int]) -> None:
-    """Parts are added up through memory."""
+def test_parts_of_k_and_clusters(arch: Arch, name: str, options: dict[str, int]) -> None:
+    """Parts are added up in a cluster or, on mma.sync, through memory. Clusters share the rows of a tile."""
     config = tile(arch, name, **options)
-    assert config.sums_in_memory is (config.split_k > 1)
+    assert config.sums_in_memory is (config.split_k > 1 and not arch.target.clusters)
     checked(scaled_residual(BF16, BF16), config, 130, 2 * config.tile_m + 8, 16 * 70)
 
 
 @pytest.mark.sim
 @pytest.mark.sweep(4)
-@pytest.mark.parametrize(("arch", "name"), [(Arch.SM89, "64x48"), FEW[1]])
+@pytest.mark.parametrize(("arch", "name"), [(Arch.SM89, "64x48"), *FEW[1:]])
 @pytest.mark.parametrize("dtype", [DType.E4M3, DType.F32, DType.F16])
 @pytest.mark.parametrize("order", [Order.ROW, Order.COLUMN])
 def test_planes_of_every_size_and_order(arch: Arch, name: str, dtype: DType, order: Order) -> None:
@@ -107,7 +115,7 @@ def test_reductions_along_every_axis(arch: Arch, name: str, axis: Axis) -> None:
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("arch", "dtype"),
-    [(Arch.SM80, DType.I8), (Arch.SM89, DType.E4M3)],
+    [(Arch.SM80, DType.I8), (Arch.SM89, DType.E4M3), (Arch.SM100A, DType.E4M3), (Arch.SM100A, DType.I8)],
 )
 def test_operands_of_8_bits(arch: Arch, dtype: DType) -> None:
     spec = scaled_residual(dtype, dtype)
@@ -123,7 +131,7 @@ def test_any_order_of_warps_gives_the_same_bits(seed: int) -> None:
 
 
 @pytest.mark.sweep(6)
-@pytest.mark.parametrize("arch", [arch for arch in Arch if not arch.target.planes_by_tma])
+@pytest.mark.parametrize("arch", [arch for arch in Arch if arch is not Arch.SM90A])
 @pytest.mark.parametrize("alignment", Alignment)
 @pytest.mark.parametrize("epilogue", ["bias_gelu_residual", "addmm_relu"])
 @pytest.mark.parametrize("m", [16, 130, 257, 600])

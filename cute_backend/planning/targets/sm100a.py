@@ -6,6 +6,7 @@ from cute_backend.planning.targets.target import (
     MAX_REGISTERS,
     Accumulators,
     Cut,
+    EvenTiles,
     Kind,
     Shape,
     Target,
@@ -39,6 +40,9 @@ _TILES = Tiles(
         ),
     },
     splits=(2, 4),
+    # The MMA of 128 rows has any multiple of 16 columns (PTX ISA, tcgen05.mma of kind f16, f8f6f4 and i8), as
+    # visits have.
+    even=EvenTiles(rows=(128,), step=16, clusters=(1, 2)),
 )
 
 # Nothing was measured on a B200: each tile has the constants of an H200's tile of the same area.
