@@ -262,8 +262,8 @@ def test_scales_of_blocks_begin_with_a_tile_of_their_group(config, ends):
     """MXFP8: the scales of a group's rows lie behind those of the groups before it, padded to tiles."""
     inside, spec = MX_ENDS[ends], GROUPED_MX
     m = inside[-1] + 10
-    a, b, loads = scaled_groups(spec, inside, m, 136, 288)
-    a[2] = torch.cat([a[2], a[2][: 5 * 12]])  # memory may end within a tile that no group has
+    a, b, loads = scaled_groups(spec, inside, m, 136, 160)
+    a[2] = torch.cat([a[2], a[2][: 5 * 8]])  # memory may end within a tile that no group has
     outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=2))
     expected = replay(spec, a, b, loads)
     for actual, right in zip(outputs, expected, strict=True):
@@ -279,7 +279,7 @@ def test_scales_of_blocks_begin_with_a_tile_of_their_group(config, ends):
 def test_fp4_rows_in_groups_have_scales_of_blocks(name, config, ends):
     """MXFP4, and NVFP4 with a number for each group. Two values of K lie in a byte."""
     inside, spec = MX_ENDS[ends], GROUPED_FP4[name]
-    a, b, loads = scaled_groups(spec, inside, inside[-1] + 10, 136, 544)
+    a, b, loads = scaled_groups(spec, inside, inside[-1] + 10, 136, 288)
     outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=2))
     for actual, right in zip(outputs, replay(spec, a, b, loads), strict=True):
         actual, right = (torch.atleast_2d(each[: inside[-1]]) for each in (actual, right))
