@@ -337,7 +337,9 @@ def test_a_gain_within_the_error_is_not_taken(arch: Arch) -> None:
     error = arch.target.tiles.even.error
     for config in evenly(arch, RELU, 130, 12288, 108):
         assert time_of(arch, config.cut).error == error > 0
-        plain, careful = (cost(config, RELU, Sizes(130, 12288, 4096), 4, careful=each) for each in (False, True))
+        plain, careful = (
+            cost(config, RELU, Sizes(130, 12288, 4096), 4, careful=each) for each in (False, True)
+        )
         assert careful == pytest.approx((1 + error) * plain, rel=0.01), (
             "few multiprocessors take all the time"
         )
