@@ -67,6 +67,8 @@ class ExplainedStore:
     block: int = 0
     part: str = ""
     heads: str = ""
+    kind: str = field(default="output", repr=False)
+    """All of this but the dtype and the placement, in words."""
 
 
 @dataclass(frozen=True)
@@ -136,17 +138,18 @@ class ExplainedRegion:
         return tuple(self._store(store) for store in self.spec.stores)
 
     def _store(self, store: Store) -> ExplainedStore:
-        name, dtype, order = store.name, store.dtype.value, store.order.value
+        name, dtype, order, kind = store.name, store.dtype.value, store.order.value, store.form.title()
         if store.reduce is not None:
-            apart = self._plan.finishes_apart(*self.hints[:2])
-            return ExplainedStore(
-                name, dtype, order, "two_stage" if apart else "last_tile", store.reduce.name
-            )
+            placement = "two_stage" if self._plan.finishes_apart(*self.hints[:2]) else "last_tile"
+            return ExplainedStore(name, dtype, order, placement, store.reduce.name, kind=kind)
         shared = "tma" if self._plan.arch.target.planes_by_tma else "smem"
         placement = shared if name in self._plan.shared_stores else "vector"
         part = f"{store.part.index + 1} of {store.part.count}" if store.part else ""
         heads = str(store.by_heads or "")
-        return ExplainedStore(name, dtype, order, placement, block=store.block, part=part, heads=heads)
+        kind += f", part {part}" if part else ""
+        return ExplainedStore(
+            name, dtype, order, placement, block=store.block, part=part, heads=heads, kind=kind
+        )
 
     def kernel(self, arch: str | None = None) -> Kernel:
         """The kernel that a launch of these sizes and this alignment uses, as far as is known without

@@ -139,11 +139,7 @@ def operand_rows(region: ExplainedRegion) -> list[tuple[str, ...]]:
         (load.name, load.label, load.kind, load.placement, load.dtype) for load in region.loads
     ]
     for store in region.stores:
-        kind = store.reduce or (f"of {store.block} columns" if store.block else "output")
-        kind += ", column-major" if store.order == "column" else ""
-        kind += f", part {store.part}" if store.part else ""
-        kind += f", {store.heads}" if store.heads else ""
-        rows.append((store.name, "", kind, store.placement, store.dtype))
+        rows.append((store.name, "", store.kind, store.placement, store.dtype))
     return rows
 
 

@@ -121,6 +121,9 @@ class Reduction(Form):
         """Its name in `explain` and, before the number of `rows`, in formulas."""
         return f"{self.axis.value}_{self.kind.name}"
 
+    def title(self) -> str:
+        return self.name
+
     def partials(self, store: str) -> tuple[Part, ...]:
         """The numbers of a partial, with the names of their tensors. Places in the whole plane are I64."""
         wide = {} if self.axis.keeps_rows or self.axis.keeps_columns else {DType.I32: DType.I64}

@@ -35,6 +35,9 @@ class ByHeads(Form):
         """L, the rows that each batch has in memory; 0 if they are known only at launch."""
         return self.rows
 
+    def title(self) -> str:
+        return f"output, {self}"
+
     def dims(self, width: int) -> tuple[Dim, ...]:
         return plane((Extent.M, Extent.N), True, width)
 

@@ -63,6 +63,10 @@ class Form:
         """New memory with these elements, whose batches have `rows` rows."""
         raise NotImplementedError
 
+    def title(self) -> str:
+        """Its words in the tables of `explain`."""
+        return "output"
+
     def words(self) -> str:
         """Its spelling in formulas, after the value."""
         return ""

@@ -23,6 +23,12 @@ class WholePlane(Form):
     in_boxes = True
     _columns = Extent.N
 
+    def title(self) -> str:
+        return self._title() + (", column-major" if self.order is Order.COLUMN else "")
+
+    def _title(self) -> str:
+        return "output"
+
     def dims(self, width: int) -> tuple[Dim, ...]:
         return plane((Extent.M, self._columns), self.order is Order.ROW, width, self.block_columns)
 
@@ -54,6 +60,9 @@ class OfBlocks(WholePlane):
 
     def elements(self, plane: Tensor) -> Tensor:
         return plane[:, :: self.columns]
+
+    def _title(self) -> str:
+        return f"of {self.columns} columns"
 
     def words(self) -> str:
         return f"[:, ::{self.columns}]"
