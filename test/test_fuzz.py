@@ -413,7 +413,7 @@ def test_a_part_may_leave_out_the_gaps_of_its_view() -> None:
 
 
 def first_failure(last: int, tells: str = "", kind: str = "any") -> command.Failure:
-    """That of the first program, among those whose source has `tells`, as the smallest one has to have it."""
+    """The failure of the first program, of those that have `tells`, as the smallest one has to have it."""
     drawn = command.DRAWN[kind]
     for index in (each for each in range(last) if tells in drawn(0, each).source()):
         tally = command.run(command.Job(seed=0, first=index, last=index + 1, replay_only=True, kind=kind))
