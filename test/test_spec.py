@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_backend.kinds import reductions
+from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.spec import (
     REDUCED,
     Accumulator,
@@ -340,6 +342,25 @@ def test_weights_are_converted_in_dense_products_along_k(change: dict[str, Any])
 def test_groups_that_no_kernel_converts(groups: WeightGroups, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         replace(SPEC, accumulators=(Accumulator("acc", DType.BF16, DType.U8, weight_groups=groups),))
+
+
+@pytest.mark.parametrize("stored", [DType.I8, DType.U8])
+@pytest.mark.parametrize("zero", [DType.I8, DType.U8])
+@pytest.mark.parametrize("difference", [DType.BF16, DType.F16, DType.F32])
+def test_differences_of_integers_are_exact_if_none_is_rounded(
+    stored: DType, zero: DType, difference: DType
+) -> None:
+    codes = torch.arange(256).to(torch.uint8)
+    x, z = codes.view(TORCH_DTYPES[stored])[:, None].int(), codes.view(TORCH_DTYPES[zero]).int()
+    is_exact = torch.equal((x - z).to(TORCH_DTYPES[difference]).int(), x - z)
+    groups = WeightGroups(64, DType.F32, DType.F32, zero, difference)
+    assert groups.subtracts_exactly(stored) is is_exact
+
+
+def test_a_difference_of_anything_but_integers_may_be_rounded() -> None:
+    assert not WeightGroups(64, DType.F32, DType.F32, DType.BF16, DType.F32).subtracts_exactly(DType.I8)
+    assert not WeightGroups(64, DType.F32, DType.F32, DType.I8, DType.F32).subtracts_exactly(DType.E4M3)
+    assert not WeightGroups(64, DType.F32, DType.F32).subtracts_exactly(DType.I8)
 
 
 def test_groups_are_those_of_a_weight_that_is_converted() -> None:

@@ -16,9 +16,9 @@ MOST_CONVERTED_ROWS = 256
 while another kernel reads and writes it once, and the product reads 16 bits. At 256 rows the former takes
 0.44 to 0.62 of the time (three linears of Llama 8B, int8 and e4m3, H200); more rows were not timed."""
 
-CONVERTED = 48
+CONVERTED = 52
 """Registers of a thread for the values of a k tile of each 64 rows, once converted, and for those of half of
-it as they were read, two in each."""
+it as they were read, two in each, with those of the 16 that take the place of others."""
 
 CONVERTING_COLUMNS = 256
 """Columns of a tile that converts its rows from which on a k tile takes twice as long as one of operands of 8
@@ -58,11 +58,11 @@ class Converting:
     @property
     def registers(self) -> int:
         """Registers of a thread for each 64 rows of a tile: of the values, and of the scales and zeros of a
-        chunk of groups, of the next one, and of the groups of half of a k tile."""
+        chunk of groups, of the next one, and of the groups of half of a k tile. An address takes two."""
         if self.groups is None:
             return CONVERTED
         at_once = max(_HALF_K_TILE // self.groups.values, 1)
-        return CONVERTED + _ROWS * len(self.groups.vectors) * (2 + at_once)
+        return CONVERTED + _ROWS * len(self.groups.vectors) * (4 + at_once)
 
     def k_times(self, config: TileConfig, k_tile_us: float) -> float:
         """How many times as long a k tile takes as one of operands of 8 bits, which takes `k_tile_us` for

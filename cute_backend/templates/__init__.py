@@ -9,7 +9,7 @@
   `warp_mainloop`, `warp_columns`, `warp_converted`. By the type of the operands: `sums`, and the instructions
   of mma.sync, `warp_instructions`.
 - Operands: `loading`, `few_rows`, `feed`, `tma_feed`, `warp_copies`, `cp_async`, `staged`, `block_scales`,
-  `weight_groups`, `batch`, `tails`.
+  `weight_groups`, `stored_values`, `batch`, `tails`.
 - The warps of a CTA: `crew`, `rings`.
 - Schedules: `scheduler`, `work_items`, `split_k`, `split_sums`, `overlap`.
 - Reductions: `finish`, `last_tile`, `results`, `workspace`.

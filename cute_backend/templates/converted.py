@@ -3,8 +3,9 @@ convert alike (`converted`).
 
 The stored values, as those of a quantised weight, are the rows of A. TMA brings them to shared memory as they
 lie in memory. Each thread reads those of its fragments, two neighbours of K at a time, and converts them to
-the dtype of B, which has all of them, while the tensor cores work on those before. Values in groups of K it
-also subtracts zeros from, and multiplies by scales (`weight_groups.py`).
+the dtype of B, which has all of them (`stored_values.py`), while the tensor cores work on those before. From
+values in groups of K it makes the weights of a program that subtracts zeros and multiplies by scales
+(`weight_groups.py`).
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Float8E4M3FN, Float8E5M2, Int8, Int32, Numeric, Uint8
+from cutlass import Int32, Numeric, Uint8
 from cutlass.cute.nvgpu import warpgroup
 
 from cute_backend.planning import TILE_K_BYTES
 from cute_backend.spec import WeightGroups
-from cute_backend.templates import packed
 from cute_backend.templates.instructions import assembled
 from cute_backend.templates.mainloop import State, WarpgroupOperands
-from cute_backend.templates.weight_groups import GroupVectors, HeldGroups, KGroup
+from cute_backend.templates.stored_values import converted
+from cute_backend.templates.weight_groups import Arithmetic, GroupVectors, HeldGroups, KGroup
 
 WARP_ROWS = 16
 """Rows of a block of 64 that one warp has."""
@@ -72,7 +73,8 @@ class StoredTile:
         """The tile with the scales and zeros of its groups, each (rows, groups of K)."""
         rows, block_rows = 2 * cute.size(self.fragments, mode=[1]), self.block_bytes // TILE_K_BYTES
         to = self.fragments.element_type
-        vectors = GroupVectors(groups, to, list(tensors), rows, block_rows, self.first_row, Int32(0))
+        arithmetic = Arithmetic(groups, self.stored, to)
+        vectors = GroupVectors(arithmetic, list(tensors), rows, block_rows, self.first_row, Int32(0))
         return replace(self, vectors=vectors)
 
     def at(self, row: Int32, k_tile: Int32) -> StoredTile:
@@ -96,16 +98,26 @@ class StoredTile:
         scales and zeros, if they have such."""
         words, to = cute.recast_tensor(self.fragments, Int32), self.fragments.element_type
         for i, pair in enumerate(pairs):
-            word = converted(pair, self.stored, to)
-            if group is not None:
-                word = group.scaled(i // 4 * 2 + i % 2, word)
+            row = i // 4 * 2 + i % 2
+            word = converted(pair, self.stored, to) if group is None else group.weights(row, pair)
             words[k_block * len(pairs) + i] = word
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a thread keeps from one step to the next: the stored values of the part of a k tile that it
+    converts next, as they were read, and the scales and zeros of its groups of K, if it has such."""
+
+    read: cute.Tensor
+    groups: HeldGroups | None
 
 
 class Sm90Converted:
     """The tensor cores add up all k tiles. A k tile is multiplied in two parts: while they work on one, a
-    thread reads and converts the other. Their registers are free again once the part before last has been
-    waited for. A stage is released when both parts of the next k tile have waited for those of its own."""
+    thread converts the other. It reads a part's stored values as it converts those of the part before, so
+    that it does not wait for them: a step multiplies the second part of the k tile before and the first part
+    of its own. The registers of a part are free again once its products have been waited for. So is a stage,
+    all of whose values have been read by then."""
 
     lead, k_tiles_a_step, pieces = 1, 1, 1
     scaling = None
@@ -131,12 +143,15 @@ class Sm90Converted:
 
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
-    ) -> tuple[HeldGroups | None, State]:
-        held = self._held(operands, state)
+    ) -> tuple[Held, State]:
+        stored: StoredTile = operands.a
+        groups = None if stored.vectors is None else HeldGroups.of(stored.vectors, state.count)
+        held = Held(cute.make_rmem_tensor(self._pairs(operands), Int32), groups)
         operands.ring.consumer_wait(state)
-        for part in range(PARTS):
-            pairs = self._read(operands, state, part)
-            self._multiply(operands, acc, held, pairs, state, part, anew=part == 0)
+        first = [stored.load(k_block, state.index) for k_block in self._k_blocks(operands, 0)]
+        for i, pair in enumerate(pair for pairs in first for pair in pairs):
+            held.read[i] = pair
+        self._multiply(operands, acc, held, state, 0, state, anew=True)
         state.advance()
         return held, state
 
@@ -144,66 +159,67 @@ class Sm90Converted:
         self,
         operands: WarpgroupOperands,
         acc: cute.Tensor,
-        held: HeldGroups | None,
+        held: Held,
         state: State,
         release: State,
         count: int,
     ) -> tuple[State, State]:
-        if held is not None:
-            held.advance(state.count)
         operands.ring.consumer_wait(state)
-        for part in range(PARTS):
-            pairs = self._read(operands, state, part)
-            # The registers of this part, and in the end the stage, are those of the k tile before.
-            warpgroup.wait_group(PARTS - 1)
-            if part == PARTS - 1:
-                _release(operands, release)
-                release.advance()
-            self._multiply(operands, acc, held, pairs, state, part)
+        self._multiply(operands, acc, held, release, 1, state)
+        if held.groups is not None:
+            held.groups.advance(state.count)
+        # The registers of the first part are those of the k tile before.
+        warpgroup.wait_group(1)
+        self._multiply(operands, acc, held, state, 0, state)
+        # The registers of the second part, and the stage, are those of the k tile before.
+        warpgroup.wait_group(1)
+        _release(operands, release)
+        release.advance()
         state.advance()
         return state, release
 
-    def end(
-        self, operands: WarpgroupOperands, acc: cute.Tensor, held: HeldGroups | None, release: State
-    ) -> None:
+    def end(self, operands: WarpgroupOperands, acc: cute.Tensor, held: Held, release: State) -> None:
+        self._multiply(operands, acc, held, release, 1, None)
         warpgroup.wait_group(0)
         _release(operands, release)
-
-    def _held(self, operands: WarpgroupOperands, state: State) -> HeldGroups | None:
-        """The scales and zeros of a tile's groups, from its first k tile on."""
-        tile: StoredTile = operands.a
-        return None if tile.vectors is None else HeldGroups.of(tile.vectors, state.count)
 
     def _k_blocks(self, operands: WarpgroupOperands, part: int) -> range:
         """The MMAs of a part of a k tile."""
         count = cute.size(operands.b[0], mode=[2]) // PARTS
         return range(part * count, (part + 1) * count)
 
-    def _read(self, operands: WarpgroupOperands, state: State, part: int) -> list[list[Int32]]:
-        """Reads the stored values of a part."""
+    def _pairs(self, operands: WarpgroupOperands) -> int:
+        """The pairs of stored values of a part that a thread reads."""
         tile: StoredTile = operands.a
-        return [tile.load(k_block, state.index) for k_block in self._k_blocks(operands, part)]
+        return cute.size(cute.recast_tensor(tile.fragments, Int32)) // PARTS
 
     def _multiply(
         self,
         operands: WarpgroupOperands,
         acc: cute.Tensor,
-        held: HeldGroups | None,
-        pairs: list[list[Int32]],
+        held: Held,
         state: State,
         part: int,
+        following: State | None,
         anew: bool = False,
     ) -> None:
-        """Converts the stored values of a part and issues its wgmmas as one group; `anew` overwrites the
-        sums."""
+        """Converts the stored values of a part of a stage, which `held` has, and issues its wgmmas as one
+        group; `anew` overwrites the sums. In the place of those of each MMA it reads those of the other part
+        of the stage `following`."""
         tile: StoredTile = operands.a
-        k_blocks = self._k_blocks(operands, part)
+        k_blocks, others = self._k_blocks(operands, part), self._k_blocks(operands, 1 - part)
         groups: dict[int, KGroup] = {}
-        for k_block, read in zip(k_blocks, pairs, strict=True):
+        each = self._pairs(operands) // len(k_blocks)
+        for i, k_block in enumerate(k_blocks):
             index = 0 if self.groups is None else k_block * K_BYTES // self.groups.values
-            if held is not None and index not in groups:
-                groups[index] = held.group(state.count, index)
-            tile.convert(k_block, read, groups.get(index))
+            if held.groups is not None and index not in groups:
+                groups[index] = held.groups.group(state.count, index)
+            place = range(i * each, (i + 1) * each)
+            pairs = [held.read[at] for at in place]
+            if following is not None:
+                for at, pair in zip(place, tile.load(others[i], following.index), strict=True):
+                    held.read[at] = pair
+            tile.convert(k_block, pairs, groups.get(index))
         warpgroup.fence()
         for k_block in k_blocks:
             mma = operands.setting if anew and k_block == 0 else operands.adding
@@ -216,66 +232,3 @@ def _release(operands: WarpgroupOperands, state: State) -> None:
     """Releases a stage that the warp has read. One lane arrives, after all lanes have read A."""
     cute.arch.sync_warp()
     operands.ring.consumer_release(state)
-
-
-def converted(pair: Int32, stored: type[Numeric], to: type[Numeric], by_bits: bool = False) -> Int32:
-    """Two stored values, in the low 16 bits of a register, as two of 16 bits. No rounding takes place.
-    `by_bits` is for GPUs without conversions of fp8."""
-    if stored is Int8:
-        return _integers(pair, to)
-    if stored is Uint8:
-        return _unsigned(pair, to)
-    if stored is Float8E5M2:
-        halves = _prmt(pair, 0, 0x1404)  # the bits of fp16 begin with those of e5m2
-    else:
-        assert stored is Float8E4M3FN
-        instruction = "{ .reg .b16 low; mov.b32 {low, _}, $1; cvt.rn.f16x2.e4m3x2 $0, low; }"
-        halves = _e4m3_bits(pair) if by_bits else assembled(instruction, pair)
-    if to is not BFloat16:
-        return halves
-    low, high = (
-        assembled(f"{{ .reg .b16 low, high; mov.b32 {{low, high}}, $1; cvt.f32.f16 $0, {half}; }}", halves)
-        for half in ("low", "high")
-    )
-    return assembled("cvt.rn.bf16x2.f32 $0, $1, $2;", high, low)
-
-
-def _integers(pair: Int32, to: type[Numeric]) -> Int32:
-    """Two int8 as two of 16 bits, by bits that make numbers of 8 bits the last ones of a larger number."""
-    if to is not BFloat16:
-        # 1024 + (x + 128) in fp16, less 1152.
-        words = _prmt(pair ^ 0x8080, 0x64646464, 0x4140)
-        return assembled("sub.rn.f16x2 $0, $1, $2;", words, 0x64806480)
-    # The low 7 bits behind the exponent of 128, less 128, or 256 if the sign has made the exponent that.
-    words = _prmt(pair, 0x43434343, 0x4140)
-    return assembled(
-        "fma.rn.bf16x2 $0, $1, $2, $3;", words & ~0x007F007F, 0xBF80BF80 - (1 << 32), words & ~0x00800080
-    )
-
-
-def _e4m3_bits(pair: Int32) -> Int32:
-    """Two e4m3 as two fp16, whose exponents are larger by 8 than the same bits say: 15 is the bias of one,
-    7 that of the other. The largest magnitude is NaN; it alone has a carry, which completes NaN's
-    exponent."""
-    words = _prmt(pair, 0, 0x1404)
-    magnitude = words >> 1 & 0x3F803F80
-    nan = magnitude + 0x00800080 & 0x40004000
-    signed = magnitude | nan | words & 0x80008000 - (1 << 32)
-    return assembled("mul.rn.f16x2 $0, $1, $2;", signed, 0x5C005C00)
-
-
-def _unsigned(pair: Int32, to: type[Numeric]) -> Int32:
-    """Two uint8 as two of 16 bits."""
-    if to is not BFloat16:
-        # 1024 + x in fp16, less 1024.
-        words = _prmt(pair, 0x64646464, 0x4140)
-        return assembled("sub.rn.f16x2 $0, $1, $2;", words, 0x64006400)
-    # As above: 128 or 256, less 256, plus the low 7 bits behind the exponent of 128.
-    words = _prmt(pair, 0x43434343, 0x4140)
-    high = packed.sub(words & ~0x007F007F, 0x43804380, BFloat16)
-    return packed.add(high, words & ~0x00800080, BFloat16)
-
-
-def _prmt(low: Int32, high: int, selector: int) -> Int32:
-    """The bytes of two registers that the digits of `selector` name, the last one first (PTX ISA, prmt)."""
-    return assembled("prmt.b32 $0, $1, $2, $3;", low, high, selector)

@@ -6,15 +6,8 @@ from cutlass import BFloat16, Int32, Numeric
 
 from cute_backend.templates.instructions import assembled
 
-_ONES, _MINUS_ONES, _MINUS_ZEROS = 0x3F803F80, 0xBF80BF80 - (1 << 32), 0x80008000 - (1 << 32)
+_MINUS_ONES, _MINUS_ZEROS = 0xBF80BF80 - (1 << 32), 0x80008000 - (1 << 32)
 """Pairs of bf16, as signed integers."""
-
-
-def add(left: Int32, right: Int32 | int, of: type[Numeric]) -> Int32:
-    """The sums of two pairs of dtype `of`."""
-    if of is BFloat16:
-        return _fma(left, _ONES, right)
-    return assembled("add.rn.f16x2 $0, $1, $2;", left, right)
 
 
 def sub(left: Int32, right: Int32 | int, of: type[Numeric]) -> Int32:

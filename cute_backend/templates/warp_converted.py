@@ -33,14 +33,14 @@ import cutlass.cute as cute
 from cutlass import AddressSpace, Int32, Numeric, Uint8
 
 from cute_backend.spec import WeightGroups
-from cute_backend.templates.converted import converted
 from cute_backend.templates.cp_async import SWIZZLED_BYTES, VECTOR_BYTES
 from cute_backend.templates.crew import WARP
 from cute_backend.templates.opaque import opaque
 from cute_backend.templates.staged import WARP_ROWS, Stage
+from cute_backend.templates.stored_values import converted
 from cute_backend.templates.warp_columns import MMA_N
 from cute_backend.templates.warp_mainloop import Copies
-from cute_backend.templates.weight_groups import LANES, GroupVectors, HeldGroups, KGroup
+from cute_backend.templates.weight_groups import LANES, Arithmetic, GroupVectors, HeldGroups, KGroup
 
 HALVES = 2
 """Vectors of a line that a lane reads."""
@@ -153,9 +153,8 @@ class Sm80Converted:
         if self.groups is None:
             return None
         rows, first_row = 2 * operands.blocks, operands.first_row + row
-        vectors = GroupVectors(
-            self.groups, operands.b.dtype, list(scales), rows, operands.block_rows, first_row, k_tile
-        )
+        arithmetic = Arithmetic(self.groups, self._stored(operands), operands.b.dtype, self.by_bits)
+        vectors = GroupVectors(arithmetic, list(scales), rows, operands.block_rows, first_row, k_tile)
         return HeldGroups.of(vectors, Int32(0))
 
     def step(
@@ -190,9 +189,13 @@ class Sm80Converted:
 
     def _convert(self, operands: ConvertedOperands, group: KGroup | None, row: int, values: Int32) -> Int32:
         """Two values of a row of a thread, as the MMA takes them."""
-        stored = Uint8 if self.unsigned else operands.a.dtype
-        word = converted(values, stored, operands.b.dtype, self.by_bits)
-        return word if group is None else group.scaled(row, word)
+        if group is not None:
+            return group.weights(row, values)
+        return converted(values, self._stored(operands), operands.b.dtype, self.by_bits)
+
+    def _stored(self, operands: ConvertedOperands) -> type[Numeric]:
+        """The type of the stored values."""
+        return Uint8 if self.unsigned else operands.a.dtype
 
 
 def _read(address: Int32, words: cute.Tensor) -> None:

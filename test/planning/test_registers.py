@@ -28,11 +28,12 @@ LINES = {"a_scaling": Scaling.LINE, "b_scaling": Scaling.LINE}
 
 
 def test_scales_and_zeros_of_a_weight_are_counted_and_take_time() -> None:
-    """Of two rows of each 64: of a chunk of groups, of the next one, and of the groups of half a k tile."""
+    """Of two rows of each 64: of a chunk of groups, of the next one, of the groups of half a k tile, and
+    their addresses."""
     small = WeightGroups(32, DType.BF16, DType.BF16)
     wide = WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16)
-    assert Converting(small).registers == CONVERTED + 2 * (1 + 1 + 2)
-    assert Converting(wide).registers == CONVERTED + 2 * 2 * (1 + 1 + 1)
+    assert Converting(small).registers == CONVERTED + 2 * (1 + 1 + 2 + 2)
+    assert Converting(wide).registers == CONVERTED + 2 * 2 * (1 + 1 + 1 + 2)
     tile = TileConfig(Arch.SM90A, 64, 8, subtile_n=8, transposed=True, converts=True)
     times = [Converting(each).k_times(tile, 0.1) for each in (None, small, wide)]
     assert times == sorted(times) and times[0] < times[1] < times[2]

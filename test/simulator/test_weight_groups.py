@@ -158,6 +158,33 @@ def test_weights_have_the_bits_of_the_chain(case: str, tile: TileConfig) -> None
         assert torch.equal(actual, replay(bare, *given)[0])
 
 
+CODES = {
+    "both with signs": (I8, BF16, WeightGroups(256, F32, F32, I8, BF16)),
+    "both without": (U8, BF16, WeightGroups(256, F32, F32, U8, BF16)),
+    "rounded differences": (I8, BF16, WeightGroups(256, F32, F32, U8, BF16)),
+    "differences in fp32": (U8, F16, WeightGroups(256, F32, F32, I8, F32)),
+}
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("case", CODES)
+def test_every_value_less_every_zero(case: str) -> None:
+    """A unit matrix picks all 256 values of each of 256 columns, which have all zeros."""
+    stored, other, groups = CODES[case]
+    assert groups.subtracts_exactly(stored) is (case != "rounded differences")
+    codes = torch.arange(256).to(torch.uint8)
+    values = codes.expand(256, 256).contiguous().view(TORCH_DTYPES[stored])
+    scales = torch.rand(256, 1, generator=torch.Generator().manual_seed(4)) - 0.5
+    zeros = codes.view(TORCH_DTYPES[groups.vectors[1]])[:, None]
+    expected = chain(values, TORCH_DTYPES[other], groups, scales, zeros).t().float()
+    acc = Accumulator("acc", other, stored, weight_groups=groups)
+    bare = EpilogueSpec((acc,), (), (), (Store("out0", "acc", F32),))
+    given = [torch.eye(256, dtype=TORCH_DTYPES[other])], [values.t(), scales.t(), zeros.t()], []
+    (actual,), _ = run_region(bare, *given, machine(TILES["wide"]))
+    assert torch.equal(actual, expected)
+    assert torch.equal(actual, replay(bare, *given)[0])
+
+
 def test_every_order_of_scales_in_memory() -> None:
     """(N, groups) and (groups, N), and a slice of either."""
     stored, other, groups = GROUPS["HQQ"]

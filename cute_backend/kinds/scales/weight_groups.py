@@ -23,7 +23,14 @@ GROUP_SIZES = (32, 64, 128, 256)
 tiles."""
 
 _SCALES = (DType.F32, DType.BF16, DType.F16)
-_ZEROS = (*_SCALES, DType.I8, DType.U8)
+
+_INTEGERS = {DType.I8: (-128, 127), DType.U8: (0, 255)}
+"""The least and the largest value of each integer dtype."""
+
+_ZEROS = (*_SCALES, *_INTEGERS)
+
+_ALL_INTEGERS = {DType.F32: 2**24, DType.BF16: 2**8, DType.F16: 2**11}
+"""The magnitude up to which a dtype has all integers: two to the number of its significant bits."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,20 @@ class WeightGroups(Scales):
     def vectors(self) -> tuple[DType, ...]:
         """The dtypes of the scales and, if there are any, of the zeros."""
         return (self.scale,) if self.zero is None else (self.scale, self.zero)
+
+    @property
+    def is_scaled_wide(self) -> bool:
+        """Whether the product is one of fp32, which is rounded to the other operand's dtype then."""
+        return self.product is DType.F32
+
+    def subtracts_exactly(self, stored: DType) -> bool:
+        """Whether no difference of a value of dtype `stored` and a zero is rounded: both are integers, and
+        the dtype `difference` has all integers up to the largest difference. That is 255 if both have signs
+        or neither has, and 383 otherwise, which bf16 has not."""
+        if self.zero not in _INTEGERS or stored not in _INTEGERS or self.difference is None:
+            return False
+        (low, high), (least, most) = _INTEGERS[stored], _INTEGERS[self.zero]
+        return max(high - least, most - low) <= _ALL_INTEGERS[self.difference]
 
     def contradiction(self, other: DType) -> str:
         """The rule that these groups break beside an operand of dtype `other`; empty if they break none."""

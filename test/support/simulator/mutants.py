@@ -138,6 +138,18 @@ GROUPED_WEIGHT = replace(
         ),
     ),
 )
+# The same of int8, with scales in fp32 and zeros of int8, for whole k tiles.
+INTEGER_ZEROS = replace(
+    CONVERTED,
+    accumulators=(
+        Accumulator(
+            "acc",
+            DType.BF16,
+            DType.I8,
+            weight_groups=WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16),
+        ),
+    ),
+)
 # SPEC without fast accumulation: the sums of k tiles are promoted.
 SLOW = promoted(SPEC)
 _BF16 = scaled_residual(DType.BF16, DType.BF16)
@@ -360,6 +372,7 @@ CONVERTING_BESIDE_TMA = replace(
 CONVERTING_GROUPS = Subject(
     sm90(64, 16, subtile_n=16, transposed=True, converts=True), (24, 136, 1472), spec=GROUPED_WEIGHT
 )
+CONVERTING_INTEGERS = replace(CONVERTING_GROUPS, problem=(24, 136, 1408), spec=INTEGER_ZEROS)
 GROUPS_IN_PARTS = replace(CONVERTING_GROUPS, config=replace(CONVERTING_GROUPS.config, split_k=2))
 GROUPS_BY_WARPS = replace(CONVERTING_GROUPS, config=CONVERTING_BY_WARPS.config)
 GROUPS_BESIDE_TMA = replace(CONVERTING_GROUPS, config=CONVERTING_BESIDE_TMA.config)
@@ -427,6 +440,7 @@ SUBJECTS = {
     "parts of int8": INT8_IN_PARTS,
     "converting": CONVERTING,
     "converting groups": CONVERTING_GROUPS,
+    "converting integers": CONVERTING_INTEGERS,
     "converting parts of groups": GROUPS_IN_PARTS,
     "converting groups by warps": GROUPS_BY_WARPS,
     "converting groups beside TMA": GROUPS_BESIDE_TMA,

@@ -22,11 +22,11 @@ from cute_backend.simulator.simulation_errors import (
     RaceError,
     SimulationError,
 )
-from cute_backend.templates.converted import _integers
 from cute_backend.templates.crew import WARPS
 from cute_backend.templates.epilogue import release_planes
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.rings import in_ring, named_barrier
+from cute_backend.templates.stored_values import MAGIC, _integers
 from cute_backend.templates.warpgroups import Turn
 from support.simulator.effects import RELEASED_UNREAD, first_b, has_not, one_part_less, signs_alone
 from support.simulator.mutants import (
@@ -34,6 +34,7 @@ from support.simulator.mutants import (
     COLUMN_SCALED,
     CONVERTING,
     CONVERTING_GROUPS,
+    CONVERTING_INTEGERS,
     COOPERATIVE,
     FEW_ROWS,
     GROUPS,
@@ -188,7 +189,8 @@ def _stored_in(other: Callable[[Int32], Int32]) -> tuple[Wrong, ...]:
 
 def _zeros_of_the_next(call: Call) -> Any:
     """The scales of a group, and the zeros of the next one."""
-    return replace(call(), zeros=call(group=call.group + 1).zeros)
+    scales = len(call.chunk) // 2
+    return call()[:scales] + call(group=call.group + 1)[scales:]
 
 
 def _round_sums(call: Call) -> None:
@@ -301,11 +303,17 @@ MUTANTS = [
     ),
     # Values that are converted on their way to the MMA.
     Mutant(
-        "converted values overwritten while they are multiplied",
+        "the first part of a k tile overwritten while it is multiplied",
         CONVERTING,
-        without("warpgroup.wait_group", inside="converted.Sm90Converted.step"),
+        without("warpgroup.wait_group", inside="converted.Sm90Converted.step", call=1),
         RaceError,
         r"touches registers of a wgmma\.mma_async that it has not waited for",
+    ),
+    Mutant(
+        "the second part of a k tile overwritten while it is multiplied",
+        CONVERTING,
+        without("warpgroup.wait_group", inside="converted.Sm90Converted.step", call=2),
+        RaceError,
     ),
     Mutant(
         "stage released while other lanes read stored values",
@@ -323,7 +331,7 @@ MUTANTS = [
     Mutant(
         "stored values taken without their signs",
         CONVERTING,
-        instead("converted._integers", lambda call: call(pair=call.pair & 0x7F7F)),
+        instead("stored_values._integers", lambda call: call(pair=call.pair & 0x7F7F)),
         WrongNumbers,
     ),
     Mutant(
@@ -349,7 +357,7 @@ MUTANTS = [
     Mutant(
         "groups' scales of the next column",
         CONVERTING_GROUPS,
-        instead("weight_groups.KGroup.scaled", lambda call: call(row=call.row ^ 1)),
+        instead("weight_groups.KGroup.weights", lambda call: call(row=call.row ^ 1)),
         WrongNumbers,
     ),
     Mutant(
@@ -373,7 +381,25 @@ MUTANTS = [
     Mutant(
         "unsigned values taken for signed ones",
         CONVERTING_GROUPS,
-        instead("converted._unsigned", lambda call: _integers(call.pair, call.to)),
+        instead("stored_values._unsigned", lambda call: _integers(call.pair, call.to)),
+        WrongNumbers,
+    ),
+    Mutant(
+        "integer zeros added",
+        CONVERTING_INTEGERS,
+        instead("stored_values.numbers", lambda call: call(start=MAGIC - (call.start - MAGIC))),
+        WrongNumbers,
+    ),
+    Mutant(
+        "stored values exchanged with their neighbours",
+        CONVERTING_INTEGERS,
+        instead("stored_values.numbers", lambda call: call()[::-1]),
+        WrongNumbers,
+    ),
+    Mutant(
+        "the scales and zeros of the k tile before",
+        CONVERTING_INTEGERS,
+        without("weight_groups.HeldGroups._begin", inside="weight_groups.HeldGroups.advance"),
         WrongNumbers,
     ),
     # Split-K over a cluster.
