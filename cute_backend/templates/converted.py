@@ -105,7 +105,7 @@ class StoredTile:
 
 @dataclass(frozen=True)
 class Held:
-    """What a thread keeps from one step to the next: the stored values of the part of a k tile that it
+    """A thread's values from one step to the next: the stored values of the part of a k tile that it
     converts next, as they were read, and the scales and zeros of its groups of K, if it has such."""
 
     read: cute.Tensor
