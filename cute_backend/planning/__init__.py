@@ -18,7 +18,7 @@ of a kernel is written elsewhere (`memory_ops`).
 
 from cute_backend.planning.capacity import PLANES, REDUCTIONS, plane_bits_held, planes_written
 from cute_backend.planning.constraints import UNCONSTRAINED, Constraints
-from cute_backend.planning.converting import MOST_CONVERTED_ROWS
+from cute_backend.planning.converting import MOST_CONVERTED_ROWS, MOST_ROWS_IN_GROUPS
 from cute_backend.planning.doubt import doubted
 from cute_backend.planning.hoisting import with_rowvecs
 from cute_backend.planning.kernel_plan import Plan, plan, rungs

@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import DType, EpilogueSpec, WeightGroups
 
-MOST_CONVERTED_ROWS = 256
+MOST_CONVERTED_ROWS = 1024
 """The most rows of a product whose kernel converts its weight. Each tile of rows converts all of it again,
-while another kernel reads and writes it once, and the product reads 16 bits. At 256 rows the former takes
-0.44 to 0.62 of the time (three linears of Llama 8B, int8 and e4m3, H200); more rows were not timed."""
+while another kernel reads and writes it once, and the product reads 16 bits. The latter takes 1.39, 1.28 and
+1.07 times as long at 384, 512 and 1,024 rows (int8, geometric means over the four linears of Llama 8B, H200);
+more rows were not timed."""
+
+MOST_ROWS_IN_GROUPS = 256
+"""The same for a weight in groups of K, whose conversion takes longer. At 64 rows, with groups of 128, the
+other kernels take 1.1 to 2.6 times as long (the same linears, H200); more rows were not timed."""
 
 CONVERTED = 52
 """Registers of a thread for the values of a k tile of each 64 rows, once converted, and for those of half of

@@ -7,5 +7,5 @@ def linear(x, weight, bias):
 
 
 def example_inputs():
-    x, weight = torch.randn(256, 64, dtype=torch.bfloat16), torch.randn(130, 64, dtype=torch.bfloat16)
+    x, weight = torch.randn(2048, 64, dtype=torch.bfloat16), torch.randn(130, 64, dtype=torch.bfloat16)
     return x, weight, torch.randn(130, dtype=torch.bfloat16)

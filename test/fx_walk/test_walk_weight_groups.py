@@ -18,7 +18,7 @@ from cute_backend.api import ExplainedRegion
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.fx_walk.replacement.unfused import extract
-from cute_backend.planning import MOST_CONVERTED_ROWS
+from cute_backend.planning import MOST_ROWS_IN_GROUPS
 from cute_backend.spec import DType, WeightGroups
 
 F32, BF16, F16, I8, U8 = DType.F32, DType.BF16, DType.F16, DType.I8, DType.U8
@@ -235,7 +235,7 @@ def test_other_groups_are_refused_with_their_facts(name: str) -> None:
 def test_nothing_is_refused_where_no_kernel_converts() -> None:
     fn, given, _ = REFUSED["groups of 16"]
     assert not explain(fn, rows(), weight(), *given, arch="sm_100a").rejections
-    assert not explain(fn, rows(MOST_CONVERTED_ROWS + 1), weight(), *given, arch="sm_90a").rejections
+    assert not explain(fn, rows(MOST_ROWS_IN_GROUPS + 1), weight(), *given, arch="sm_90a").rejections
 
 
 def test_two_readers_of_the_weight_and_other_layouts() -> None:
@@ -253,8 +253,8 @@ def test_two_readers_of_the_weight_and_other_layouts() -> None:
 def test_other_architectures_and_many_rows_keep_their_graph() -> None:
     (x, *given), _ = FORMS[torchao_int4]
     assert not is_converted(torchao_int4, x, *given, arch="sm_100a")
-    assert not is_converted(torchao_int4, rows(MOST_CONVERTED_ROWS + 1), *given)
-    assert close(torchao_int4, rows(MOST_CONVERTED_ROWS + 1), *given)
+    assert not is_converted(torchao_int4, rows(MOST_ROWS_IN_GROUPS + 1), *given)
+    assert close(torchao_int4, rows(MOST_ROWS_IN_GROUPS + 1), *given)
 
 
 def test_rows_of_unknown_number_keep_their_graph() -> None:

@@ -39,7 +39,7 @@ from cute_backend.fx_walk.products.weight_groups import (
 )
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.values.classify import classify_vector
-from cute_backend.planning import MOST_CONVERTED_ROWS, Target
+from cute_backend.planning import MOST_CONVERTED_ROWS, MOST_ROWS_IN_GROUPS, Target
 from cute_backend.spec import STORED_DTYPES, LoadKind, Precision, ProductKind
 
 
@@ -177,7 +177,7 @@ def may_be_few(m: Size, in_groups: bool) -> bool:
     """Whether launches of M rows may have no more than a kernel converts a weight for. A launch of more
     converts the weight in memory; one that is in groups of K would take many kernels of torch there, so its M
     has to be known."""
-    return known(m <= MOST_CONVERTED_ROWS) if in_groups else not known(m > MOST_CONVERTED_ROWS)
+    return known(m <= MOST_ROWS_IN_GROUPS) if in_groups else not known(m > MOST_CONVERTED_ROWS)
 
 
 def may_convert_groups(anchor: Anchor, target: Target | None) -> bool:
@@ -187,10 +187,10 @@ def may_convert_groups(anchor: Anchor, target: Target | None) -> bool:
 
 def is_worth_converting(stored: Anchor, target: Target | None, precision: Precision) -> bool:
     """Whether a kernel that converts the weight itself is expected to be faster than one that reads it in 16
-    bits, after another kernel wrote it so: up to `MOST_CONVERTED_ROWS` rows. If M is not known, launches of
-    more rows convert it in memory, unless it is in groups of K. A scale that is applied to the sums leaves a
-    rounding of the weight out, which eager's precision has; so bits would depend on M, and batch invariance
-    forbids it. A tile by name is one for weights in 16 bits."""
+    bits, after another kernel wrote it so: up to `MOST_CONVERTED_ROWS` rows, or `MOST_ROWS_IN_GROUPS`. If M
+    is not known, launches of more rows convert it in memory, unless it is in groups of K. A scale that is
+    applied to the sums leaves a rounding of the weight out, which eager's precision has; so bits would depend
+    on M, and batch invariance forbids it. A tile by name is one for weights in 16 bits."""
     if config.batch_invariant or config.tile is not None:
         return False
     if precision is Precision.EAGER and stored.scale_b is not None:
