@@ -164,7 +164,7 @@ def test_kernels_are_announced_together_at_their_sizes(on_cpu, monkeypatch):
         assert at_once, "none is built while programs are timed"
         announced.append(regions)
 
-    monkeypatch.setattr(measure.launch, "announce", announce)
+    monkeypatch.setattr(measure, "announce", announce)
     problems = scaled_mm.problem(4096, 8192, 1024), scaled_mm.bf16_problem(128, 256, 512)
     assert measure.build_kernels([small_table(*problems)]) == {}
     (regions,) = announced

@@ -268,6 +268,7 @@ print(Path(folder, "pipe").read_text(), flush=True)
 if how == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 elif how == "interrupted":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs of a shell ignore
     os.kill(os.getpid(), signal.SIGINT)
 elif how == "_exit":
     os._exit(0)
