@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import gcd
 
 import cutlass.cute as cute
 from cutlass import AddressSpace, Int32, Numeric, Uint8
@@ -51,8 +52,8 @@ WORDS = VECTOR_BYTES // 4
 LANE_VALUES = HALVES * VECTOR_BYTES
 """Values of K of a k tile of each row that a lane has, all of one group of K."""
 
-GROUP = 4
-"""Blocks of 8 rows of B that a thread reads at once, and multiplies one after the other."""
+MOST_AT_ONCE = 4
+"""The most blocks of 8 rows of B that a thread reads at once, and multiplies one after the other."""
 
 
 Convert = Callable[[int, Int32], Int32]
@@ -118,15 +119,21 @@ class ConvertedOperands:
                         words[i + 2 * pair, block, mma] = word
         return _as(self.b.dtype, words, ((2, 2, 2), blocks, WORDS), ((1, 2, 4), 8, 8 * blocks))
 
+    @property
+    def at_once(self) -> int:
+        """Blocks of 8 rows of B that the thread reads at once. All rows are some of these groups."""
+        return gcd(self.b.rows // MMA_N, MOST_AT_ONCE)
+
     def columns(self, half: int, stage: Int32, group: int) -> cute.Tensor:
         """The fragments of B of one half and a group of its rows, ((2, 2), blocks of 8 rows, MMAs)."""
-        words = cute.make_rmem_tensor((WORDS, 2, GROUP), Int32)
+        blocks = self.at_once
+        words = cute.make_rmem_tensor((WORDS, 2, blocks), Int32)
         for i in range(2):
             place = self.first_b + stage * self.b.bytes ^ (2 * half + i) * VECTOR_BYTES
-            for block in range(GROUP):
-                row = (group * GROUP + block) * MMA_N
+            for block in range(blocks):
+                row = (group * blocks + block) * MMA_N
                 _read(place + row * SWIZZLED_BYTES, words[None, i, block])
-        return _as(self.b.dtype, words, ((2, 2), GROUP, WORDS), ((1, 2), 4 * WORDS, 4))
+        return _as(self.b.dtype, words, ((2, 2), blocks, WORDS), ((1, 2), 4 * WORDS, 4))
 
 
 class Sm80Converted:
@@ -166,11 +173,11 @@ class Sm80Converted:
         stage: Int32,
         copies: Copies,
     ) -> None:
-        grouped = cute.logical_divide(acc, (None, None, GROUP))
+        grouped = cute.logical_divide(acc, (None, None, operands.at_once))
         convert = partial(self._convert, operands, self._group(held, count))
         for half in range(HALVES):
             a = operands.rows(half, stage, convert)
-            for group in range(cute.size(acc, mode=[2]) // GROUP):
+            for group in range(cute.size(grouped, mode=[2, 1])):
                 b, sums = operands.columns(half, stage, group), grouped[None, None, (None, group)]
                 for k in range(WORDS):
                     cute.gemm(operands.mma, sums, a[None, None, k], b[None, None, k], sums)

@@ -39,6 +39,7 @@ TILES = {
 
 WARPS = {
     "cp.async": by_warps(Arch.SM80, 64, 32),
+    "48 rows": by_warps(Arch.SM80, 64, 48, subtile_n=16, unrolled=True),
     "two blocks": by_warps(Arch.SM80, 128, 32),
     "memory": by_warps(Arch.SM89, 64, 64, split_k=4),
     "TMA": by_warps(Arch.SM120A, 64, 64),
