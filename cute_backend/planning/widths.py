@@ -15,6 +15,8 @@ from dataclasses import replace
 from functools import cache, lru_cache
 
 from cute_backend.planning.fitting import can_split, fits, in_parts
+from cute_backend.planning.halving import can_halve
+from cute_backend.planning.hoisting import can_hoist
 from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.planning.rules import LEAST_COLUMNS, suited
 from cute_backend.planning.shallow import can_be_shallow
@@ -95,9 +97,11 @@ def of_name(arch: Arch, spec: EpilogueSpec, name: str) -> TileConfig | None:
         return None
     if width not in arch.target.tiles.even.columns or width > _widest(arch, spec, tile_m):
         return None
-    able = _of_width(arch, spec, tile_m, width)
-    shallow = (replace(each, shallow=True) for each in able if can_be_shallow(each, spec))
-    return next((each for each in (*able, *shallow) if each.name == name), None)
+    able = [*_of_width(arch, spec, tile_m, width)]
+    able += [replace(each, column_groups=2) for each in able if can_halve(each, spec)]
+    able += [replace(each, unrolled=True) for each in able if can_hoist(each, spec)]
+    able += [replace(each, shallow=True) for each in able if can_be_shallow(each, spec)]
+    return next((each for each in able if each.name == name), None)
 
 
 def _heights(arch: Arch, spec: EpilogueSpec) -> tuple[int, ...]:
