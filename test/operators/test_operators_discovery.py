@@ -42,8 +42,9 @@ def found(args, target, keep=lambda metadata: True):
     return ops.get_operators(args, lambda each: is_ours(each) and keep(each), target_sm=target)
 
 
-COUNTS = {"90a": 482, "100a": 44, "103a": 44, "80": 36, "86": 20, "89": 16, "120a": 20, "121a": 20}
-"""Operators of a bf16 product, by the suffix of their target, in the order of the default."""
+COUNTS = {"90a": 482, "100a": 45, "103a": 45, "80": 36, "86": 20, "89": 16, "120a": 20, "121a": 20}
+"""Operators of a bf16 product, by the suffix of their target, in the order of the default. On data center
+Blackwell one of them is as wide as its rows, and not among the tiles for any M."""
 
 
 def gemm(*tensors, accumulator=F32, epilogue=None):
@@ -72,11 +73,11 @@ def test_every_tile_and_cluster_is_found_whatever_holds_the_operands(dtypes, lay
     def as_it_runs(config):
         return plan(spec, config, Alignment.TMA).tile
 
-    assert {each.metadata.design.config for each in fast} == set(map(as_it_runs, clustered(arch, spec)))
+    chosen = choose(arch, spec, Sizes(M, N, K), arch.target.sm_count)
+    able = set(map(as_it_runs, (chosen, *clustered(arch, spec))))
+    assert {each.metadata.design.config for each in fast} == able
     assert len({each.metadata.operator_name for each in operators}) == len(operators)
-    assert fast[0].metadata.design.config == as_it_runs(
-        choose(arch, spec, Sizes(M, N, K), arch.target.sm_count)
-    )
+    assert fast[0].metadata.design.config == as_it_runs(chosen)
     assert all(each.supports(args, target) for each in operators)
     assert {type(each) for each in operators} == {Sm90FusedGemm if target == "90a" else Sm100FusedGemm}
     promoted = [each for each in operators if not each.metadata.design.fast_accum]
