@@ -15,12 +15,12 @@ from torch import Tensor
 from cute_backend import UsageError, config, gemm
 from cute_backend.eager import call as eager
 from cute_backend.fx_walk import epilogue_pass
-from cute_backend.planning import Arch, bucket_of, choose, plan
+from cute_backend.planning import Arch, Sizes, choose, plan
 from cute_backend.runtime.calls.op import gemm_epilogue
 from cute_backend.runtime.kernels.reach import Problem, reachable_kernels
 from cute_backend.spec import EpilogueSpec
 from support.epilogues import MMA_SCALED
-from support.epilogues import Problem as Sizes
+from support.epilogues import Problem as Shape
 from support.reference import of_tiles, relative_error
 
 M, N, K = 48, 64, 32
@@ -85,7 +85,7 @@ def test_scales_may_be_of_blocks(a_lines, b_lines):
 @pytest.mark.parametrize("name", ["mxfp8_silu_residual", "mxfp4_residual_amax", "nvfp4_gelu_mul"])
 def test_scales_may_be_in_tiles(name):
     """Those of MXFP8, MXFP4 and NVFP4, against float64."""
-    a, b, of_a, of_b, *_ = MMA_SCALED[name].inputs(Sizes(130, 272, 416))
+    a, b, of_a, of_b, *_ = MMA_SCALED[name].inputs(Shape(130, 272, 416))
     out = gemm(a, b, scale_a=of_a, scale_b=of_b, epilogue=torch.relu, out_dtype=F32)
     exact = torch.relu(of_tiles(a, of_a) @ of_tiles(b.t(), of_b).t())
     assert relative_error(out, exact) < 1e-6
@@ -303,7 +303,7 @@ def test_a_first_call_asks_for_the_kernels_of_its_own_sizes(plane, variants, arc
     assert groups is None
     kernels = reachable_kernels(Problem(spec, *sizes), arch, sm_count=132)
     assert len(kernels) == variants
-    chosen = choose(arch, spec, Sizes(bucket_of(M), N, K), 132)
+    chosen = choose(arch, spec, Sizes(M, N, K), 132)
     assert {each.plan for each in kernels} == {plan(spec, chosen, each.plan.alignment) for each in kernels}
 
 
