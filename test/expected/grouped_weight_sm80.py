@@ -4,9 +4,9 @@
     b_zeros   by 128   i8    registers       of groups of K, loaded four groups ahead, by element
     rowvec0   colvec   bf16  row_read        one value for each row of a thread, before the accumulator wait
 
-cute_mm_bias_64x32_da6069d3:
-sm_80, tile 64x32_1x1_split2_transposed, planes aligned to 16 bytes:
-64 by 32, split-K of 2, one CTA per part of the transposed product, subtiles of 32 columns, raster 8.
+cute_mm_bias_64x16_7aa9ec2e:
+sm_80, tile 64x16_1x1_by16_unrolled_transposed, planes aligned to 16 bytes:
+64 by 16 of the transposed product, subtiles of 16 columns, unrolled, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -25,7 +25,6 @@ from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand, transpose
 from cute_backend.templates.warp_converted import Sm80Converted
 from cute_backend.templates.sm80 import Sm80Gemm
-from cute_backend.templates.split_sums import SplitGemm
 
 
 class Epilogue:
@@ -58,7 +57,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = SplitGemm(Sm80Gemm, Epilogue(), TileConfig(Arch.SM80, 64, 32, split_k=2, transposed=True, converts=True), Stages(ab=10, store=1), Sm80Converted(WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16), by_bits=True))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 64, 16, subtile_n=16, unrolled=True, transposed=True, converts=True), Stages(ab=13, store=1), Sm80Converted(WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16), by_bits=True))
 
 
 @cute.jit
@@ -69,7 +68,6 @@ def launch(
     b_zeros: cute.Tensor,
     rowvec0: cute.Tensor,
     out0: cute.Tensor,
-    workspace: cute.Tensor,
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
@@ -78,4 +76,4 @@ def launch(
     b_scales_t = transpose(b_scales)
     b_zeros_t = transpose(b_zeros)
     out0_t = transpose(out0)
-    gemm(b_t, [a_t], [rowvec0], [out0_t], workspace, max_active_clusters, stream, [b_scales_t, b_zeros_t])
+    gemm(b_t, [a_t], [rowvec0], [out0_t], max_active_clusters, stream, [b_scales_t, b_zeros_t])
