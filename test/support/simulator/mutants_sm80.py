@@ -13,7 +13,7 @@ from cutlass.cute.atom import Trait, make_atom
 from cutlass.cute.core import _pack_shape
 
 from cute_backend.simulator.simulation_errors import IllegalAccess, RaceError
-from cute_backend.templates.converted import _integers
+from cute_backend.templates.stored_values import _integers
 from cute_backend.templates.warp_instructions import MmaI8Op
 from cute_backend.templates.warp_mainloop import MMA_K_BYTES
 from support.simulator.mutants import (
@@ -42,6 +42,7 @@ from support.simulator.mutants import (
     Mutant,
     WrongNumbers,
 )
+from support.simulator.mutants_sm90 import zeros_of_the_next
 from support.simulator.planting import Call, Wrong, as_written, changed, early, instead, threads, without
 
 
@@ -420,7 +421,7 @@ MUTANTS = [
     Mutant(
         "e4m3 converted by bits without signs",
         CONVERTING_BY_WARPS,
-        instead("converted._e4m3_bits", lambda call: call(pair=call.pair & 0x7F7F)),
+        instead("stored_values._e4m3_bits", lambda call: call(pair=call.pair & 0x7F7F)),
         WrongNumbers,
     ),
     Mutant(
@@ -447,16 +448,13 @@ MUTANTS = [
     Mutant(
         "a zero of another group, by warps",
         GROUPS_BY_WARPS,
-        instead(
-            "weight_groups.GroupVectors.of_group",
-            lambda call: replace(call(), zeros=call(group=call.group + 1).zeros),
-        ),
+        instead("weight_groups.GroupVectors.of_group", zeros_of_the_next),
         WrongNumbers,
     ),
     Mutant(
         "groups' scales of the next column, by warps",
         GROUPS_BESIDE_TMA,
-        instead("weight_groups.KGroup.scaled", lambda call: call(row=call.row ^ 1)),
+        instead("weight_groups.KGroup.weights", lambda call: call(row=call.row ^ 1)),
         WrongNumbers,
     ),
     Mutant(
@@ -501,7 +499,7 @@ MUTANTS = [
     Mutant(
         "unsigned values taken for signed ones, by warps",
         GROUPS_BY_WARPS,
-        instead("converted._unsigned", lambda call: _integers(call.pair, call.to)),
+        instead("stored_values._unsigned", lambda call: _integers(call.pair, call.to)),
         WrongNumbers,
     ),
     Mutant(

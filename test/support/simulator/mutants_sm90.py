@@ -187,7 +187,7 @@ def _stored_in(other: Callable[[Int32], Int32]) -> tuple[Wrong, ...]:
     return instead("warp_planes.WarpPlanes._output_plane", lambda call: other(call()))
 
 
-def _zeros_of_the_next(call: Call) -> Any:
+def zeros_of_the_next(call: Call) -> Any:
     """The scales of a group, and the zeros of the next one."""
     scales = len(call.chunk) // 2
     return call()[:scales] + call(group=call.group + 1)[scales:]
@@ -351,7 +351,7 @@ MUTANTS = [
     Mutant(
         "a zero of another group",
         CONVERTING_GROUPS,
-        instead("weight_groups.GroupVectors.of_group", _zeros_of_the_next),
+        instead("weight_groups.GroupVectors.of_group", zeros_of_the_next),
         WrongNumbers,
     ),
     Mutant(
