@@ -8,9 +8,11 @@ and after every five of them a bare product. A program is compiled with `backend
 interleaved, from a cold L2; figures are medians in microseconds.
 
 `--workers` processes compile and prepare problems at the same time, but only one of them times at a time, a
-few problems in each turn. If ours is the slower one, the median of three such timings counts. A run adds
-missing problems to FILE, starts none after `--minutes`, and prints geometric means and the worst problems in
-FILE. `--shown` only prints. `--problems` times problems by their names, such as 200x12800x5120-bf16-full.
+few problems in each turn. If ours is the slower one, the median of three such timings counts, and when all
+processes have ended, one that has the GPU for itself chooses the tile and times again: others disturb what is
+measured for the choice. A run adds missing problems to FILE, starts none after `--minutes`, and prints
+geometric means and the worst problems in FILE. `--shown` only prints. `--problems` times problems by their
+names, such as 200x12800x5120-bf16-full.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from __future__ import annotations
 import argparse
 import csv
 import gc
+import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +40,7 @@ from cute_backend.bench.program_timing import Turn, own_turn, require_gpu
 from cute_backend.bench.results import Ceilings, Timing
 from cute_backend.bench.table import Cell, Problem, Rate, Runner, Table, Workload
 from cute_backend.errors import UsageError
+from cute_backend.runtime.disk.cache import writable_cache
 
 COLUMNS = ("m", "n", "k", "operands", "epilogue", "torch", "inductor", "cute", "agrees", "note")
 WORST = 12
@@ -234,7 +240,10 @@ def main() -> None:
         if arguments.part is not None:
             _measure(arguments, _missing(arguments))
             return
+        before = _names(arguments.file)
         _share_out(arguments.workers)
+        if slower := _slower(arguments.file, before):
+            _time_alone(arguments.file, slower)
     with arguments.file.open() as file:
         rows = list(csv.DictReader(file))
     show(rows)
@@ -249,11 +258,40 @@ def _named(name: str) -> Drawn:
     return Drawn(m, n, k, Operands(operands), Epilogue(epilogue))
 
 
+def _names(path: Path) -> set[str]:
+    """The names of the problems that a file has."""
+    with path.open() as file:
+        return {_name(row) for row in csv.DictReader(file)}
+
+
+def _slower(path: Path, before: set[str]) -> list[str]:
+    """The names of the problems that were added to those of `before` and for which ours is the slower one."""
+    with path.open() as file:
+        added = [row for row in csv.DictReader(file) if row["cute"] and _name(row) not in before]
+    others = ((row, "torch" if row["epilogue"] == Epilogue.BARE.value else "inductor") for row in added)
+    return [_name(row) for row, other in others if row[other] and _ratio(row, other, "cute") < 1]
+
+
+def _time_alone(path: Path, names: Sequence[str]) -> None:
+    """Times problems again in one process, and replaces their rows. It finds the kernels that were compiled,
+    and no choices of tiles."""
+    with path.open() as file:
+        kept = [row for row in csv.DictReader(file) if _name(row) not in names]
+    with path.open("w", newline="") as file:
+        rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(kept)
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder, "cache")
+        shutil.copytree(writable_cache().root, cache, ignore=shutil.ignore_patterns("tuned.json"))
+        command = [sys.executable, __file__, str(path), "--part", "0/1", "--problems", *names]
+        subprocess.run(command, env={**os.environ, "CUTE_BACKEND_CACHE_DIR": str(cache)}, check=True)
+
+
 def _missing(arguments: argparse.Namespace) -> list[Drawn]:
     """The problems of a part that the file does not have yet. Part "1/4" of the problems of a seed is every
     fourth one from the second on."""
-    with arguments.file.open() as file:
-        done = {_name(row) for row in csv.DictReader(file)}
+    done = _names(arguments.file)
     first, step = map(int, arguments.part.split("/"))
     drawn = arguments.problems or problems(arguments.seed, arguments.count, tuple(arguments.rows))
     wanted = [each for each in drawn if each.operands.value in arguments.operands][first::step]
