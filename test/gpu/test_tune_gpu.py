@@ -19,6 +19,7 @@ from cute_backend.planning import Alignment, Constraints, Sizes, candidates, pla
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.runtime.tuning import timing
 from cute_backend.runtime.tuning.timing import GpuTimer
 from cute_backend.spec import EpilogueSpec
 from support.epilogues import EPILOGUES
@@ -174,6 +175,27 @@ def test_timings_tell_kernels_apart_and_repeat() -> None:
     for kernel in functions:
         assert abs(first.kernels[kernel] / second.kernels[kernel] - 1) < 0.15, kernel.plan.tile.name
     assert min(first.kernels.values()) > 50  # 137 GFLOP
+
+
+def test_a_run_is_timed_in_a_graph_if_it_can_be_captured() -> None:
+    """The host of a captured run does nothing. One that waits for the GPU can't be captured, and runs as it
+    is; capturing another one still succeeds then."""
+    plane, calls = torch.zeros(8, device="cuda"), list[str]()
+
+    def adds() -> None:
+        calls.append("adds")
+        plane.add_(1)
+
+    def waits() -> None:
+        calls.append("waits")
+        plane.sum().item()
+
+    assert timing._captured(waits) is waits
+    replay = timing._captured(adds)
+    assert plane.tolist() == [0] * 8, "capturing runs nothing"
+    for _ in range(3):
+        replay()
+    assert plane.tolist() == [3] * 8 and calls.count("adds") == 1
 
 
 PARTS = range(10)

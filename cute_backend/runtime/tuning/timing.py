@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from cute_backend.runtime.arguments.random_operands import random_operands, skew
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.signature import Role
+
+log = logging.getLogger(__name__)
 
 Run = Callable[[], Any]
 """Work that is put on the current stream."""
@@ -168,15 +171,36 @@ def _works(run: Run) -> bool:
     return True
 
 
+def _captured(run: Run) -> Run:
+    """A run as a CUDA graph, or as it is if it can't be captured."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            # Work of other threads, which is not captured, goes on.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                run()
+            finally:
+                graph.capture_end()
+    except RuntimeError as error:
+        log.info("a run is timed without a CUDA graph: %s", error)
+        return run
+    return graph.replay
+
+
 def _medians(runs: Sequence[Run], device: torch.device) -> list[float]:
     """Microseconds between the start and the end of each run.
 
     Between two runs a buffer larger than L2 is read, which leaves nothing there that a run could use, and
-    nothing that it would have to write back. The host is ahead by a whole round, so a run of several kernels
-    is timed as it goes in a CUDA graph, without the host's pauses.
+    nothing that it would have to write back. The host is ahead by a whole round. Runs are CUDA graphs: the
+    few microseconds of a kernel count where no host's work hides them, and launches to a stream leave larger
+    gaps. For 1060 x 448 x 4400 in bf16 with bias, relu and residual, one kernel took 18.8 on a stream and
+    16.0 in a graph, and Inductor's kernels 19.3 and 14.1 (H200).
     """
     if not runs:
         return []
+    torch.cuda.synchronize(device)
+    runs = [_captured(run) for run in runs]
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     swept = torch.zeros(_SWEPT * l2_bytes // 4, device=device)
     rounds: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = []
