@@ -274,7 +274,7 @@ def _slower(path: Path, before: set[str]) -> list[str]:
 
 def _time_alone(path: Path, names: Sequence[str]) -> None:
     """Times problems again in one process, and replaces their rows. It finds the kernels that were compiled,
-    and no choices of tiles."""
+    but neither choices of tiles nor Inductor's graphs, in which the pass would not run again."""
     with path.open() as file:
         kept = [row for row in csv.DictReader(file) if _name(row) not in names]
     with path.open("w", newline="") as file:
@@ -282,10 +282,11 @@ def _time_alone(path: Path, names: Sequence[str]) -> None:
         rows.writeheader()
         rows.writerows(kept)
     with tempfile.TemporaryDirectory() as folder:
-        cache = Path(folder, "cache")
+        cache, graphs = Path(folder, "cache"), Path(folder, "inductor")
         shutil.copytree(writable_cache().root, cache, ignore=shutil.ignore_patterns("tuned.json"))
         command = [sys.executable, __file__, str(path), "--part", "0/1", "--problems", *names]
-        subprocess.run(command, env={**os.environ, "CUTE_BACKEND_CACHE_DIR": str(cache)}, check=True)
+        folders = {"CUTE_BACKEND_CACHE_DIR": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(graphs)}
+        subprocess.run(command, env={**os.environ, **folders}, check=True)
 
 
 def _missing(arguments: argparse.Namespace) -> list[Drawn]:
