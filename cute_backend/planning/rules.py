@@ -99,13 +99,11 @@ def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConf
 
 
 def columns_of_an_instruction(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Requires a number of columns that the MMA has an instruction for. wgmma has any multiple of 8 up to
-    256, except that of int8 those beyond 24 are multiples of 16 (PTX ISA, wgmma.mma_async). tcgen05.mma has
-    multiples of 16 of 128 rows (PTX ISA), and for mma.sync a warp's ldmatrix reads 16 columns of B, those of
-    two instructions."""
-    few = 24 if spec.product.dtype is DType.I32 else config.target.tiles.even.columns[-1]
-    whole = config.mma_n % 16 == 0 or (_by_wgmma(config) and config.mma_n <= few)
-    return config if whole else None
+    """Requires a number of columns that the MMA has an instruction for: a multiple of the target's step, and
+    for wgmma of int8 one of 16 beyond 24 columns (PTX ISA, wgmma.mma_async)."""
+    limited = _by_wgmma(config) and spec.product.dtype is DType.I32 and config.mma_n > 24
+    step = 16 if limited else config.target.tiles.even.step
+    return config if config.mma_n % step == 0 else None
 
 
 def rows_of_converted_values(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:

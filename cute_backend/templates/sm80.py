@@ -15,6 +15,7 @@ Each warp has its own planes in shared memory, and copies to and from them witho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -153,7 +154,7 @@ class Sm80Gemm(FragmentGemm):
         check_stage(config, self.a_stage.bytes + self.b_stage.bytes)
         mma_k = MMA_K_BYTES * 8 // multiplied.width
         warps = cute.make_layout((WARPS * config.sharing, 1, 1))
-        order = (MMA_M * WARPS * config.sharing, 2 * MMA_N, mma_k)
+        order = (MMA_M * WARPS * config.sharing, math.gcd(config.mma_n, 2 * MMA_N), mma_k)
         if cutlass.const_expr(self.side_by_side):
             warps, order = pair_arrangement(config, mma_k)
         mma = cute.make_tiled_mma(

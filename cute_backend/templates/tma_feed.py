@@ -18,7 +18,7 @@ from cutlass.memory import SmemAllocator
 from cute_backend.templates.crew import WARP, Arrivals, Ring, Role, one
 from cute_backend.templates.feed import Feed
 from cute_backend.templates.loading import Source, all_boxes
-from cute_backend.templates.rings import consumer_state, make_rows, producer_state, stages_of
+from cute_backend.templates.rings import consumer_state, make_rows, of_one_stage, producer_state, stages_of
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.staged import Stage
 from cute_backend.templates.warp_mainloop import Copies
@@ -46,7 +46,7 @@ class TmaFeed(Feed):
             self.rings = (self.ab_ring, self.row_ring)
 
     def given(self, operand: cute.Tensor, stage: Stage) -> cpasync.TmaInfo:
-        layout = cute.slice_(stage.layout(1), (None, None, 0))
+        layout = of_one_stage(stage.layout(1))
         box = (stage.rows, stage.columns)
         return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), operand, layout, box)
 

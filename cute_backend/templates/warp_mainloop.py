@@ -81,11 +81,16 @@ class WarpOperands:
     def of(
         mma: cute.TiledMma, a: Stage, b: Stage, s_a: cute.Tensor, s_b: cute.Tensor, thread: Int32
     ) -> WarpOperands:
-        """The operands of a thread. If rows are contiguous in shared memory, ldmatrix transposes them."""
+        """The operands of a thread. If rows are contiguous in shared memory, ldmatrix transposes them. It
+        reads 16 rows of A at once, and as many of B if `mma` takes these together."""
         mine = mma.get_slice(thread)
+        b_rows = mma.get_tile_size(1)
         a_copy, b_copy = (
-            make(cute.make_copy_atom(warp.LdMatrix8x8x16bOp(not stage.k_major, 4), stage.dtype), mma)
-            for make, stage in ((cute.make_tiled_copy_A, a), (cute.make_tiled_copy_B, b))
+            make(cute.make_copy_atom(warp.LdMatrix8x8x16bOp(not stage.k_major, matrices), stage.dtype), mma)
+            for make, stage, matrices in (
+                (cute.make_tiled_copy_A, a, 4),
+                (cute.make_tiled_copy_B, b, 4 if b_rows % 16 == 0 else 2),
+            )
         )
         a_fragment = mma.make_fragment_A(mine.partition_A(s_a[(None, None, 0)]))
         b_fragment = mma.make_fragment_B(mine.partition_B(s_b[(None, None, 0)]))

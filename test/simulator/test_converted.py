@@ -38,12 +38,14 @@ TILES = {
 WARPS = {
     "cp.async": by_warps(Arch.SM80, 64, 32),
     "16 rows": by_warps(Arch.SM80, 64, 16, subtile_n=16, unrolled=True),
+    "24 rows": by_warps(Arch.SM80, 64, 24, subtile_n=24, unrolled=True),
     "80 rows": by_warps(Arch.SM80, 128, 80, subtile_n=16, unrolled=True),
     "two blocks": by_warps(Arch.SM80, 128, 64),
     "two warpgroups": by_warps(Arch.SM80, 256, 64),
     "with conversions": by_warps(Arch.SM89, 64, 32),
     "memory": by_warps(Arch.SM89, 64, 32, split_k=4),
     "TMA": by_warps(Arch.SM120A, 64, 32),
+    "40 rows by TMA": by_warps(Arch.SM120A, 128, 40, subtile_n=8, unrolled=True),
     "48 rows by TMA": by_warps(Arch.SM120A, 64, 48, subtile_n=16, unrolled=True),
     "two blocks by TMA": by_warps(Arch.SM120A, 128, 32),
 }

@@ -25,10 +25,9 @@ at least. With few rows, memory takes longer than the products of 32: in 64 x 32
 an A100's tensor cores, and its 8 KiB of stored values some 600 of its memory (data sheet). In 64 x 128,
 kernels of sm_80 spill."""
 
-EVEN = EvenTiles(rows=(64, 128), step=16, accumulators=96)
-"""Tiles as wide as even shares of the rows. By ldmatrix a warp reads 16 columns of B, for two instructions,
-and by cp.async a warpgroup copies 16 lines of a stage at a time. With more accumulators, 128 x 112 spills 8
-bytes beside gelu and a residual (sm_89)."""
+EVEN = EvenTiles(rows=(64, 128), accumulators=96)
+"""Tiles as wide as even shares of the rows. With more accumulators, 128 x 112 spills 8 bytes beside gelu and
+a residual (sm_89)."""
 
 _TILES = Tiles(
     shipped={
