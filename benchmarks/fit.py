@@ -37,6 +37,7 @@ from cute_backend.planning import Arch, Sizes, TileConfig, fastest, offered
 from cute_backend.planning.cost import Work, nearest, time_of, work_of
 from cute_backend.planning.search import clustered
 from cute_backend.planning.targets import Cut, TileTime, h200
+from cute_backend.planning.transposing import Tiled
 from cute_backend.spec import EpilogueSpec
 
 ARCH = Arch.SM90A
@@ -126,7 +127,7 @@ def read(paths: Iterable[Path]) -> list[Timed]:
     for problem, by_tile in times.items():
         for tile, us in by_tile.items():
             if (config := _named(problem.spec).get(tile)) is not None:
-                work = work_of(config, problem.spec, problem.sizes, ARCH.target.sm_count)
+                work = work_of(Tiled(problem.spec, config), problem.sizes, ARCH.target.sm_count)
                 found.append(Timed(problem, config, work, us, us / min(by_tile.values())))
     return found
 

@@ -4,9 +4,9 @@ Plans are data, made from a spec and sizes alone: no code here inspects a tensor
 of a kernel is written elsewhere (`memory_ops`).
 
 - Facts about each architecture: `targets`, `served`.
-- Tiles: `tiles`, `rules` (what a spec demands of its tile), `constraints` (what a user demands), `sizes`,
-  `search`, `fitting`, `widths` (tiles for a known M), `rung` (a tile as it runs),
-  `untuned`, `cost`, `doubt` (tiles to measure), `epilogue_time`, `halving`, `hoisting`, `shallow`,
+- Tiles: `tiles`, `rules` (what a spec demands of its tile), `subtiles` (what its alignment does), `rung` (a
+  tile as it runs), `constraints` (what a user demands), `sizes`, `search`, `fitting`, `widths` (tiles for a
+  known M), `untuned`, `cost`, `doubt` (tiles to measure), `epilogue_time`, `halving`, `hoisting`, `shallow`,
   `transposing`, `segment_tiles`, `converting`.
 - Reductions of rows: `last_tile`.
 - Placements: `placements`, `placing`.
@@ -26,7 +26,8 @@ from cute_backend.planning.last_tile import LAST_TILE_RESULTS
 from cute_backend.planning.placements import ByElement, Placement, Ring
 from cute_backend.planning.placing import Placing, is_one_block
 from cute_backend.planning.registers import NARROW_SUBTILE_N
-from cute_backend.planning.rules import CUT_HEAD_COLUMNS, subtiled
+from cute_backend.planning.rules import CUT_HEAD_COLUMNS
+from cute_backend.planning.rung import Rung
 from cute_backend.planning.search import (
     MAX_CANDIDATES,
     candidates,

@@ -17,7 +17,7 @@ from cute_backend.planning.shared_memory import SumScales, plane_bits
 from cute_backend.planning.sizes import Sizes
 from cute_backend.planning.targets import Arch, Cut, TileTime
 from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
-from cute_backend.planning.transposing import multiplied
+from cute_backend.planning.transposing import Tiled
 from cute_backend.spec import EpilogueSpec, Major, ProductKind, Scaling
 
 _OVERLAP = 8
@@ -141,7 +141,7 @@ def cost(config: TileConfig, spec: EpilogueSpec, sizes: Sizes, sm_count: int, ca
     if careful:
         scaled = _scaled_times(config, spec)
         tile = tile.longer(tile.error if not scaled else UNSCALED_ERROR * (config.cut not in scaled))
-    work = work_of(config, spec, sizes, sm_count)
+    work = work_of(Tiled(spec, config), sizes, sm_count)
     return float(work.microseconds(tile, timing.beyond_us, timing.bytes_per_us, timing.l2_bytes_per_us))
 
 
@@ -173,9 +173,7 @@ def _k_times(config: TileConfig, spec: EpilogueSpec, m: int, groups: int | None)
 def _exposed_us(config: TileConfig, spec: EpilogueSpec) -> float:
     """Returns the time of a wave that the constants of its tile, which were fitted to other epilogues, leave
     out. The last wave is left out too: its epilogue takes equally long in all tiles."""
-    target = config.target
-    hidden = config.pingpong or not (target.planes_by_tma and target.accumulators.in_registers)
-    if hidden:
+    if config.pingpong or not config.target.by_wgmma:
         return 0.0
     us = ROTATED_US if spec.reordered_columns else 0.0
     us += BLOCKS_US if spec.whole_columns > 1 else 0.0
@@ -194,7 +192,7 @@ def _sums_us(config: TileConfig, m: int, n: int) -> float:
     return us + SUMS_OF_A_PART_US * planes * rows
 
 
-def work_of(config: TileConfig, spec: EpilogueSpec, sizes: Sizes, sm_count: int) -> Work:
+def work_of(chosen: Tiled, sizes: Sizes, sm_count: int) -> Work:
     """Returns the work of a problem that is cut into tiles.
 
     A tile of 64 rows whose A is not multicast skips the rows beyond the last one. Other tiles pay for them:
@@ -204,10 +202,9 @@ def work_of(config: TileConfig, spec: EpilogueSpec, sizes: Sizes, sm_count: int)
     The sizes of groups are not known before a launch, so the model assumes a random split with the known
     mean. The rows beyond the end of a group belong to the next group and cost no more than other rows.
     """
-    m, n, k, groups = sizes
-    times = _k_times(config, spec, m, groups)
+    config, spec, (m, n, k, groups) = chosen.tile, chosen.computed, sizes
+    times = _k_times(config, chosen.spec, m, groups)
     second_us = _sums_us(config, m, n) if config.sums_in_memory else 0.0
-    spec = multiplied(spec, config)
     operand_rows, of_k = m + n * config.products, k
     if spec.product.kind is ProductKind.K_GROUPED:
         # Each product gets the mean share of K; A and B are read once.

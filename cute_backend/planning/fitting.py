@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cute_backend.planning.registers import NARROW_SUBTILE_N, leaves_registers, long_ops
-from cute_backend.planning.rules import with_half_subtiles
 from cute_backend.planning.rung import Rung
 from cute_backend.planning.shared_memory import has_planes, holds_planes
+from cute_backend.planning.subtiles import with_half_subtiles
 from cute_backend.planning.targets import Arch, Kind
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.planning.transposing import multiplied
+from cute_backend.planning.transposing import Tiled
 from cute_backend.spec import BColumns, EpilogueSpec, ProductKind
 
 
@@ -32,10 +32,10 @@ def in_parts(config: TileConfig) -> Iterator[TileConfig]:
         yield from (replace(config, split_k=parts) for parts in config.target.tiles.splits)
 
 
-def fits(config: TileConfig, spec: EpilogueSpec) -> bool:
+def fits(chosen: Tiled) -> bool:
     """Whether a tile outside the table leaves the epilogue enough registers and shared memory, or that of the
     kernel that runs the epilogue."""
-    spec, config = multiplied(spec, config), config.summing
+    config, spec = chosen.tile.summing, chosen.computed
     return holds_planes(config, spec) and has_registers(config, spec)
 
 

@@ -47,8 +47,9 @@ class Plan:
         """The plan for a tile that no rule changes any more. Raises ValueError if visits do not cover it."""
         for each in (tile, tile.summing):
             each.check_visits()
-        computed = Rung(spec, tile, alignment).computed
-        segments = tuple(placed(each, tile.summing, alignment) for each in computed.segments)
+        rung = Rung(spec, tile, alignment)
+        computed = rung.computed
+        segments = tuple(placed(each, tile.summing, rung.moves) for each in computed.segments)
         stages = Stages.of(tile.summing, _rings(computed, tile.summing, segments), scaling_of(computed))
         if tile.sums_in_memory:
             parts = Stages.of(tile, Rings())

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from cute_backend.planning.placements import PLACEMENTS, Need, Placement, Ring, Room
 from cute_backend.planning.placements.planes import RUNS, VECTOR
 from cute_backend.planning.registers import NARROW_SUBTILE_N, hoist_budget
-from cute_backend.planning.rules import moved
 from cute_backend.planning.shared_memory import Rings, ring_bytes, room_bytes, scaling_of
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import BColumns, EpilogueSpec, Load, ProductKind, Store
@@ -30,11 +29,10 @@ class Placing:
 
 def placed(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Placing:
     """Places the loads and stores of one segment for the tile and alignment with which a kernel runs its
-    epilogue. The spec is the transposed one if the tile is transposed.
+    epilogue. The spec is the transposed one if the tile is transposed, and planes move by the alignment.
 
     Shared memory is reserved for all vectors along N first, then given to outputs, then to loads, in order.
     """
-    alignment = moved(spec, alignment)
     vectors = Rings.of(config, [], [[load.dtype for load in spec.staged_loads]], [])
     room = Room(hoist_budget(spec, config, alignment), room_bytes(config, vectors, scaling_of(spec)))
     shared_stores = []

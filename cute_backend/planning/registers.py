@@ -50,7 +50,7 @@ class Registers:
     @staticmethod
     def of(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Registers:
         """Counts the registers for a spec and an alignment. The configuration must have the subtiles of that
-        alignment (`rules.subtiled`)."""
+        alignment (`Rung.of`)."""
         in_registers = config.target.accumulators.in_registers
         if in_registers:
             accumulators = config.thread_accumulators

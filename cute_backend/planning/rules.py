@@ -1,4 +1,4 @@
-"""The rules that fit a tile to a spec. Each states its reason and its evidence.
+"""The rules that fit a tile to what a spec computes. Each states its reason and its evidence.
 
 Rules are applied in order. A rule returns the tile, changed if the spec needs that, or None if the tile can't
 serve the spec.
@@ -19,30 +19,24 @@ from cute_backend.planning.shared_memory import (
     has_planes,
     holds_planes,
 )
+from cute_backend.planning.subtiles import WHOLE_VISITS, narrowed, pairs_halves
 from cute_backend.planning.targets import Arch, Shape
-from cute_backend.planning.tiles import ENOUGH_AB_STAGES, Alignment, Rowvecs, TileConfig, tile_k
-from cute_backend.planning.transposing import can_transpose, multiplied
-from cute_backend.signature import TMA_ALIGN
+from cute_backend.planning.tiles import ENOUGH_AB_STAGES, TileConfig, tile_k
+from cute_backend.planning.transposing import Tiled, can_transpose
 from cute_backend.spec import (
     LEAST_AHEAD,
     SCALE_TILE,
     BColumns,
     DType,
     EpilogueSpec,
-    Load,
     Major,
-    Order,
     ProductKind,
-    Store,
 )
 
 Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
 
 WHOLE_SUBTILES: tuple[int, ...] = (32, 64, 128)
 """Columns of subtiles that hold blocks whole."""
-
-WHOLE_VISITS = (80, 96)
-"""Columns of tiles that are one visit, for blocks of which none of `WHOLE_SUBTILES` consists."""
 
 MAX_PLANES_IN_WIDE_VISITS = 3
 """The most planes that a kernel reads and writes, if it reads any, and its visits have more than
@@ -60,9 +54,6 @@ of the largest attention heads."""
 PAIRING_SUBTILES = (32, 16)
 """Columns of subtiles that hold equally many columns of both halves of a block."""
 
-_PAIRED = 16
-"""Columns of the smallest block of which each thread of a row has equally many columns in both halves."""
-
 MAX_ROW_IN_A_THREAD = 64
 """The most columns of a row that one thread has in a visit: each is a register, beside those that the planes
 of the visit take."""
@@ -73,15 +64,6 @@ half of a head."""
 
 CUT_HEAD_COLUMNS = 32
 """A number that divides the columns of heads by which planes are stored, if visits don't have heads whole."""
-
-ROW_BITS = 1024
-"""Bits of a row of the widest swizzle of shared memory, 128 bytes."""
-
-PLAIN_COLUMNS = 16
-"""Columns of visits whose planes move by element, unless blocks need wider ones."""
-
-LEAST_COLUMNS = 8
-"""Columns of the narrowest visits: those of the core matrices that Hopper's accumulators are laid out in."""
 
 _DRAWN_COLUMNS = 16
 """Columns of a visit that draws noise: the fewest in which a thread has all elements of a Philox block."""
@@ -94,14 +76,14 @@ def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConf
     products = len(spec.accumulators)
     if not config.transposed or products == 1:
         return replace(config, tile_n=config.tile_n // products, products=products, b_columns=spec.b_columns)
-    able = _by_wgmma(config) and config.tile_m % (products * config.block_m) == 0
+    able = config.target.by_wgmma and config.tile_m % (products * config.block_m) == 0
     return replace(config, tile_m=config.tile_m // products, products=products) if able else None
 
 
 def columns_of_an_instruction(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """Requires a number of columns that the MMA has an instruction for: a multiple of the target's step, and
     for wgmma of int8 one of 16 beyond 24 columns (PTX ISA, wgmma.mma_async)."""
-    limited = _by_wgmma(config) and spec.product.dtype is DType.I32 and config.mma_n > 24
+    limited = config.target.by_wgmma and spec.product.dtype is DType.I32 and config.mma_n > 24
     step = 16 if limited else config.target.tiles.even.step
     return config if config.mma_n % step == 0 else None
 
@@ -178,13 +160,13 @@ def narrow_subtiles_by_element(config: TileConfig, spec: EpilogueSpec) -> TileCo
     """Narrows subtiles if planes are read by element whatever the alignment, because M or N is several modes.
     Wide subtiles make waits for TMA rarer, but these reads do not wait for TMA."""
     by_element = any(load.is_split for load in spec.loaded_planes)
-    return _narrow(config, spec) if by_element else config
+    return narrowed(config, spec) if by_element else config
 
 
 def narrow_subtiles_of_groups(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """Narrows subtiles for rows in groups. With 128 x 128 in clusters of 1 x 2, 16 products of experts took,
     in the geometric mean, 1.02 times as long with subtiles of 64 columns as with subtiles of 32 (H200)."""
-    return _narrow(config, spec) if spec.product.kind is ProductKind.GROUPED else config
+    return narrowed(config, spec) if spec.product.kind is ProductKind.GROUPED else config
 
 
 def narrow_subtiles_for_stages(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
@@ -195,7 +177,7 @@ def narrow_subtiles_for_stages(config: TileConfig, spec: EpilogueSpec) -> TileCo
     that reads one plane and writes two took 1.08 times as long (4096 x 14336 x 4096, H200,
     benchmarks/findings.md).
     """
-    narrow = _narrow(config, spec)
+    narrow = narrowed(config, spec)
     enough = min(ab_stages(narrow, spec), ENOUGH_AB_STAGES)
     return config if ab_stages(config, spec) >= enough else narrow
 
@@ -218,7 +200,7 @@ def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfi
     if block == 1 or _holds_first_in_a_thread(config, spec):
         return config
     widths = WHOLE_SUBTILES
-    if config.products == 1 and _by_wgmma(config):
+    if config.products == 1 and config.target.by_wgmma:
         widths += (columns,) * (columns in WHOLE_VISITS)
     whole = (width for width in widths if width % block == 0 and columns % width == 0)
     width = None if block % 8 else next(whole, None)
@@ -345,20 +327,6 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
     )
 
 
-def pairs_halves(columns: int, spec: EpilogueSpec) -> bool:
-    """Whether subtiles of `columns` columns can pair halves of rotated blocks, in runs of at least the 16
-    bytes that TMA needs, or hold whole blocks. True if the spec rotates no halves."""
-    planes = [load.dtype.bits for load in spec.loads if load.order is not None or load.is_table]
-    bits = min(planes + [store.dtype.bits for store in spec.planes], default=8)
-    block = spec.reordered_columns
-    if not block or columns >= block:
-        return not block or (columns % block == 0 and block % _PAIRED == 0)
-    # If B's blocks were larger than the rotated ones, B would have six axes; TMA takes at most five.
-    # Of every eight columns, each thread that shares a row has equally many.
-    fits = spec.product.b_block in (0, block) and columns // 2 % 8 == 0
-    return fits and block // 2 % (columns // 2) == 0 and columns // 2 * bits >= TMA_ALIGN * 8
-
-
 def two_warpgroups_for_wide_tiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """Gives half of the columns to a second warpgroup if a thread would have more than `MAX_THREAD_COLUMNS`.
     A thread then has registers for hoisted rowvecs, and the last epilogue, which no MMA hides, takes half the
@@ -419,172 +387,19 @@ RULES: tuple[Rule, ...] = (
 def suited(arch: Arch, shapes: Iterable[Shape], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """Returns the configurations of an architecture's tiles that can serve a spec, as the rules change them,
     each once."""
-    served = (_ruled(TileConfig(arch, **shape._asdict()), spec) for shape in shapes)
+    served = (_ruled(Tiled(spec, TileConfig(arch, **shape._asdict()))) for shape in shapes)
     found = (replace(each, raster_m=each.usual_raster) for each in served if each is not None)
     return tuple(dict.fromkeys(found))
 
 
-def _ruled(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    if config.transposed and not can_transpose(spec):
+def _ruled(chosen: Tiled) -> TileConfig | None:
+    if chosen.tile.transposed and not can_transpose(chosen.spec):
         return None
-    spec = multiplied(spec, config)
-    ruled: TileConfig | None = config
+    ruled: TileConfig | None = chosen.tile
     for rule in RULES:
         if ruled is not None:
-            ruled = rule(ruled, spec)
+            ruled = rule(ruled, chosen.computed)
     return ruled
-
-
-def narrow_subtiles_without_room(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
-    """Narrows subtiles unless shared memory holds all planes. Wide subtiles make waits for TMA rarer, but
-    reads and writes by element do not wait for TMA."""
-    return config if holds_planes(config, spec) else _narrow(config, spec)
-
-
-def rolled_visits_by_element(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
-    """Narrows subtiles to `PLAIN_COLUMNS` if planes move by element, unless blocks need wider ones. Visits
-    are then the iterations of a loop, so that a thread has the addresses of one visit at a time. A loop can't
-    index rowvecs that have to be in registers."""
-    if alignment is not Alignment.PLAIN or not has_planes(spec) or config.rowvecs is Rowvecs.REGISTER_HOIST:
-        return config
-    while config.subtile_n > PLAIN_COLUMNS:
-        narrower = with_half_subtiles(config, spec, alignment)
-        if narrower is None:
-            break
-        config = narrower
-    return replace(config, unrolled=False)
-
-
-def with_half_subtiles(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig | None:
-    """The tile with subtiles of half the columns, or None if visits would lack what they need: all columns
-    of a block, boxes that TMA moves, or a loop that has no second product and no plane in shared memory."""
-    target, columns = config.target, config.subtile_n // 2
-    moves = (alignment is Alignment.TMA and has_planes(spec)) or spec.pass_columns
-    least = max(target.least_subtile_n, LEAST_AHEAD) if moves else LEAST_COLUMNS
-    if config.subtile_n in WHOLE_VISITS or columns % LEAST_COLUMNS or columns < least:
-        return None
-    looped = not target.planes_by_tma and columns < (target.unrolled_subtile_n or 0)
-    if looped and (config.products > 1 or (alignment is Alignment.TMA and has_planes(spec))):
-        return None
-    fits = spec.fits_visit(columns) and pairs_halves(columns, spec)
-    return replace(config, subtile_n=columns, box_subtiles=1) if fits else None
-
-
-def unrolled_visits_of_planes(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
-    """Unrolls visits of narrow subtiles if planes pass through shared memory, whose stages an unrolled visit
-    knows, or if a visit has accumulators of two products. Visits without planes remain the iterations of a
-    loop."""
-    if config.target.unrolled_subtile_n is None or not config.rolled:
-        return config
-    by_tma = alignment is Alignment.TMA and has_planes(spec)
-    return replace(config, unrolled=True) if by_tma or config.products > 1 else config
-
-
-def boxes_of_two_subtiles(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
-    """Gives boxes of planes two subtiles if a subtile has a part of both halves of a block, on Hopper.
-
-    TMA copies such a box in runs, as many columns of each half as a subtile has. With runs of 16 columns, 32
-    bytes in bf16, q, k and v of a Llama 8B layer with rotary embeddings took 152 us at 2,048 tokens, and with
-    runs of 32 columns 147. Without cosines and sines they took 145 (H100, benchmarks/findings.md).
-    """
-    whole = config.box_subtiles > 1 or (spec.reordered_columns > config.subtile_n and has_planes(spec))
-    able = alignment is Alignment.TMA and holds_boxes_of_two(config, spec)
-    return replace(config, box_subtiles=2) if whole and able else config
-
-
-def holds_boxes_of_two(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether planes may move in boxes of two subtiles. Each half of a box, or a box whose columns are
-    neighbours, has at most the 128 bytes of a row of the swizzle."""
-    wide = 2 * config.subtile_n
-    if not _by_wgmma(config) or config.tile_n % wide:
-        return False
-    block = spec.reordered_columns
-    planes = [load.dtype.bits for load in spec.loaded_planes]
-    bits = max(planes + [store.dtype.bits for store in spec.planes], default=0)
-    run = config.subtile_n if block > config.subtile_n else wide
-    blocks = [load.blocks.columns for load in spec.loads if load.blocks is not None]
-    return (
-        run * bits <= ROW_BITS
-        and (pairs_halves(wide, spec) if block > config.subtile_n else spec.whole_columns == 1)
-        and not any(columns % wide for columns in (*spec.cut_columns, *blocks))
-        and not any(load.blocks is not None and load.blocks.period for load in spec.loads)
-    )
-
-
-SUBTILE_RULES = (
-    narrow_subtiles_without_room,
-    rolled_visits_by_element,
-    unrolled_visits_of_planes,
-    boxes_of_two_subtiles,
-)
-"""The rules by which an alignment sets the width of subtiles, in the order of application."""
-
-
-def moved(spec: EpilogueSpec, alignment: Alignment) -> Alignment:
-    """Returns the alignment that decides how planes move.
-
-    Every plane moves by element if the boxes of one may begin elsewhere than at multiples of 16 bytes along
-    contiguous memory: such a copy ended in CUDA error 715 on an H200.
-    """
-    planes: list[Load | Store] = [*spec.loaded_planes, *spec.planes]
-    return Alignment.PLAIN if any(_begins_anywhere(plane, spec) for plane in planes) else alignment
-
-
-def _begins_anywhere(plane: Load | Store, spec: EpilogueSpec) -> bool:
-    """Whether boxes of a plane may begin at any multiple of its element along contiguous memory.
-
-    The boxes of a group begin at its first row, along which a plane by columns is contiguous. Groups begin at
-    any row if A is contiguous along K, and otherwise at multiples of 16 bytes of A.
-    """
-    product = spec.product
-    if product.kind is not ProductKind.GROUPED or plane.order is not Order.COLUMN:
-        return False
-    return product.a_major is Major.K or plane.dtype.bits < product.a_dtype.bits
-
-
-def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> TileConfig:
-    """The configuration with the subtiles that an alignment gets: the narrowest of its segments' that have
-    what all segments need of blocks, if columns are in segments."""
-    if len(spec.segments) > 1:
-        every = (*(subtiled(segment, config, alignment) for segment in spec.segments), config)
-        fitting = [each for each in every if suits_segments(each, spec)]
-        found = min(fitting or every, key=lambda each: (each.subtile_n, each.rolled, -each.box_subtiles))
-        able = all(holds_boxes_of_two(found, segment) for segment in spec.segments)
-        return found if able else replace(found, box_subtiles=1)
-    spec = multiplied(spec, config)
-    alignment = moved(spec, alignment)
-    for rule in SUBTILE_RULES:
-        config = rule(config, spec, alignment)
-    return config
-
-
-def suits_segments(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether the subtiles of a tile have what every segment of columns needs of blocks.
-
-    A segment that is one block has no order of its own on sm_90a: there the DSL does not compile the axis of
-    one block, which TMA needs (4.8: "Failure while executing pass pipeline").
-    """
-    columns, orders_one = config.subtile_n, config.target.accumulators.row_threads == 1
-    widths = (acc.width for acc in spec.accumulators)
-    return all(
-        segment.fits_visit(columns)
-        and pairs_halves(columns, segment)
-        and (orders_one or width != segment.reordered_columns or width <= columns)
-        for width, segment in zip(widths, spec.segments, strict=True)
-    )
-
-
-def _narrow(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """Narrows subtiles, except those that hold whole blocks, which `whole_blocks_of_columns` has set, of this
-    spec or of another segment, and those that hold first columns of blocks."""
-    if spec.visit_columns > 1 or config.subtile_n in WHOLE_VISITS or not spec.fits_visit(NARROW_SUBTILE_N):
-        return config
-    narrow = min(config.subtile_n, NARROW_SUBTILE_N)
-    return replace(config, subtile_n=narrow) if config.tile_n % narrow == 0 else config
-
-
-def _by_wgmma(config: TileConfig) -> bool:
-    return config.target.planes_by_tma and config.target.accumulators.in_registers
 
 
 def _b_along_n(spec: EpilogueSpec) -> bool:

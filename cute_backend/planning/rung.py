@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cute_backend.planning.registers import leaves_registers
-from cute_backend.planning.rules import moved, subtiled, with_half_subtiles
+from cute_backend.planning.subtiles import moved, subtiled, with_half_subtiles
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.planning.transposing import multiplied
+from cute_backend.planning.transposing import Tiled
 from cute_backend.spec import EpilogueSpec
 
 
 @dataclass(frozen=True)
-class Rung:
+class Rung(Tiled):
     """A tile with which a kernel of a region can be compiled: no rule changes it any more."""
 
-    spec: EpilogueSpec
-    tile: TileConfig
     alignment: Alignment
 
     @staticmethod
     def of(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Rung:
         """The rung of a tile that was chosen, with the subtiles that the alignment gets."""
-        return Rung(spec, subtiled(spec, config, alignment), alignment)
-
-    @cached_property
-    def computed(self) -> EpilogueSpec:
-        """The spec that the kernel computes: `spec` or, if the tile is transposed, the transposed one."""
-        return multiplied(self.spec, self.tile)
+        chosen = Rung(spec, config, alignment)
+        return replace(chosen, tile=subtiled(config, chosen.computed, chosen.moves))
 
     @cached_property
     def moves(self) -> Alignment:
-        """The alignment that decides how planes move: by element if those of one segment do."""
-        every = {moved(segment, self.alignment) for segment in self.computed.segments}
-        return Alignment.PLAIN if Alignment.PLAIN in every else Alignment.TMA
+        """The alignment that decides how planes move."""
+        return moved(self.computed, self.alignment)
 
     @property
     def fits(self) -> bool:

@@ -13,15 +13,17 @@ from cute_backend.planning.halving import can_halve, halving
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import holds_values, leaves_registers
-from cute_backend.planning.rules import MAX_BLOCK, WHOLE_VISITS, suited
+from cute_backend.planning.rules import MAX_BLOCK, suited
 from cute_backend.planning.rung import Rung
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.shallow import can_be_shallow, shallowed
 from cute_backend.planning.shared_memory import SumScales, holds_planes
 from cute_backend.planning.sizes import Sizes
+from cute_backend.planning.subtiles import WHOLE_VISITS
 from cute_backend.planning.targets import Arch, Kind, Shape, Target
 from cute_backend.planning.targets.target import MAX_TILES
 from cute_backend.planning.tiles import Alignment, TileConfig
+from cute_backend.planning.transposing import Tiled
 from cute_backend.planning.widths import evenly, of_name
 from cute_backend.spec import (
     HEAD_COLUMNS,
@@ -85,7 +87,7 @@ def _of_segments(
         whole = (shape for shape in arch.target.tiles.all if shape.split_k == 1)
         further = suited(arch, whole, segment)
         further += tuple(replace(config, column_groups=1) for config in further)
-        fitting = (config for config in further if fits(config, segment))
+        fitting = (config for config in further if fits(Tiled(segment, config)))
         return *of_one(segment), *fitting
 
     found = serving_all(spec, of_one) or serving_all(spec, of_blocks)
@@ -178,7 +180,7 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     if spec.product.kind is ProductKind.BATCHED:
         return shipped
     listed = () if _is_unfitted(arch, spec) else tiles.further
-    further = (config for config in suited(arch, listed, spec) if fits(config, spec))
+    further = (config for config in suited(arch, listed, spec) if fits(Tiled(spec, config)))
     smallest = replace(shipped[-1], pingpong=shipped[-1].pingpong and not spec.pass_columns)
     # Where there are clusters, their CTAs add up the sums.
     parts = (each for each in in_parts(smallest) if not (each.sums_in_memory and arch.target.clusters))
@@ -326,12 +328,12 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     found = [replace(config, raster_m=raster_m) for raster_m in _RASTERS for config in whole]
     parted = (each for config in whole for each in in_parts(config))
     found += (config for config in parted if can_split(config, spec))
-    fitting = [*offered(arch, spec), *(config for config in found if fits(config, spec))]
+    fitting = [*offered(arch, spec), *(config for config in found if fits(Tiled(spec, config)))]
     fitting += [replace(config, column_groups=2) for config in fitting if can_halve(config, spec)]
     alone = (replace(config, column_groups=1) for config in fitting if config.column_groups > 1)
     fitting += [config for config in alone if leaves_registers(config, spec)]
     fitting += [replace(config, unrolled=True) for config in fitting if can_hoist(config, spec)]
-    shallow = (config for config in fitting if can_be_shallow(config, spec))
+    shallow = (config for config in fitting if can_be_shallow(Tiled(spec, config)))
     fitting += [replace(config, shallow=True) for config in shallow]
     return tuple(dict.fromkeys(fitting))
 

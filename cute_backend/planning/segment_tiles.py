@@ -9,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from cute_backend.planning.rules import (
-    WHOLE_VISITS,
-    most_written,
-    reads,
-    suits_segments,
-)
+from cute_backend.planning.rules import most_written, reads
 from cute_backend.planning.rung import Rung
 from cute_backend.planning.shared_memory import holds_planes
+from cute_backend.planning.subtiles import WHOLE_VISITS, suits_segments
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import EpilogueSpec
 

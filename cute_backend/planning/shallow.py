@@ -24,19 +24,19 @@ from cute_backend.planning.tiles import (
     SHALLOW_AB_STAGES,
     TileConfig,
 )
-from cute_backend.planning.transposing import multiplied
+from cute_backend.planning.transposing import Tiled
 from cute_backend.spec import EpilogueSpec
 
 
-def can_be_shallow(config: TileConfig, spec: EpilogueSpec) -> bool:
+def can_be_shallow(chosen: Tiled) -> bool:
     """Whether a kernel with `shallow` has more stages of planes, on a target that has such kernels.
 
     It has if the fewest stages of planes leave A and B more than `SHALLOW_AB_STAGES`, and what is left beside
     `ENOUGH_AB_STAGES` does not hold the most stages of planes anyway.
     """
+    config, spec = chosen.tile, chosen.computed
     if not config.target.shallow_k_bytes or config.split_k > 1 or not has_planes(spec):
         return False
-    spec = multiplied(spec, config)
     scaling = scaling_of(spec)
     beside = left_bytes(config, Rings.of_all(config, spec), scaling)
     beside -= ENOUGH_AB_STAGES * stage_bytes(config, scaling)
@@ -53,4 +53,4 @@ def shallowed(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
     """
     short = k * spec.product.a_dtype.bits // 8 <= config.target.shallow_k_bytes
     short = short and not spec.product.is_block_scaled
-    return replace(config, shallow=short and can_be_shallow(config, spec))
+    return replace(config, shallow=short and can_be_shallow(Tiled(spec, config)))

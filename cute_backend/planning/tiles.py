@@ -109,7 +109,7 @@ class TileConfig:
     With `unrolled`, visits are unrolled instead of being the iterations of a loop, so that each visit can
     index the values that a thread holds in registers: hoisted rowvecs. If accumulators are in registers, the
     rules set it for narrow subtiles whose planes pass through shared memory
-    (`rules.unrolled_visits_of_planes`).
+    (`subtiles.unrolled_visits_of_planes`).
 
     A tile with `transposed` computes D^T = B^T A^T: `tile_m` counts columns of D, and `tile_n` rows
     (`planning/transposing.py`).
@@ -122,7 +122,7 @@ class TileConfig:
     columns, in whole subtiles.
 
     TMA moves planes in boxes of `box_subtiles` neighbouring subtiles, which visits read and write one after
-    another. The rules set more than one for halves of blocks (`rules.boxes_of_two_subtiles`).
+    another. The rules set more than one for halves of blocks (`subtiles.boxes_of_two_subtiles`).
 
     A `shallow` kernel is for few k tiles. A and B keep fewer stages (`enough_ab_stages`), and the planes of
     the epilogue get the shared memory.
@@ -483,8 +483,7 @@ class TileConfig:
         clusters of 128 rows took 0.92 to 1.00 times as long as in groups of 8, for 14 products of 7e10 to
         1.3e12 operations in bf16 (H100).
         """
-        hopper = self.target.clusters and self.target.accumulators.in_registers
-        return 16 if hopper and self.cta_rows * self.cluster_m == 128 else DEFAULT_RASTER
+        return 16 if self.target.by_wgmma and self.cta_rows * self.cluster_m == 128 else DEFAULT_RASTER
 
     @property
     def enough_ab_stages(self) -> int:

@@ -8,8 +8,8 @@ passes transposed views of them to the kernel.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from cute_backend.planning.registers import long_ops
 from cute_backend.planning.tiles import TileConfig
@@ -61,9 +61,17 @@ def transposed(spec: EpilogueSpec) -> EpilogueSpec:
     return replace(spec, accumulators=tuple(map(_turned, spec.accumulators)), loads=loads, stores=stores)
 
 
-def multiplied(spec: EpilogueSpec, config: TileConfig) -> EpilogueSpec:
-    """Returns the spec that a configuration computes: `spec`, or the transposed one."""
-    return transposed(spec) if config.transposed else spec
+@dataclass(frozen=True)
+class Tiled:
+    """A spec, and a tile in which it is computed."""
+
+    spec: EpilogueSpec
+    tile: TileConfig
+
+    @cached_property
+    def computed(self) -> EpilogueSpec:
+        """The spec that the kernel computes: `spec` or, if the tile is transposed, the transposed one."""
+        return transposed(self.spec) if self.tile.transposed else self.spec
 
 
 def _turned(acc: Accumulator) -> Accumulator:

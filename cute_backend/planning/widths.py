@@ -18,12 +18,13 @@ from cute_backend.planning.fitting import can_split, fits, in_parts
 from cute_backend.planning.halving import can_halve
 from cute_backend.planning.hoisting import can_hoist
 from cute_backend.planning.registers import NARROW_SUBTILE_N
-from cute_backend.planning.rules import LEAST_COLUMNS, suited
+from cute_backend.planning.rules import suited
 from cute_backend.planning.shallow import can_be_shallow
+from cute_backend.planning.subtiles import LEAST_COLUMNS
 from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.targets.target import WIDEST
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.planning.transposing import can_transpose
+from cute_backend.planning.transposing import Tiled, can_transpose
 from cute_backend.spec import EpilogueSpec, Major
 
 LARGEST_M = 1024
@@ -100,7 +101,7 @@ def of_name(arch: Arch, spec: EpilogueSpec, name: str) -> TileConfig | None:
     able = [*_of_width(arch, spec, tile_m, width)]
     able += [replace(each, column_groups=2) for each in able if can_halve(each, spec)]
     able += [replace(each, unrolled=True) for each in able if can_hoist(each, spec)]
-    able += [replace(each, shallow=True) for each in able if can_be_shallow(each, spec)]
+    able += [replace(each, shallow=True) for each in able if can_be_shallow(Tiled(spec, each))]
     return next((each for each in able if each.name == name), None)
 
 
@@ -130,7 +131,7 @@ def _of_width(arch: Arch, spec: EpilogueSpec, tile_m: int, width: int) -> tuple[
     shape = Shape(mma_m, width, subtile_n=columns, transposed=True)
     unrolls = arch.target.accumulators.in_registers
     able = (replace(config, unrolled=unrolls and config.rolled) for config in suited(arch, (shape,), spec))
-    return tuple(each for config in able if fits(config, spec) for each in _varied(config, spec))
+    return tuple(each for config in able if fits(Tiled(spec, config)) for each in _varied(config, spec))
 
 
 def _varied(config: TileConfig, spec: EpilogueSpec) -> Iterator[TileConfig]:
@@ -141,7 +142,7 @@ def _varied(config: TileConfig, spec: EpilogueSpec) -> Iterator[TileConfig]:
 
     @cache
     def splits(parted: TileConfig) -> bool:
-        return can_split(parted, spec) and fits(parted, spec)
+        return can_split(parted, spec) and fits(Tiled(spec, parted))
 
     for cluster_m in (1,) if config.converts else target.tiles.even.clusters:
         clustered = replace(config, cluster_m=cluster_m)
@@ -153,7 +154,7 @@ def _varied(config: TileConfig, spec: EpilogueSpec) -> Iterator[TileConfig]:
             if splits(alike):
                 yield each
         visits = config.tile_m // config.block_m * (config.tile_n // config.subtile_n)
-        able = target.clusters and target.accumulators.in_registers and not config.converts
+        able = target.by_wgmma and not config.converts
         able = able and config.mma_m <= PINGPONG_ROWS and visits <= PINGPONG_VISITS
-        if able and fits(pingpong := replace(clustered, pingpong=True), spec):
+        if able and fits(Tiled(spec, pingpong := replace(clustered, pingpong=True))):
             yield pingpong

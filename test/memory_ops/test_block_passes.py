@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, subtiled, table
+from cute_backend.planning import Alignment, Arch, Rung, TileConfig, offered, plan, table
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -229,7 +229,7 @@ def test_blocks_are_reduced_in_loops_if_planes_move_by_element(columns: int) -> 
     odd = torch.zeros(140, 513, dtype=torch.bfloat16)[:, 1:].copy_(torch.randn(140, 512))
     results, launch = run_region(spec, a, bs, [row, odd], Machine(Arch.SM90A, 140, config, 1))
     assert launch.kernel.plan.alignment is Alignment.PLAIN
-    assert subtiled(spec, launch.kernel.plan.tile, Alignment.PLAIN).rolled
+    assert Rung.of(spec, launch.kernel.plan.tile, Alignment.PLAIN).tile.rolled
     torch.testing.assert_close(results[0], replay(spec, a, bs, [row, odd])[0], rtol=8e-3, atol=8e-3)
 
 
@@ -259,7 +259,7 @@ def test_a_plane_that_is_read_before_a_reduction_is_held_by_a_visit() -> None:
     ahead = replace(behind, ops=(first, replace(spec.ops[0], operands=("a0", "a0")), *behind.ops[1:]))
     assert ahead.by_visits and ahead.visit_columns == 128
     for each, narrow in ((behind, True), (ahead, False)):
-        cut = subtiled(each, table(Arch.SM90A, each)[0], Alignment.TMA)
+        cut = Rung.of(each, table(Arch.SM90A, each)[0], Alignment.TMA).tile
         assert (cut.subtile_n < 128) is narrow
 
 

@@ -15,13 +15,13 @@ from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import (
     Alignment,
     Arch,
+    Rung,
     TileConfig,
     held,
     offered,
     plan,
     planes_written,
     serves,
-    subtiled,
     table,
 )
 from cute_backend.replay import replay
@@ -287,7 +287,7 @@ def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
     for spec in (*specs, of_few_results(softmax(columns)), quantised(columns)):
         for config in table(arch, spec):
             for alignment in Alignment:
-                cut = subtiled(spec, config, alignment)
+                cut = Rung.of(spec, config, alignment).tile
                 in_passes = spec.pass_columns and columns % cut.subtile_n == 0
                 assert cut.subtile_n % columns == 0 or in_passes
                 shared = cut.tile_n if in_passes else cut.tile_n // cut.ctas

@@ -13,7 +13,7 @@ from torch import Tensor
 from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.simplify import simplify
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, subtiled, table
+from cute_backend.planning import Alignment, Arch, Rung, TileConfig, offered, plan, table
 from cute_backend.replay import replay
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator.simulate import Machine, run_region
@@ -162,7 +162,7 @@ def check(
     results, launch = run_region(spec, [a], [b], loads, Machine(config.arch, m, config, seed))
     kernel = launch.kernel
     assert kernel.plan.alignment is (Alignment.PLAIN if by_element else Alignment.TMA)
-    cut = subtiled(spec, kernel.plan.tile, kernel.plan.alignment)
+    cut = Rung.of(spec, kernel.plan.tile, kernel.plan.alignment).tile
     assert columns % cut.subtile_n == 0 and cut.subtile_n < columns
     wanted = expected(name, a.double() @ b.double(), loads, columns)
     for result, right in zip(results, wanted, strict=True):
@@ -214,7 +214,7 @@ def test_every_form_at_edges(name: str, arch: Arch, m: int) -> None:
 def test_planes_are_read_by_element(config: TileConfig, columns: int) -> None:
     """Visits are then the iterations of loops, and so is what comes ahead of passes."""
     kernel = check("residual_norm", config, columns, 100, 2 * max(columns, 192), by_element=True)
-    assert subtiled(residual_norm(columns), kernel.plan.tile, Alignment.PLAIN).rolled
+    assert Rung.of(residual_norm(columns), kernel.plan.tile, Alignment.PLAIN).tile.rolled
 
 
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])

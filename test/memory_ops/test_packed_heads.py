@@ -12,11 +12,11 @@ from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.planning import (
     Alignment,
     Arch,
+    Rung,
     TileConfig,
     offered,
     plan,
     serves,
-    subtiled,
     table,
 )
 from cute_backend.planning.served import unserved
@@ -164,7 +164,7 @@ def test_two_warpgroups_rotate_in_narrow_subtiles_by_element() -> None:
     assert config.column_groups == 2
     for alignment, columns in ((Alignment.TMA, 32), (Alignment.PLAIN, 16)):
         kernel = Kernel(plan(spec, config, alignment))
-        assert subtiled(spec, config, alignment).subtile_n == columns
+        assert Rung.of(spec, config, alignment).tile.subtile_n == columns
         assert build(kernel).spill_bytes == 0
 
 

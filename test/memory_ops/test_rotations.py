@@ -12,7 +12,7 @@ from cute_backend import ops
 from cute_backend.kinds import reductions
 from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.planning import Alignment, Arch, TileConfig, held, offered, plan, subtiled, table
+from cute_backend.planning import Alignment, Arch, Rung, TileConfig, held, offered, plan, table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -275,7 +275,7 @@ def test_the_blocks_that_tiles_rotate() -> None:
         for columns in sizes:
             for config in offered(arch, rotary(columns)):
                 for alignment in Alignment:
-                    cut = subtiled(rotary(columns), config, alignment)
+                    cut = Rung.of(rotary(columns), config, alignment).tile
                     whole = cut.subtile_n % columns == 0
                     halves = columns % cut.subtile_n == 0 and columns // 2 % (cut.subtile_n // 2) == 0
                     share = cut.tile_n // cut.cluster_m
@@ -337,4 +337,4 @@ def test_halves_in_a_subtile_are_whole_eights_of_columns() -> None:
     stores = spec.stores[0], replace(spec.stores[1], dtype=DType.F32)
     spec = replace(spec, loads=tuple(loads), stores=stores)
     for config in table(Arch.SM90A, spec):
-        assert all(subtiled(spec, config, each).subtile_n >= 16 for each in Alignment), config.name
+        assert all(Rung.of(spec, config, each).tile.subtile_n >= 16 for each in Alignment), config.name

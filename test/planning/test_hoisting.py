@@ -12,11 +12,11 @@ from cute_backend.planning import (
     Alignment,
     Arch,
     Rowvecs,
+    Rung,
     Sizes,
     TileConfig,
     choose,
     plan,
-    subtiled,
     tunable,
     with_rowvecs,
 )
@@ -111,7 +111,7 @@ def test_an_alignment_without_registers_keeps_the_loop() -> None:
     """Planes that are read by element take registers of addresses."""
     spec = epilogue_spec("bias_gelu_residual", True)
     config = TileConfig(Arch.SM100A, 128, 128, unrolled=True)
-    assert subtiled(spec, config, Alignment.PLAIN).rolled
+    assert Rung.of(spec, config, Alignment.PLAIN).tile.rolled
     assert "register_hoist" not in placements(config, Alignment.PLAIN, "bias_gelu_residual").values()
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, rules, subtiled, table
+from cute_backend.planning import Alignment, Arch, Rowvecs, Rung, TileConfig, rules, table
 from cute_backend.planning.rules import RULES, Rule, suited
 from cute_backend.planning.shared_memory import SumScales, holds_planes
+from cute_backend.planning.subtiles import SUBTILE_RULES
 from cute_backend.planning.targets import Shape
 from cute_backend.spec import (
     DType,
@@ -122,7 +123,7 @@ def test_each_rule_has_a_say(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> Non
     assert suited(arch, [shape], spec) != served
 
 
-@pytest.mark.parametrize("rule", [*RULES, *rules.SUBTILE_RULES])
+@pytest.mark.parametrize("rule", [*RULES, *SUBTILE_RULES])
 def test_each_rule_gives_its_reason(rule: object) -> None:
     assert rule.__doc__ and rule.__doc__.rstrip().endswith(".")
 
@@ -155,31 +156,32 @@ def test_scales_of_blocks_take_shared_memory() -> None:
 def test_planes_by_element_get_visits_in_a_loop() -> None:
     wide = TileConfig(Arch.SM90A, 128, 128, 2, pingpong=True, subtile_n=64)
     plane, planes = spec_of(exact("exact0", DType.BF16)), spec_of(*(exact(f"exact{i}") for i in range(3)))
-    assert subtiled(plane, wide, Alignment.TMA).subtile_n == 64
-    assert subtiled(planes, wide, Alignment.TMA).subtile_n == 32, "64 columns of all have no room"
+    assert Rung.of(plane, wide, Alignment.TMA).tile.subtile_n == 64
+    assert Rung.of(planes, wide, Alignment.TMA).tile.subtile_n == 32, "64 columns of all have no room"
     for spec in (plane, planes):
-        cut = subtiled(spec, wide, Alignment.PLAIN)
+        cut = Rung.of(spec, wide, Alignment.PLAIN).tile
         assert cut.subtile_n == 16 and cut.rolled and replace(cut, subtile_n=64) == wide
     of_blocks = replace(wide, subtile_n=32)
-    assert subtiled(rotated_first(32, 64), of_blocks, Alignment.PLAIN).subtile_n == 32, "a visit has them all"
+    whole = Rung.of(rotated_first(32, 64), of_blocks, Alignment.PLAIN)
+    assert whole.tile.subtile_n == 32, "a visit has them all"
     pair = TileConfig(Arch.SM80, 128, 64, products=2)
-    assert subtiled(PAIR, pair, Alignment.PLAIN).subtile_n == 32, "no loop has two products without TMA"
+    assert Rung.of(PAIR, pair, Alignment.PLAIN).tile.subtile_n == 32, "no loop has two products without TMA"
     nothing = replace(plane, loads=(), ops=(), stores=(row_maximum(),))
-    assert subtiled(nothing, wide, Alignment.PLAIN) == subtiled(nothing, wide, Alignment.TMA)
+    assert Rung.of(nothing, wide, Alignment.PLAIN).tile == Rung.of(nothing, wide, Alignment.TMA).tile
     hoisted = replace(of_blocks, rowvecs=Rowvecs.REGISTER_HOIST)
-    assert not subtiled(plane, hoisted, Alignment.PLAIN).rolled, "a loop can't index registers"
+    assert not Rung.of(plane, hoisted, Alignment.PLAIN).tile.rolled, "a loop can't index registers"
 
 
 def test_boxes_have_as_long_runs_of_rotated_halves_as_shared_memory_takes_at_once() -> None:
     ours, blackwell = Arch.SM90A, Arch.SM100A
     (config,) = suited(ours, [PING_PONG], rotated(128))
-    by_tma, by_element = (subtiled(rotated(128), config, alignment) for alignment in Alignment)
+    by_tma, by_element = (Rung.of(rotated(128), config, alignment).tile for alignment in Alignment)
     assert (by_tma.subtile_n, by_tma.box_n, by_element.box_subtiles) == (32, 64, 1)
     assert (by_tma.load_stages, by_tma.store_stages) == (1, 1)
     assert by_tma.stage_elements == 2 * config.stage_elements
 
     def boxes(spec: EpilogueSpec, tile: TileConfig = config) -> int:
-        return subtiled(spec, tile, Alignment.TMA).box_subtiles
+        return Rung.of(spec, tile, Alignment.TMA).tile.box_subtiles
 
     turned = rotated(128)
     assert boxes(rotated(64)) == 2
@@ -203,5 +205,5 @@ def test_segments_have_boxes_of_one_size() -> None:
         other = replace(turned.stores[0], name="out1", value="acc1", dtype=dtype)
         return replace(turned, accumulators=(first, second), ops=ops, stores=(*turned.stores, other))
 
-    assert subtiled(beside(DType.BF16), config, Alignment.TMA).box_subtiles == 2
-    assert subtiled(beside(DType.F32), config, Alignment.TMA).box_subtiles == 1
+    assert Rung.of(beside(DType.BF16), config, Alignment.TMA).tile.box_subtiles == 2
+    assert Rung.of(beside(DType.F32), config, Alignment.TMA).tile.box_subtiles == 1

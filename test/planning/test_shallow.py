@@ -9,6 +9,7 @@ import pytest
 from cute_backend.planning import Arch, Sizes, Stages, TileConfig, choose, table
 from cute_backend.planning.shallow import can_be_shallow, shallowed
 from cute_backend.planning.shared_memory import Rings
+from cute_backend.planning.transposing import Tiled
 from cute_backend.spec import DType, Scaling
 from support.shipped import epilogue_spec
 
@@ -43,7 +44,7 @@ def test_scales_of_blocks_keep_all_stages_of_a_and_b() -> None:
     scaled = replace(FULL.product, fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE)
     spec = replace(FULL, accumulators=(scaled,))
     tile = TileConfig(Arch.SM90A, 128, 128, cluster_m=2)
-    assert can_be_shallow(tile, spec) and not shallowed(tile, spec, 512).shallow
+    assert can_be_shallow(Tiled(spec, tile)) and not shallowed(tile, spec, 512).shallow
 
 
 def test_planes_that_have_all_of_their_stages_get_no_more() -> None:

@@ -12,7 +12,7 @@ from cute_backend.planning import Alignment, Arch, Sizes, TileConfig, choose, of
 from cute_backend.planning.cost import cost, work_of
 from cute_backend.planning.rules import suited
 from cute_backend.planning.targets import Shape
-from cute_backend.planning.transposing import can_transpose, multiplied, transposed
+from cute_backend.planning.transposing import Tiled, can_transpose, transposed
 from cute_backend.spec import Axis, DType, EpilogueSpec, LoadKind, Major, Order, ProductKind
 from support.epilogues import EPILOGUES, Problem
 
@@ -79,12 +79,12 @@ def test_groups_of_rows_have_none() -> None:
 def test_a_transposed_tile_is_planned_and_costs_as_what_it_multiplies() -> None:
     spec = spec_of("bias_gelu_residual")
     config = TileConfig(Arch.SM90A, 128, 160, transposed=True)
-    assert multiplied(spec, config) == transposed(spec)
+    assert Tiled(spec, config).computed == transposed(spec)
     placed = plan(spec, config, Alignment.TMA).placements
     rowvecs = [load.name for load in spec.loads_of(LoadKind.ROWVEC)]
     assert {placed[name].name for name in rowvecs} == {"row_read"}, "one value for each row of a thread"
     # 160 rows are one tile's columns; 8192 columns are 64 tiles.
-    work = work_of(config, spec, Sizes(160, 8192, 4096), 132)
+    work = work_of(Tiled(spec, config), Sizes(160, 8192, 4096), 132)
     assert (work.waves, work.busy) == (1, 64 / 132)
 
 
@@ -128,10 +128,10 @@ def test_a_pair_reads_both_weights_and_costs_as_much() -> None:
     spec = spec_of("swiglu_chunk")
     flat = TileConfig(Arch.SM90A, 64, 64, products=2)
     upright = replace(flat, tile_n=40, subtile_n=8, transposed=True)
-    of_flat, of_upright = (work_of(each, spec, Sizes(40, 8192, 4096), 132) for each in (flat, upright))
+    of_flat, of_upright = (work_of(Tiled(spec, each), Sizes(40, 8192, 4096), 132) for each in (flat, upright))
     assert of_flat.moved == of_upright.moved
     assert of_upright.waves == of_flat.waves == 1 and of_upright.busy == of_flat.busy
-    past = work_of(upright, spec, Sizes(40, 8192 - 24, 4096), 132).beyond
+    past = work_of(Tiled(spec, upright), Sizes(40, 8192 - 24, 4096), 132).beyond
     assert past == pytest.approx(2 * 24 / 128), "the rows beyond N of both weights"
 
 

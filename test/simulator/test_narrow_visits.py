@@ -12,7 +12,7 @@ import pytest
 
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, table, tunable
-from cute_backend.planning.rules import subtiled
+from cute_backend.planning.rung import Rung
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Major, Order
@@ -54,7 +54,7 @@ def test_they_are_offered_where_sizes_are_known(pair: EpilogueSpec) -> None:
 def test_visits_are_unrolled_where_tma_moves_planes() -> None:
     spec = scaled_residual()
     config = in_tile(spec, 112)
-    by_tma, by_element = (subtiled(spec, config, alignment) for alignment in Alignment)
+    by_tma, by_element = (Rung.of(spec, config, alignment).tile for alignment in Alignment)
     assert not by_tma.rolled and plan(spec, config, Alignment.TMA).placements["exact0"].name == "tma"
     assert by_element.rolled and plan(spec, config, Alignment.PLAIN).placements["exact0"].name == "vector"
 

@@ -267,6 +267,11 @@ class Target:
         return not self.operands.isdisjoint(_FP8)
 
     @property
+    def by_wgmma(self) -> bool:
+        """Whether it multiplies by wgmma, which leaves accumulators in registers, and moves planes by TMA."""
+        return self.planes_by_tma and self.accumulators.in_registers
+
+    @property
     def clusters(self) -> bool:
         """Whether its kernels run in clusters. Elsewhere CTAs that share a tile by split-K pass their sums
         through memory (`templates/split_sums.py`)."""
