@@ -9,12 +9,16 @@ from dataclasses import dataclass, replace
 
 from cute_backend.planning.converting import Converting
 from cute_backend.planning.shared_memory import SumScales
-from cute_backend.planning.targets.target import WARPGROUP
-from cute_backend.planning.tiles import Alignment, TileConfig
+from cute_backend.planning.targets.target import MAX_REGISTERS, WARPGROUP
+from cute_backend.planning.tiles import WARP_COLUMNS, Alignment, TileConfig
 from cute_backend.spec import EpilogueSpec, Load, Scaling
 
 NARROW_SUBTILE_N = 32
 """Columns of a subtile if wider subtiles would leave planes no room in shared memory, or gain nothing."""
+
+MAX_ROW_IN_A_THREAD = 64
+"""The most columns of a row that one thread has in a visit: each is a register, beside those that the planes
+of the visit take."""
 
 MARGIN = 40
 """Registers of a thread beside those that `Registers` counts, for addresses and the ops of the chain, if
@@ -25,6 +29,11 @@ MARGIN_OF_TENSOR_MEMORY = 56
 
 COPYING = 40
 """Registers for addresses of operands if the warps that multiply also copy them, without TMA."""
+
+
+READING = 5
+"""Registers for the addresses of planes that an unrolled visit reads from shared memory under ping-pong, if
+it has no more columns than a warp copies at once: the compiler computes those of all visits at once."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,8 @@ class Registers:
     each function but the first."""
     copying: int
     """Addresses of operands."""
+    reading: int = 0
+    """Addresses of planes that narrow visits read under ping-pong."""
 
     @staticmethod
     def of(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Registers:
@@ -66,12 +77,17 @@ class Registers:
         copying = 0 if config.target.planes_by_tma else COPYING
         functions = _count(spec, "is_transcendental") + bool(spec.pass_columns)
         steps = max(functions - 1, 0) * elements if in_registers else 0
-        return Registers(accumulators, sums, (2 * planes + others) * elements, steps, copying)
+        narrow = config.pingpong and config.unrolled and config.subtile_n <= WARP_COLUMNS
+        visits = config.blocks * config.group_n // config.subtile_n
+        read = any(not _by_element(load, config, alignment) for load in loads)
+        reading = READING * visits if narrow and read else 0
+        return Registers(accumulators, sums, (2 * planes + others) * elements, steps, copying, reading)
 
     @property
     def total(self) -> int:
         """Registers at once: no k tiles are multiplied during visits."""
-        return self.accumulators + max(self.sums, self.fragments + self.steps) + self.copying
+        visits = self.fragments + self.steps + self.reading
+        return self.accumulators + max(self.sums, visits) + self.copying
 
 
 def spare_registers(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> int:
@@ -104,6 +120,24 @@ def holds_sums(config: TileConfig, spec: EpilogueSpec) -> bool:
     of its columns at once if accumulators are in tensor memory. The spec is as for `spare_registers`."""
     needed = Registers.of(spec, config, Alignment.TMA)
     return needed.accumulators + needed.sums <= _budget(config, spec)
+
+
+def most_written(width: int, read: int, tables: int) -> int | None:
+    """Returns the most planes that a kernel writes in visits of `width` columns, of which it reads `read`
+    planes, or None if these set no limit. A thread has up to `MAX_ROW_IN_A_THREAD` elements of each plane of
+    a wide visit at once, so its registers hold those of three planes beside the accumulators. If they are
+    read by element, an address takes two registers, so those of two planes would take all. A thread reads
+    `tables` of the planes in runs, from one address for each row."""
+    if width <= MAX_ROW_IN_A_THREAD or not read:
+        return None
+    return max(MAX_REGISTERS // MAX_ROW_IN_A_THREAD - read, 0) if read - tables <= 1 else 0
+
+
+def holds_visit(width: int, spec: EpilogueSpec) -> bool:
+    """Whether a thread has registers for its elements of all planes of a visit of `width` columns."""
+    exact = spec.loaded_planes
+    most = most_written(width, len(exact), sum(load.in_runs for load in exact))
+    return most is None or len(spec.planes) <= most
 
 
 def hoisted_registers(load: Load, config: TileConfig) -> int:

@@ -12,7 +12,13 @@ from math import gcd
 
 from cute_backend.planning.halving import MAX_THREAD_COLUMNS, can_halve
 from cute_backend.planning.mma_scales import ACC_STAGES, MmaScales, acc_stages
-from cute_backend.planning.registers import NARROW_SUBTILE_N, holds_sums, long_ops
+from cute_backend.planning.registers import (
+    MAX_ROW_IN_A_THREAD,
+    NARROW_SUBTILE_N,
+    holds_sums,
+    holds_visit,
+    long_ops,
+)
 from cute_backend.planning.shared_memory import (
     SumScales,
     ab_stages,
@@ -38,25 +44,12 @@ Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
 WHOLE_SUBTILES: tuple[int, ...] = (32, 64, 128)
 """Columns of subtiles that hold blocks whole."""
 
-MAX_PLANES_IN_WIDE_VISITS = 3
-"""The most planes that a kernel reads and writes, if it reads any, and its visits have more than
-`MAX_ROW_IN_A_THREAD` columns: a thread has its elements of all of them at once, up to 64 for each plane. At
-most two of them are read, and at most one that is no table."""
-
-MAX_WRITTEN_IN_WHOLE_VISITS = 2
-"""The most planes that a kernel writes if its visits are those of `WHOLE_VISITS`, whose columns are no power
-of two."""
-
 MAX_BLOCK = 256
 """Columns of the largest blocks that are reduced or whose halves are rotated: those of the widest tile, and
 of the largest attention heads."""
 
 PAIRING_SUBTILES = (32, 16)
 """Columns of subtiles that hold equally many columns of both halves of a block."""
-
-MAX_ROW_IN_A_THREAD = 64
-"""The most columns of a row that one thread has in a visit: each is a register, beside those that the planes
-of the visit take."""
 
 HALF_HEAD_COLUMNS = 40
 """Columns of a visit in which first columns of heads of 80 columns are rotated if a thread has whole rows:
@@ -192,7 +185,8 @@ def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfi
 
     If passes over narrower subtiles can reduce them, a subtile only has to divide a block or hold it whole.
     Otherwise a visit has whole blocks. The subtile is the narrowest that holds these, among powers of two.
-    For other blocks, it may be a whole tile on Hopper, whose threads have only a part of each row.
+    For other blocks, it may be a whole tile on Hopper, whose threads have only a part of each row. Planes
+    that such a wide visit reads have room in shared memory, if need be without those of a second warpgroup.
     """
     if spec.pass_columns:
         return _in_passes(config, spec.pass_columns)
@@ -206,10 +200,11 @@ def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfi
     width = None if block % 8 else next(whole, None)
     if width is None or width > MAX_ROW_IN_A_THREAD * config.target.accumulators.row_threads:
         return None
-    most = most_written(width, *reads(spec))
-    if most is not None and len(spec.planes) > most:
+    if not holds_visit(width, spec):
         return None
-    return replace(config, subtile_n=width)
+    config = replace(config, subtile_n=width)
+    beside = width <= MAX_ROW_IN_A_THREAD or not spec.loaded_planes or holds_planes(config, spec)
+    return config if beside else replace(config, pingpong=False)
 
 
 def _in_passes(config: TileConfig, block: int) -> TileConfig | None:
@@ -244,25 +239,6 @@ def _holds_first_in_a_thread(config: TileConfig, spec: EpilogueSpec) -> bool:
         return False
     able = config.target.accumulators.row_threads == 1 and config.products == 1
     return able and spec.fits_visit(HALF_HEAD_COLUMNS) and not spec.fits_visit(NARROW_SUBTILE_N)
-
-
-def most_written(width: int, read: int, tables: int) -> int | None:
-    """Returns the most planes that a kernel writes in visits of `width` columns, or None if visits of that
-    width set no limit. It reads `read` planes, of which `tables` are by blocks whose columns lie side by
-    side: a thread reads these from one address for each row, or only the first columns of each block."""
-    if width <= MAX_ROW_IN_A_THREAD:
-        return None
-    if read - tables > 1 or (read > tables and read > 1 and width not in WHOLE_VISITS):
-        return 0
-    limits = [MAX_WRITTEN_IN_WHOLE_VISITS] if width in WHOLE_VISITS else []
-    limits += [max(MAX_PLANES_IN_WIDE_VISITS - read, 0)] if read else []
-    return min(limits, default=None)
-
-
-def reads(spec: EpilogueSpec) -> tuple[int, int]:
-    """Returns the number of planes that a spec reads, and how many of them are tables for `most_written`."""
-    exact = spec.loaded_planes
-    return len(exact), sum(load.in_runs for load in exact)
 
 
 def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:

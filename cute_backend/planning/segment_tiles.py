@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from cute_backend.planning.rules import most_written, reads
+from cute_backend.planning.registers import holds_values, holds_visit
 from cute_backend.planning.rung import Rung
 from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.subtiles import WHOLE_VISITS, suits_segments
@@ -75,8 +75,10 @@ def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
         narrow = Rung.of(spec, config, alignment).tile
         if len({_rounds(segment, narrow.subtile_n) for segment in spec.segments}) > 1:
             return False
-        written = ((most_written(narrow.subtile_n, *reads(each)), each) for each in spec.segments)
-        if any(most is not None and len(each.planes) > most for most, each in written):
+        if not all(holds_visit(narrow.subtile_n, segment) for segment in spec.segments):
+            return False
+        whole = narrow.subtile_n in WHOLE_VISITS
+        if whole and not all(holds_values(narrow, segment) for segment in spec.segments):
             return False
         if not suits_segments(narrow, spec):
             return False

@@ -41,10 +41,6 @@ tile already."""
 PINGPONG_ROWS = 128
 """The most rows of the MMA of one warpgroup under ping-pong."""
 
-PINGPONG_VISITS = 20
-"""The most visits of such a tile. With a residual, the 22 of 128 x 88 spill 24 bytes, and the 29 of 64 x 232
-spill 136; without ping-pong, the 46 of 256 x 184 spill nothing."""
-
 
 def visit_columns(width: int, step: int = LEAST_COLUMNS) -> int:
     """The columns of a visit of a tile of `width` columns, a multiple of `step`: the widest visits of at most
@@ -153,8 +149,10 @@ def _varied(config: TileConfig, spec: EpilogueSpec) -> Iterator[TileConfig]:
             alike = replace(config, split_k=target.tiles.splits[-1]) if each.sums_in_memory else each
             if splits(alike):
                 yield each
-        visits = config.tile_m // config.block_m * (config.tile_n // config.subtile_n)
         able = target.by_wgmma and not config.converts
-        able = able and config.mma_m <= PINGPONG_ROWS and visits <= PINGPONG_VISITS
-        if able and fits(Tiled(spec, pingpong := replace(clustered, pingpong=True))):
+        if (
+            able
+            and config.mma_m <= PINGPONG_ROWS
+            and fits(Tiled(spec, pingpong := replace(clustered, pingpong=True)))
+        ):
             yield pingpong

@@ -395,7 +395,7 @@ def test_passes_reduce_blocks_of_promoted_sums(columns: int) -> None:
 
 @pytest.mark.parametrize(("columns", "loads", "stores"), [(96, 2, 1), (96, 1, 3), (128, 2, 1)])
 def test_wide_visits_leave_few_planes_registers(columns: int, loads: int, stores: int) -> None:
-    """By element, two planes that are read beside one result spilled 16 and 88 bytes, three results 8."""
+    """A thread has up to 64 elements of each, and by element an address for each that it reads."""
     spec = around(columns)
     planes = tuple(replace(PLANE, name=f"exact{i}") for i in range(loads))
     results = tuple(Store(f"out{i}", "t7", DType.F32) for i in range(stores))
@@ -403,6 +403,18 @@ def test_wide_visits_leave_few_planes_registers(columns: int, loads: int, stores
         table(Arch.SM90A, replace(spec, loads=(*spec.loads[:1], *planes), stores=results))
     assert table(Arch.SM90A, replace(spec, stores=results[:2]))
     assert planes_written(columns) == (4 if columns == 128 else 2)
+
+
+def test_wide_visits_read_planes_from_shared_memory() -> None:
+    """The stages of two warpgroups leave those of a plane no room, so a tile gives ping-pong up."""
+    spec, results = around(128), [Store(f"out{i}", "t7", DType.BF16) for i in range(2)]
+    few, many = (table(Arch.SM90A, replace(spec, stores=tuple(results[:each])))[-1] for each in (1, 2))
+    assert (few.name, many.name) == ("64x128_1x1_pingpong_by128", "64x128_1x1_by128")
+    both = replace(spec, stores=tuple(results))
+    assert plan(both, many, Alignment.TMA).placements["exact0"].name == "tma"
+    both = replace(spec, stores=tuple(replace(each, dtype=DType.F32) for each in results))
+    plans = [plan(both, table(Arch.SM90A, both)[-1], alignment) for alignment in Alignment]
+    assert [each.spilled for each in assert_sound(plans)] == [(0,), (0,)]
 
 
 @pytest.mark.sim

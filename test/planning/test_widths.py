@@ -33,6 +33,7 @@ from cute_backend.runtime.kernels.reach import MAX_KERNELS, Problem, config_for,
 from cute_backend.spec import Accumulator, Axis, DType, EpilogueSpec, Major, Op, Reduction, Scaling, Store
 from support.golden_regions import the_region
 from support.shipped import epilogue_spec
+from support.small_specs import exact, spec_of
 
 RELU = EpilogueSpec(
     (Accumulator("acc", DType.BF16, DType.BF16, Major.K, Major.K),),
@@ -100,7 +101,14 @@ def test_clusters_and_parts_are_of_what_there_is() -> None:
         assert config.split_k == 1 or ctas * config.split_k <= 132
     assert any(config.split_k > 1 and config.sums_in_memory and config.multicasts for config in every)
     assert not any(config.pingpong for config in of_relu(257, n=1024))
-    assert any(config.pingpong for config in of_relu(257, n=16384)), "more tiles than multiprocessors"
+    many = of_relu(257, n=16384)
+    assert any(config.pingpong for config in many), "more tiles than multiprocessors"
+    residual = spec_of(exact("exact0"), dtype=DType.BF16)
+    beside = evenly(Arch.SM90A, residual, 257, 16384, 132)
+    tall = [
+        {each.tile_n for each in found if each.pingpong and each.mma_m == 128} for found in (many, beside)
+    ]
+    assert tall == [{72, 88, 136}, {72}], "22 and 34 visits that read a plane take too many registers"
 
 
 def test_257_rows_are_three_tiles_of_88() -> None:
