@@ -30,6 +30,7 @@ from cute_backend.planning import (
     offered,
     plan,
     plane_bits_held,
+    rungs,
     tunable,
     unserved,
 )
@@ -347,16 +348,16 @@ def test_many_planes_are_sound(name: str, arch: Arch) -> None:
     assert_sound(distinct(arch, heavy_spec(name)))
 
 
-def full(loads: int, planes: int, sums: int) -> EpilogueSpec:
-    """A bf16 product with these planes in bf16, each of which follows from the one before, and sums of
+def full(loads: int, planes: int, sums: int, dtype: DType = DType.BF16) -> EpilogueSpec:
+    """A bf16 product with these planes of a dtype, each of which follows from the one before, and sums of
     columns."""
     acc = Accumulator("acc", DType.BF16, DType.BF16)
-    read = [Load(f"exact{i}", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE) for i in range(loads)]
+    read = [Load(f"exact{i}", LoadKind.EXACT, dtype, Stride.OTHER, Stride.ONE) for i in range(loads)]
     ops = [Op("t0", "mul", ("acc", Const(1.5)), DType.F32)]
     ops += (Op(f"t{i}", "add", (f"t{i - 1}", f"exact{i - 1}"), DType.F32) for i in range(1, loads + 1))
     ops += (Op(f"t{loads + i}", "exp", (f"t{loads + i - 1}",), DType.F32) for i in range(1, planes))
     column_sum = Reduction(Axis.COLUMN, reductions.SUM)
-    stores = [Store(f"out{i}", f"t{loads + i}", DType.BF16) for i in range(planes)]
+    stores = [Store(f"out{i}", f"t{loads + i}", dtype) for i in range(planes)]
     stores += (Store(f"out{planes + i}", f"t{i}", DType.F32, reduce=column_sum) for i in range(sums))
     return EpilogueSpec((acc,), tuple(read), tuple(ops), tuple(stores))
 
@@ -371,6 +372,17 @@ def test_as_many_planes_as_a_kernel_has_room_for_are_sound(
     if loads > PLANES and plane_bits(spec) > plane_bits_held(arch, spec.accumulators):
         pytest.skip("its shared memory does not hold them")
     assert_sound(distinct(arch, spec))
+
+
+@pytest.mark.parametrize("arch", FIRST)
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])
+def test_six_planes_have_sound_tiles(arch: Arch, dtype: DType) -> None:
+    """Whatever shared memory holds of them: every tile has a plan, and the chosen one a rung that spills
+    nothing."""
+    spec = full(6, 1, 0, dtype)
+    assert all(rungs(each) for each in distinct(arch, spec))
+    chosen = choose(arch, spec, Sizes(4096, 4096, 4096), arch.target.sm_count)
+    assert_sound([plan(spec, chosen, Alignment.TMA)])
 
 
 @pytest.mark.exhaustive
