@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -48,6 +48,7 @@ from cute_backend.fx_walk.refusals.reasons import Rejection
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.planning import Arch
+from cute_backend.tracing.attention import attend_as_on
 from cute_backend.tracing.shape_rules import shape_rules
 
 
@@ -93,7 +94,9 @@ def collect(
                 given = tuple(args), dict(kwargs)
                 fakes, named_fakes = tree_map(lambda value: _to_fake(mode, value), given)
                 with mode:
-                    torch.compile(call_of(fn), backend=backend, dynamic=dynamic)(*fakes, **named_fakes)
+                    torch.compile(call_of(fn), backend=backend.of_fakes(), dynamic=dynamic)(
+                        *fakes, **named_fakes
+                    )
                 return reports
         except (DataDependentOutputException, DynamicOutputShapeException):
             if any(isinstance(value, FakeTensor) for value in tensors):
@@ -191,14 +194,23 @@ class _Collector:
         self.reports = reports
         self.capability = capability
         self.name_of = name_of
+        self.runs_on_fakes = False
+
+    def of_fakes(self) -> _Collector:
+        """The backend for a program whose tensors are all fakes."""
+        found = copy(self)
+        found.runs_on_fakes = True
+        return found
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         names = input_names(gm, example_inputs, self.name_of)
+        if self.runs_on_fakes and isinstance(self.capability, Named):
+            attend_as_on(self.capability.arch.target.capability, gm)
 
         def inner(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
-            copy = _copy(gm)
-            label_inputs(copy.graph, names)
-            self._report(copy, inputs, how)
+            seen = _copy(gm)
+            label_inputs(seen.graph, names)
+            self._report(seen, inputs, how)
             return gm.forward
 
         return compile_fx(gm, example_inputs, inner_compile=inner)  # type: ignore[arg-type,return-value]
@@ -223,8 +235,8 @@ class _Collector:
             prepare(graph, self.capability)
             regions, rejections = find(graph)
             if regions:
-                copy = WorkingCopy(graph).graph
-                rewrite(copy, find(copy)[0])
+                working = WorkingCopy(graph).graph
+                rewrite(working, find(working)[0])
         except Exception as error:
             return [], [contain(error)]
         return regions, [*left_out, *rejections]
@@ -237,9 +249,9 @@ def as_the_pass_meets_it(
     that the module's calls, such as a branch of a `cond`, and at last of the module's own."""
 
     def spy(graph: fx.Graph) -> None:
-        copy = deepcopy(graph)
-        copy.owning_module = graph.owning_module
-        see(copy)
+        seen = deepcopy(graph)
+        seen.owning_module = graph.owning_module
+        see(seen)
 
     view_to_reshape(gm)
     with torch.no_grad():
@@ -250,11 +262,11 @@ def as_the_pass_meets_it(
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     """A module with a graph of its own, as have the modules that it calls; all else is shared."""
-    copy = fx.GraphModule(gm, deepcopy(gm.graph))
-    for name, child in list(copy.named_children()):
+    copied = fx.GraphModule(gm, deepcopy(gm.graph))
+    for name, child in list(copied.named_children()):
         if isinstance(child, fx.GraphModule):
-            setattr(copy, name, _copy(child))
-    return copy
+            setattr(copied, name, _copy(child))
+    return copied
 
 
 def _user_names(fn: Callable[..., Any]) -> Callable[[str], str]:
