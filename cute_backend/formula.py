@@ -70,23 +70,20 @@ class _Formula:
     def _lines_of(self, store: Store) -> list[str]:
         if not store.after:
             return [f"{store.name} = {self._stored(store)}"]
-        names = {op.name: f"{store.name}_{op.name}" for op in store.after} | {REDUCED: self._reduction(store)}
+        names = {op.name: f"{store.name}_{op.name}" for op in store.after} | {REDUCED: self._elements(store)}
         return _Formula(self.spec.finishing(store), names).lines()
 
     def _stored(self, store: Store) -> str:
-        if store.reduce is not None:
-            return f"{store.dtype.value}({self._reduction(store)})"
-        text, _ = self._text(store.value)
+        text = self._elements(store)
         rounded = self.spec.dtypes[self._source(store.value)] is store.dtype and store.dtype is not DType.F32
         rounded = rounded or store.dtype in PAIRED_DTYPES.values()
         as_it_is = (store.form.is_plane and store.value not in self.named) or store.dtype is DType.E8M0
         stored = text if rounded and as_it_is else f"{store.dtype.value}({text})"
         return f"{stored}{store.form.words()}"
 
-    def _reduction(self, store: Store) -> str:
-        """The result of a store's reduction."""
-        assert store.reduce is not None
-        return f"{store.reduce.name}{store.reduce.rows or ''}({self._text(store.value)[0]})"
+    def _elements(self, store: Store) -> str:
+        """The elements that a store writes, before they are rounded."""
+        return store.form.spelled(self._text(store.value)[0])
 
     def _is_transparent(self, op: Op, operand: str) -> bool:
         """Whether the op is a cast that leaves this operand as it is."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from cute_backend import numerics
-from cute_backend.caches import caches_of, without_caches, write_rows
 from cute_backend.kinds.blocks import BlockOp
 from cute_backend.kinds.scales import Scales, sum_of_blocks
 from cute_backend.ops import (
@@ -70,8 +69,6 @@ def replay(
     operands contradicts the spec, IndexError for an extremum of no elements.
     """
     check(spec)
-    if any(cache is not None for cache in caches_of(spec)):
-        return _in_caches(spec, a, b, loads, accumulate)
     if spec.b_columns is BColumns.SEGMENTS:
         return _of_segments(spec, a, b, loads, accumulate)
     values: dict[str, Tensor] = {}
@@ -91,33 +88,17 @@ def replay(
             values[op.name] = _step(spec, op, values, plane)
         else:
             values[op.name] = _over_blocks(op, op.over_blocks, values, plane, accumulate)
-    results = []
-    shapes = {load.name: tensor.shape for load, tensor in zip(spec.loads, loads, strict=True)}
+    results, given = [], _by_name(spec, loads)
     for stores in spec.results:
         written = [
-            _written(spec, store, values[store.value].expand(plane), shapes, accumulate) for store in stores
+            _written(spec, store, values[store.value].expand(plane), given, accumulate) for store in stores
         ]
         results.append(written[0] if len(written) == 1 else torch.cat(written, 1))
     return results
 
 
-def _in_caches(
-    spec: EpilogueSpec,
-    a: Sequence[Tensor],
-    b: Sequence[Tensor],
-    loads: Sequence[Tensor],
-    accumulate: torch.dtype,
-) -> list[Tensor]:
-    """The results, of which some are new caches."""
-    plain, kept = without_caches(spec)
-    results = replay(plain, a, b, [loads[index] for index in kept], accumulate=accumulate)
-    for index, cache in enumerate(caches_of(spec)):
-        if cache is not None:
-            plane = results[index]
-            results[index] = plane.new_empty(plane.shape[0] // cache.rows * cache.length, plane.shape[1])
-            results[index].view(torch.uint8).fill_(0xFF)
-            write_rows(spec, cache, results[index], plane, loads)
-    return results
+def _by_name(spec: EpilogueSpec, loads: Sequence[Tensor]) -> dict[str, Tensor]:
+    return dict(zip((load.name for load in spec.loads), loads, strict=True))
 
 
 def _of_segments(
@@ -128,7 +109,7 @@ def _of_segments(
     accumulate: torch.dtype,
 ) -> list[Tensor]:
     """The results of the segments, each by itself, in the spec's order."""
-    given = dict(zip((load.name for load in spec.loads), loads, strict=True))
+    given = _by_name(spec, loads)
     results: dict[str, Tensor] = {}
     for segment, right in zip(spec.segments, b, strict=True):
         own = [given[load.name] for load in segment.loads]
@@ -261,18 +242,18 @@ def _written(
     spec: EpilogueSpec,
     store: Store,
     value: Tensor,
-    shapes: Mapping[str, Sequence[int]],
+    loads: Mapping[str, Tensor],
     accumulate: torch.dtype,
 ) -> Tensor:
-    """The result of a store of an (M, N) value, always in new memory. `shapes` are those of the loads."""
+    """The result of a store of an (M, N) value, always in new memory. `loads` are the operands by name."""
     form = store.form
-    if store.reduce is None:
-        rows = spec.rows_of_batch(store, shapes, len(value))
-        return form.placed(packed(spec, store, form.elements(value)), rows)
-    result = store.reduce.reference(numerics.convert(value, DType.F32), accumulate)
+    result = form.elements(value, accumulate)
     if store.after:
         result = _after(spec.finishing(store), result)
-    return result if store.dtype is DType.I64 else packed(spec, store, result)
+    if store.dtype is not DType.I64:
+        result = packed(spec, store, result)
+    rows = spec.rows_of_batch(store, {name: each.shape for name, each in loads.items()}, len(value))
+    return form.placed(result, rows, loads.get(form.positions))
 
 
 def _after(finishing: EpilogueSpec, result: Tensor) -> Tensor:
@@ -288,7 +269,5 @@ def packed(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:
 
     A value that already has the store's dtype is stored as it is: an infinity of e5m2 stays one.
     """
-    rounded = spec.dtypes[store.value] is store.dtype and (
-        store.reduce is None or store.reduce.kind.is_element
-    )
+    rounded = spec.dtypes[store.value] is store.dtype and store.form.is_element
     return numerics.store(value, store.dtype, Overflow.NONFINITE if rounded else Overflow.SATURATE)

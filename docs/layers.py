@@ -19,7 +19,7 @@ TOGETHER = {
     "backend.py": ("backend", "artifacts", "registration"),
     "ops.py, replay.py, signature.py": (
         *("ops", "replay", "signature"),
-        *("numerics", "reduce", "caches", "formula", "philox"),
+        *("numerics", "reduce", "formula", "philox"),
     ),
 }
 """Parts of the package that are one box, by its name. The others have the name of their folder or module."""

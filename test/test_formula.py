@@ -65,8 +65,8 @@ def test_reductions_name_their_axis():
     ops = [op("t0", "mul", "acc", "scale_a"), op("t1", "abs", "t0")]
     stores = (
         Store("out0", "t0", DType.BF16),
-        Store("out1", "t1", DType.BF16, reduce=Reduction(Axis.ROW, reductions.MAX)),
-        Store("out2", "t0", DType.I64, reduce=Reduction(Axis.ALL, reductions.ARGMIN)),
+        Store("out1", "t1", DType.BF16, form=Reduction(Axis.ROW, reductions.MAX)),
+        Store("out2", "t0", DType.I64, form=Reduction(Axis.ALL, reductions.ARGMIN)),
     )
     assert text(*ops, stores=stores).splitlines() == [
         "t0 = acc * scale_a",

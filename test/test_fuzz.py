@@ -38,6 +38,7 @@ from cute_backend.fx_walk.refusals.reasons import Rejection
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.values import composites, lower
 from cute_backend.kinds.blocks import ROTATE_HALF
+from cute_backend.kinds.results import Heads
 from cute_backend.ops import OPS
 from cute_backend.spec import Axis, DType, Operand, Reduction, Scaling, WeightGroups
 
@@ -76,7 +77,7 @@ def test_projections_of_attention_are_right(count: int, monkeypatch: pytest.Monk
         for spec in (region.spec for region in regions):
             found.update({"segments"} if len(spec.segments) > 1 else ())
             found.update(op.op for op in spec.ops if op.block)
-            found.update("heads" for store in spec.stores if store.heads is not None)
+            found.update("heads" for store in spec.stores if isinstance(store.form, Heads))
 
     monkeypatch.setattr(EpiloguePass, "show", seen)
     tally = command.run(command.Job(seed=0, first=0, last=count, replay_only=True, kind="attention"))

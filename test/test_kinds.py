@@ -20,7 +20,7 @@ from cute_backend.kinds.axes import Extent, Order
 from cute_backend.kinds.blocks import BLOCK_OPS, BlockOp
 from cute_backend.kinds.loads import LoadKind
 from cute_backend.kinds.reductions import REDUCTIONS, Axis, Reduction, ReductionKind, Values
-from cute_backend.kinds.results import ByHeads, Cache, Heads
+from cute_backend.kinds.results import ByHeads, Cache, Heads, ordered
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, plan, table
 from cute_backend.replay import replay
@@ -240,11 +240,10 @@ MEMORY = [Heads(4, 32), Heads(0, 32), Cache(8, 4, 32, 2), Cache(8, 1, 32, 0), Ca
 def test_memory_by_heads_passes_through_all_layers(memory: ByHeads) -> None:
     """The batches, the heads, the words and the module of a store are those that its memory says."""
     positions = (Load("at", LoadKind.SCALAR, DType.I64, Stride.ZERO, Stride.ZERO),) * bool(memory.positions)
-    fields = {"heads" if isinstance(memory, Heads) else "cache": memory}
     plain = spec_of(dtype=DType.BF16)
-    spec = replace(plain, loads=positions, stores=(replace(plain.stores[0], **fields),))
+    spec = replace(plain, loads=positions, stores=(replace(plain.stores[0], form=memory),))
     assert EpilogueSpec.from_json(spec.to_json()) == spec
-    assert spec.stores[0].by_heads == memory and spec.stores[0].form.batch_rows == memory.rows
+    assert spec.stores[0].form == memory and memory.batch_rows == memory.rows
     assert spec.block_columns == memory.columns
     assert formula(spec, {}) == f"{formula(plain, {})}{memory.words()}"
     module = emit(plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA))
@@ -266,7 +265,7 @@ def test_a_reduction_passes_through_all_layers(axis: Axis) -> None:
     """Its argument has the axis that it keeps; the formula, the replay and the module are as it says."""
     reduction = Reduction(axis, reductions.ARGMAX)
     spec = spec_of(dtype=DType.BF16)
-    spec = replace(spec, stores=(Store("out0", "acc", DType.I64, reduce=reduction),))
+    spec = replace(spec, stores=(Store("out0", "acc", DType.I64, form=reduction),))
     assert EpilogueSpec.from_json(spec.to_json()) == spec and spec.reductions == {"out0": reduction}
     (argument,) = of_role(signature(spec), Role.STORE)
     assert argument.shape({Extent.M: 5, Extent.N: 16}) == axis.kept(5, 16)
@@ -294,8 +293,9 @@ def test_values_of_blocks_pass_through_all_layers(order: Order, dtype: DType) ->
     """The check, the argument, the formula, the replay and the module of a store are those of its form."""
     largest = Op("t0", "block_max", ("acc",), DType.F32, block=32)
     spec = replace(spec_of(dtype=DType.BF16), loads=(), ops=(largest,))
-    spec = replace(spec, stores=(Store("out0", "t0", dtype, order, block=32),))
+    spec = replace(spec, stores=(Store("out0", "t0", dtype, ordered(order, 32)),))
     form = spec.stores[0].form
+    assert EpilogueSpec.from_json(spec.to_json()) == spec
     assert spec.block_columns == form.block_columns == 32 and not spec.planes
     assert formula(spec, {}).endswith(f"(block32_max(acc)){form.words()}")
     (argument,) = of_role(signature(spec), Role.STORE)
@@ -310,7 +310,7 @@ def test_values_of_blocks_pass_through_all_layers(order: Order, dtype: DType) ->
     assert all(line.strip() in module for line in form.statements("out0", tile.subtile_n, "", by_row=False))
     assert not form.function(by_row=False) or form.function(by_row=False).split(".")[1] in module
     with pytest.raises(SpecError, match=r"out0 (is in tiles|has one element for each 1 columns); "):
-        replace(spec, stores=(replace(spec.stores[0], dtype=DType.F32, block=1),))
+        replace(spec, stores=(replace(spec.stores[0], dtype=DType.F32, form=form.resized(1)),))
 
 
 TABLES = [

@@ -70,7 +70,7 @@ def after_a_reduction():
         (ACC,),
         (),
         (),
-        (Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, reductions.SUM), after=after),),
+        (Store("out0", "acc", DType.F32, form=Reduction(Axis.ROW, reductions.SUM), after=after),),
     )
 
 

@@ -125,7 +125,7 @@ def operands(seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:
 
 def stores(*items: tuple[str, DType, Reduction | None]) -> tuple[Store, ...]:
     return tuple(
-        Store(f"out{i}", value, dtype, reduce=reduction) for i, (value, dtype, reduction) in enumerate(items)
+        Store(f"out{i}", value, dtype, form=reduction) for i, (value, dtype, reduction) in enumerate(items)
     )
 
 
@@ -140,8 +140,9 @@ def test_every_shape_and_dtype_beside_the_plane() -> None:
     results = replay(spec, a, b, [])
     assert torch.equal(results[0], plane.to(torch.bfloat16))
     for store, result in zip(made[1:], results[1:], strict=True):
-        assert store.reduce is not None
-        torch.testing.assert_close(result, eager(taken(store.reduce.kind, plane), store.reduce))
+        reduction = store.form.reduction
+        assert reduction is not None
+        torch.testing.assert_close(result, eager(taken(reduction.kind, plane), reduction))
         like = output_like((store,), a[0], M, N)
         assert (result.shape, result.dtype, result.stride()) == (like.shape, like.dtype, like.stride())
 

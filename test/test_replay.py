@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cute_backend.kinds import reductions
+from cute_backend.kinds.results import WholePlane
 from cute_backend.replay import replay
 from cute_backend.spec import (
     REDUCED,
@@ -154,7 +155,7 @@ def test_random_specs(spec: EpilogueSpec, seed: int) -> None:
     )
     for store, output, expected in zip(spec.stores, outputs, evaluate(spec, products, held), strict=True):
         assert output.dtype == TORCH[store.dtype]
-        assert output.stride() == ((N, 1) if store.order is Order.ROW else (1, M))
+        assert output.stride() == ((N, 1) if store.form.order is Order.ROW else (1, M))
         _assert_equal(_decoded(store, output), expected)
 
 
@@ -228,7 +229,8 @@ def test_an_output_is_fresh_memory() -> None:
 
 def test_a_value_of_loads_alone_fills_the_plane() -> None:
     scalar = Load("scalar0", LoadKind.SCALAR, DType.I8, Stride.ZERO, Stride.ZERO)
-    spec = EpilogueSpec((ACC,), (scalar,), (), (Store("out0", "scalar0", DType.I8, Order.COLUMN),))
+    store = Store("out0", "scalar0", DType.I8, WholePlane(Order.COLUMN))
+    spec = EpilogueSpec((ACC,), (scalar,), (), (store,))
     (out,) = replay(spec, [A[:1]], [B], [torch.tensor(7, dtype=torch.int8)])
     assert out.tolist() == [[7, 7]] and out.stride() == (1, 1)
 
@@ -309,7 +311,7 @@ def test_operands_are_counted() -> None:
 
 
 def test_ops_after_a_reduction_work_on_its_result() -> None:
-    store = Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX))
+    store = Store("out0", "acc", DType.F32, form=Reduction(Axis.ROW, reductions.MAX))
     root = Op("t0", "sqrt", (REDUCED,), DType.F32)
     spec = EpilogueSpec(
         (Accumulator("acc", DType.BF16, DType.BF16),), (), (), (replace(store, after=(root,)),)

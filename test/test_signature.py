@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 
 from cute_backend.kinds import reductions
+from cute_backend.kinds.results import WholePlane
 from cute_backend.signature import Argument, Role, signature
 from cute_backend.spec import (
     Accumulator,
@@ -51,11 +52,11 @@ LOADS = (
     Load("scalar0", LoadKind.SCALAR, DType.F32, Stride.ZERO, Stride.ZERO),
 )
 OF_GROUPS = Load("bias", LoadKind.GROUPVEC, DType.F32, Stride.OTHER, Stride.ONE)
-STORES = (Store("out0", "acc", DType.BF16, Order.COLUMN), Store("out1", "acc", DType.F32))
+STORES = (Store("out0", "acc", DType.BF16, WholePlane(Order.COLUMN)), Store("out1", "acc", DType.F32))
 
 
 def reducing(name: str, axis: Axis) -> Store:
-    return Store(name, "acc", DType.F32, reduce=Reduction(axis, reductions.MAX))
+    return Store(name, "acc", DType.F32, form=Reduction(axis, reductions.MAX))
 
 
 def spec_of(

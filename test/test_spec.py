@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_backend.kinds import reductions
+from cute_backend.kinds.results import PartOf, WholePlane
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.spec import (
     REDUCED,
@@ -29,7 +30,6 @@ from cute_backend.spec import (
     Op,
     Order,
     Overflow,
-    Part,
     Precision,
     ProductKind,
     Reduction,
@@ -119,10 +119,10 @@ def _blocks(blocks: Blocks) -> Load:
         ("accumulators", (ACC, replace(ACC, name="up"))),
         ("ops", (replace(ADD, op="sub"),)),
         ("stores", (replace(OUT, dtype=DType.F16),)),
-        ("stores", (replace(OUT, reduce=Reduction(Axis.ROW, reductions.MAX)),)),
-        ("stores", (replace(OUT, reduce=Reduction(Axis.ROW, reductions.MIN)),)),
-        ("stores", (replace(OUT, reduce=Reduction(Axis.ALL, reductions.MAX)),)),
-        ("stores", (replace(OUT, reduce=Reduction(Axis.ALL, reductions.MAX), after=(HALF,)),)),
+        ("stores", (replace(OUT, form=Reduction(Axis.ROW, reductions.MAX)),)),
+        ("stores", (replace(OUT, form=Reduction(Axis.ROW, reductions.MIN)),)),
+        ("stores", (replace(OUT, form=Reduction(Axis.ALL, reductions.MAX)),)),
+        ("stores", (replace(OUT, form=Reduction(Axis.ALL, reductions.MAX), after=(HALF,)),)),
     ],
 )
 def test_every_field_reaches_the_key(field: str, value: Any) -> None:
@@ -136,11 +136,11 @@ def test_dtypes_and_producers() -> None:
     assert SPEC.loads_of(LoadKind.COLVEC) == ()
 
 
-MAXIMA = replace(OUT, reduce=Reduction(Axis.ROW, reductions.MAX))
+MAXIMA = replace(OUT, form=Reduction(Axis.ROW, reductions.MAX))
 BOTH = Op("t0", "gt", ("acc", "bias"), DType.BOOL)
 
 
-HALVES = (replace(OUT, part=Part(0, 2)), replace(OUT, name="out1", part=Part(1, 2)))
+HALVES = (replace(OUT, form=PartOf(0, 2)), replace(OUT, name="out1", form=PartOf(1, 2)))
 
 
 def test_the_parts_of_a_result_are_stored_apart_and_returned_together() -> None:
@@ -150,11 +150,10 @@ def test_the_parts_of_a_result_are_stored_apart_and_returned_together() -> None:
 
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"stores": HALVES[:1]}, "out0 is part 0 of 2; the parts of a result are two or more, and follow"),
+    ({"stores": HALVES[:1]}, "out0 is part 0 of 2; the parts of a result follow each other"),
     ({"stores": HALVES[::-1]}, "out1 is part 1 of 2; the parts"),
-    ({"stores": (replace(OUT, part=Part(0, 1)),)}, "part 0 of 1; the parts of a result are two or more"),
+    ({"stores": (replace(OUT, form=PartOf(0, 1)),)}, "part 0 of 1; the parts of a result are two or more"),
     ({"stores": (HALVES[0], replace(HALVES[1], dtype=DType.F32))}, "all parts have one dtype"),
-    ({"stores": tuple(replace(each, order=Order.COLUMN) for each in HALVES)}, "parts are planes by rows"),
     ({"version": 99}, "version 99; this package writes"),
     ({"accumulators": ()}, "at least one accumulator"),
     (
@@ -169,23 +168,23 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {
             "accumulators": (replace(ACC, kind=ProductKind.BATCHED),),
-            "stores": (replace(OUT, order=Order.COLUMN),),
+            "stores": (replace(OUT, form=WholePlane(Order.COLUMN)),),
         },
         "out0 has order column; the planes of a batched product have rows",
     ),
     (
         {
             "accumulators": (replace(ACC, kind=ProductKind.BATCHED),),
-            "stores": (replace(OUT, reduce=Reduction(Axis.ALL, reductions.MAX)),),
+            "stores": (replace(OUT, form=Reduction(Axis.ALL, reductions.MAX)),),
         },
-        "out0 reduces along axis all; batched products are reduced by row",
+        "out0, the all max of '.*', is of several rows; batched products are reduced by row",
     ),
     (
         {
             "accumulators": (replace(ACC, kind=ProductKind.GROUPED),),
-            "stores": (replace(OUT, reduce=Reduction(Axis.COLUMN, reductions.MAX)),),
+            "stores": (replace(OUT, form=Reduction(Axis.COLUMN, reductions.MAX)),),
         },
-        "out0 reduces along axis column; grouped products are reduced by row",
+        "out0, the column max of '.*', is of several rows; grouped products are reduced by row",
     ),
     (
         {"accumulators": (Accumulator("acc", DType.BF16, DType.BF16, kind=ProductKind.K_GROUPED),)},
@@ -257,22 +256,18 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "bias is i64, which only places in a row or in a cache are loaded as",
     ),
     ({"ops": (Op("t0", "cast", ("acc",), DType.I64),)}, "t0 = cast has dtype i64|t0 has dtype i64"),
-    (
-        {"stores": (replace(MAXIMA, order=Order.COLUMN),)},
-        "out0, the row max of 't0', has order column, which only planes have",
-    ),
     ({"stores": (replace(MAXIMA, dtype=DType.I64),)}, "out0, the row max of 't0', is stored as i64"),
     ({"stores": (replace(MAXIMA, dtype=DType.I8),)}, "is stored as i8; expected f32, bf16, f16, e4m3, e5m2"),
     (
-        {"stores": (replace(MAXIMA, reduce=Reduction(Axis.COLUMN, reductions.ARGMAX)),)},
+        {"stores": (replace(MAXIMA, form=Reduction(Axis.COLUMN, reductions.ARGMAX)),)},
         "out0, the column argmax of 't0', is stored as bf16; expected i64",
     ),
     (
-        {"stores": (replace(MAXIMA, reduce=Reduction(Axis.COLUMN, reductions.SUM, 48)),)},
+        {"stores": (replace(MAXIMA, form=Reduction(Axis.COLUMN, reductions.SUM, 48)),)},
         "has batches of 48 rows, which are a multiple of 32",
     ),
     (
-        {"stores": (replace(MAXIMA, reduce=Reduction(Axis.ROW, reductions.SUM, 64)),)},
+        {"stores": (replace(MAXIMA, form=Reduction(Axis.ROW, reductions.SUM, 64)),)},
         "has batches of 64 rows; only columns have them, and no places",
     ),
     (
@@ -435,6 +430,10 @@ MALFORMED = {
     "no stores": lambda data: {key: value for key, value in data.items() if key != "stores"},
     "unknown dtype": lambda data: {**data, "stores": [{**data["stores"][0], "dtype": "f64"}]},
     "unknown precision": lambda data: {**data, "precision": "exact"},
+    "two forms of a result": lambda data: {
+        **data,
+        "stores": [{**data["stores"][0], "part": {"index": 0, "count": 2}, "block": 8}],
+    },
     "a number for a list": lambda data: {**data, "ops": 3},
     "a bare number operand": lambda data: {**data, "ops": [{**data["ops"][0], "operands": ["acc", 1.0]}]},
     "two kinds of number": lambda data: {

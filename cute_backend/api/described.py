@@ -138,17 +138,12 @@ class ExplainedRegion:
         return tuple(self._store(store) for store in self.spec.stores)
 
     def _store(self, store: Store) -> ExplainedStore:
-        name, dtype, order, kind = store.name, store.dtype.value, store.order.value, store.form.title()
-        if store.reduce is not None:
+        form, shared = store.form, "tma" if self._plan.arch.target.planes_by_tma else "smem"
+        placement = shared if store.name in self._plan.shared_stores else "vector"
+        if form.reduction is not None:
             placement = "two_stage" if self._plan.finishes_apart(*self.hints[:2]) else "last_tile"
-            return ExplainedStore(name, dtype, order, placement, store.reduce.name, kind=kind)
-        shared = "tma" if self._plan.arch.target.planes_by_tma else "smem"
-        placement = shared if name in self._plan.shared_stores else "vector"
-        part = f"{store.part.index + 1} of {store.part.count}" if store.part else ""
-        heads = str(store.by_heads or "")
-        kind += f", part {part}" if part else ""
         return ExplainedStore(
-            name, dtype, order, placement, block=store.block, part=part, heads=heads, kind=kind
+            store.name, store.dtype.value, placement=placement, kind=form.title(), **form.facts()
         )
 
     def kernel(self, arch: str | None = None) -> Kernel:

@@ -228,10 +228,10 @@ class _Module:
     def _finishing_kernel(self) -> list[str]:
         results = []
         for store in self.spec.stores:
-            if store.reduce is not None:
+            if (reduction := store.form.reduction) is not None:
                 _, _, overflow = self.epilogues[0].chain.stored(store)
                 element = CUTE_TYPES[store.dtype]
-                results.append(emit_reductions.result(store, store.reduce, element, overflow))
+                results.append(emit_reductions.result(store, reduction, element, overflow))
         arguments = ["gemm.config", *results]
         kind, counts = self.spec.product.kind, self.plan.finishes_rows
         arguments += [f"kind=ProductKind.{kind.name}"] if counts and kind is not ProductKind.DENSE else []
@@ -249,7 +249,7 @@ class _Module:
         a, *stacked = every_a
         reductions, counts = self.spec.reductions, self.plan.finishes_rows
         stores = [store for epilogue in self.epilogues for store in epilogue.spec.stores]
-        planes = names(store.name for store in stores if store.reduce is None)
+        planes = names(store.name for store in stores if store.form.reduction is None)
         scales = names(argument.name for argument, _ in self._beside())
         further = f", [{scales}]" if scales else ""
         groups = of_role(self.arguments, Role.OFFSETS)

@@ -57,9 +57,9 @@ class EpilogueText:
     def text(self) -> list[str]:
         staged = [_operand(load.name, load.dtype) for load in self.places.in_ring(Ring.ROW, self.spec)]
         planes = self.places.in_ring(Ring.PLANE, self.spec)
-        shared_loads = [_operand(load.name, load.dtype, load.order, load.is_table) for load in planes]
+        shared_loads = [_operand(load.name, load.dtype, load.smem_words) for load in planes]
         shared_stores = [
-            _operand(store.name, store.dtype, store.order, by_heads=store.by_heads is not None)
+            _operand(store.name, store.dtype, store.form.smem_words)
             for store in self.spec.planes
             if store.name in self.places.shared_stores
         ]
@@ -125,14 +125,14 @@ class EpilogueText:
 
     def has_columns(self) -> bool:
         planes = [load.order for load in self.places.in_ring(Ring.PLANE, self.spec)]
-        planes += [store.order for store in self.spec.planes if store.name in self.places.shared_stores]
+        planes += [store.form.order for store in self.spec.planes if store.name in self.places.shared_stores]
         return Order.COLUMN in planes
 
     def views(self) -> dict[str, tuple[str, tuple[Call, ...]]]:
         """The arguments of `launch` that the kernel takes as views: each view's name, and how it is made.
 
-        Several modes of M, and blocks of columns of loads and of B, become one axis. A plane with heads is
-        viewed by them. If halves of blocks are rotated, each half provides half of a subtile's columns,
+        Several modes of M, and blocks of columns of loads and of B, become one axis. Forms of results have
+        views of their own. If halves of blocks are rotated, each half provides half of a subtile's columns,
         unless subtiles are whole blocks. If D^T = B^T A^T is computed, all arguments of two axes are
         transposed.
         """
@@ -255,8 +255,7 @@ class EpilogueText:
             stores = [store for store in self.spec.stores if self.chain.loop_of(store) == index]
             lines += self._loop(loop, stores)
         for store in self.spec.stores:
-            taken = () if store.reduce is None else store.reduce.take(store.name)
-            lines += [f"        {line}" for line in taken] or self._store(store)
+            lines += [f"        {line}" for line in store.form.take(store.name)] or self._store(store)
         return lines
 
     def _end(self) -> list[str]:
@@ -345,9 +344,5 @@ def _tuple(name: str, items: Sequence[str]) -> list[str]:
     return [f"    {name} = (", *(f"        {item}," for item in items), "    )"]
 
 
-def _operand(
-    name: str, dtype: DType, order: Order | None = Order.ROW, repeats: bool = False, by_heads: bool = False
-) -> str:
-    suffix = ", Order.COLUMN" if order is Order.COLUMN else ", repeats=True" if repeats else ""
-    suffix += ", by_heads=True" if by_heads else ""
+def _operand(name: str, dtype: DType, suffix: str = "") -> str:
     return f'SmemOperand("{name}", {CUTE_TYPES[dtype]}{suffix})'

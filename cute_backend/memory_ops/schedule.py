@@ -86,15 +86,13 @@ def stored_value(spec: EpilogueSpec, store: Store) -> tuple[str, Overflow]:
     A cast to exactly the store's dtype is left to the store, which converts whole vectors. Where the spec
     asks for it, a value is rounded before it is reduced, and the result is rounded too.
     """
-    plane = store.reduce is None
     op = next((op for op in spec.ops if op.name == store.value), None)
-    if plane and op is not None and op.op == "cast" and op.dtype is store.dtype:
+    if store.form.reduction is None and op is not None and op.op == "cast" and op.dtype is store.dtype:
         (operand,) = op.operands
         if isinstance(operand, str):
             return operand, op.overflow
     # A value that has the dtype already is stored as it is: an infinity of e5m2 stays one.
-    element = store.reduce is None or store.reduce.kind.is_element
-    rounded = element and store.dtype is DType.E5M2 and spec.dtypes[store.value] is DType.E5M2
+    rounded = store.form.is_element and store.dtype is DType.E5M2 and spec.dtypes[store.value] is DType.E5M2
     return store.value, Overflow.NONFINITE if rounded else Overflow.SATURATE
 
 

@@ -104,7 +104,7 @@ class EmittedChain:
         """
         value, overflow = stored_value(self._spec, store)
         text, dtype = self._text[value], self._dtype[value]
-        if store.reduce is not None:
+        if store.form.reduction is not None:
             return conversion_expression(text, dtype, DType.F32), DType.F32, overflow
         if store.dtype is DType.BOOL:
             return conversion_expression(text, dtype, DType.BOOL), DType.BOOL, overflow

@@ -31,6 +31,7 @@ from cute_backend.fx_walk.products.capability import device_capability
 from cute_backend.fx_walk.refusals.reasons import of_one_kernel
 from cute_backend.fx_walk.search.regions import find_regions
 from cute_backend.fx_walk.values.classify import LoadView
+from cute_backend.kinds.results import ordered
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.operators.epilogue_names import VOCABULARY, Reduced
 from cute_backend.operators.tensor_arguments import Layout
@@ -115,7 +116,7 @@ STAND_IN = Accumulator("acc", DType.BF16, DType.BF16)
 
 def plain(dtype: DType, order: Order) -> Epilogue:
     """The epilogue that only converts the product to a dtype."""
-    spec = EpilogueSpec((STAND_IN,), (), (), (Store("out0", STAND_IN.name, dtype, order),))
+    spec = EpilogueSpec((STAND_IN,), (), (), (Store("out0", STAND_IN.name, dtype, ordered(order)),))
     return Epilogue(spec, (), ())
 
 
@@ -367,13 +368,13 @@ def _long(shape: tuple[int, ...] | torch.Size) -> list[int]:
 def _store(store: Store, key: str, name: str, layout: Layout | None, m: int, n: int) -> Store:
     """A store of the walker, adapted to the tensor that it writes."""
     assert layout is not None
-    if store.block:
-        raise UsageError(f"{name} has one element per {store.block} columns; operators write whole planes")
-    if store.reduce is not None:
+    if store.form.block_columns:
+        raise UsageError(f"{name} is {store.form.title()}; operators write whole planes")
+    if store.form.reduction is not None:
         accepted = _FLOATS if store.dtype.is_float else (TORCH_DTYPES[store.dtype],)
         if layout.dtype not in accepted:
             raise UsageError(
-                f"{name} is {layout.dtype}, and a {store.reduce.kind.name} here is written as "
+                f"{name} is {layout.dtype}, and a {store.form.reduction.kind.name} here is written as "
                 f"{', '.join(map(str, accepted))}"
             )
         return replace(store, name=key, dtype=DType.F32 if store.dtype.is_float else store.dtype)
@@ -381,7 +382,7 @@ def _store(store: Store, key: str, name: str, layout: Layout | None, m: int, n: 
         raise UsageError(
             f"{name} is {layout.shape} with strides {layout.strides}, contiguous along neither mode"
         )
-    return replace(store, name=key, order=Order.ROW if layout.unit == 1 else Order.COLUMN)
+    return replace(store, name=key, form=ordered(Order.ROW if layout.unit == 1 else Order.COLUMN))
 
 
 def _input(function: _Function, view: LoadView, names: dict[fx.Node, str]) -> Input:

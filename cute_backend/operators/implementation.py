@@ -84,7 +84,7 @@ class Implementation:
         if workspace is not None:
             starts = iter(self._places(m, n))
             for i, store in enumerate(self.kernel.plan.spec.stores):
-                if store.reduce is not None:
+                if store.form.reduction is not None:
                     length, start, dtype = _elements(store, m, n), next(starts), TORCH_DTYPES[store.dtype]
                     memory[i] = workspace[start : start + length * dtype.itemsize].view(dtype)
                     finished.append((store, results[i], memory[i]))
@@ -96,8 +96,8 @@ class Implementation:
         grid = Grid(max_active_clusters(gpu.index, size), size, gpu.sm_count)
         function(*bound.tensors, *memory, grid.clusters())
         for store, result, whole in finished:
-            assert store.reduce is not None
-            combine, whole = _COMBINE.get(store.reduce.kind), whole.view(result.shape)
+            assert store.form.reduction is not None
+            combine, whole = _COMBINE.get(store.form.reduction.kind), whole.view(result.shape)
             if combine is None:
                 result.copy_(whole)
             else:
@@ -113,7 +113,7 @@ class Implementation:
     def _places(self, m: int, n: int) -> list[int]:
         """The offset of each reduction's result in the workspace, and the end of the last one."""
         places = [self._partials(m, n)]
-        for store in (each for each in self.kernel.plan.spec.stores if each.reduce is not None):
+        for store in (each for each in self.kernel.plan.spec.stores if each.form.reduction is not None):
             size = _elements(store, m, n) * TORCH_DTYPES[store.dtype].itemsize
             places.append(places[-1] + -(-size // WORKSPACE_ALIGN) * WORKSPACE_ALIGN)
         return places

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from cute_backend.kinds import reductions
 from cute_backend.kinds.kind import Kind
-from cute_backend.spec import Const, DType, EpilogueSpec, Op, ProductKind, Store
+from cute_backend.kinds.results import Form
+from cute_backend.spec import Const, DType, EpilogueSpec, Op, Order, ProductKind, Store
 
 if TYPE_CHECKING:
     from cute_backend.planning.kernel_plan import Plan
@@ -62,7 +63,17 @@ def _given(value: Any) -> Any:
     if not is_dataclass(value):
         return value
     every = ((each.name, getattr(value, each.name), each.default) for each in fields(value))
-    return {name: _given(has) for name, has, default in every if has != default}
+    given = {name: _given(has) for name, has, default in every if has != default}
+    if isinstance(value, Store):
+        given |= _of_form(value.form, given.pop("form", {}))
+    return given
+
+
+def _of_form(form: Form, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a store for its form, as in JSON (`Form.field`). Planes by rows have none."""
+    if form.field:
+        return {form.field: given}
+    return given if form.order is Order.ROW else {**given, "order": form.order.value}
 
 
 def words(spec: EpilogueSpec) -> str:
@@ -239,10 +250,10 @@ class _Steps:
     def _result(self, store: Store) -> str | None:
         """Returns the word for what a store does with its value, if it has one."""
         value = self._spec.producers[store.value]
-        if store.reduce is None:
+        if store.form.reduction is None:
             narrowed = store.dtype in _NARROW and self._spec.dtypes[store.value].is_float
             return "quant" if narrowed else None
-        kind = store.reduce.kind
+        kind = store.form.reduction.kind
         if kind is reductions.ARGMAX and self._values[store.value].noise:
             return None
         if kind is reductions.MAX and isinstance(value, Op) and value.op == "abs":

@@ -77,7 +77,7 @@ def _in_boxes(store: Store, spec: EpilogueSpec, config: TileConfig) -> bool:
     head are up to four axes: of a run, of both halves, of the runs in a half, and of the blocks in a head.
     """
     columns = store.form.block_columns
-    if not store.form.in_boxes or not config.has_whole_runs(store.order, store.dtype):
+    if not store.form.in_boxes or not config.has_whole_runs(store.form.order, store.dtype):
         return False
     if not columns:
         return True

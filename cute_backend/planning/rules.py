@@ -287,7 +287,7 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
     product, block = spec.product, spec.reordered_columns
     blocks = {load.blocks.columns for load in spec.loads if load.blocks is not None}
     blocks |= {op.columns_together for op in spec.ops}
-    blocks |= {store.block for store in spec.stores}
+    blocks |= {store.form.whole_columns for store in spec.stores}
     blocks |= {product.b_block, *spec.cut_columns}
     return (
         config.target.planes_by_tma

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from math import lcm
 
 from cute_backend.planning.cost import cost
 from cute_backend.planning.fitting import can_split, fits, has_registers, in_parts, kind_of
@@ -26,7 +27,6 @@ from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import Tiled
 from cute_backend.planning.widths import evenly, of_name
 from cute_backend.spec import (
-    HEAD_COLUMNS,
     BColumns,
     EpilogueSpec,
     Load,
@@ -106,13 +106,13 @@ def serves(arch: Arch, spec: EpilogueSpec) -> bool:
 @lru_cache(maxsize=256)
 def held(arch: Arch, spec: EpilogueSpec) -> tuple[int, ...]:
     """Returns the sizes that all blocks of a spec could have instead, so that some tile serves it."""
-    step = HEAD_COLUMNS if any(store.heads for store in spec.stores) else 8
+    step = lcm(8, *(store.form.columns_step for store in spec.stores))
     sizes = range(step, MAX_BLOCK + 1, step)
     return tuple(columns for columns in sizes if serves(arch, _resized(spec, columns)))
 
 
 def _resized(spec: EpilogueSpec, columns: int) -> EpilogueSpec:
-    """The spec with blocks and heads of `columns` columns in place of its own. Pairs of neighbours remain,
+    """The spec with blocks of `columns` columns in place of its own. Pairs of neighbours remain,
     unless it rotates larger blocks, too. If it reduces blocks of several sizes, which only visits can hold,
     the smaller ones become blocks of 8."""
     widest = max((op.whole_columns for op in spec.ops), default=0)
@@ -128,8 +128,7 @@ def _resized(spec: EpilogueSpec, columns: int) -> EpilogueSpec:
         return load if blocks is None else replace(load, blocks=replace(blocks, columns=columns, period=0))
 
     def of_store(store: Store) -> Store:
-        heads = store.heads and replace(store.heads, columns=columns)
-        return replace(store, block=columns if store.block else 0, heads=heads)
+        return replace(store, form=store.form.resized(columns))
 
     ops, loads, stores = map(of_op, spec.ops), map(of_load, spec.loads), map(of_store, spec.stores)
     return replace(spec, loads=tuple(loads), ops=tuple(ops), stores=tuple(stores))

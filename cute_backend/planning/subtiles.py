@@ -12,7 +12,7 @@ from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.planning.shared_memory import has_planes, holds_planes
 from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig
 from cute_backend.signature import TMA_ALIGN
-from cute_backend.spec import LEAST_AHEAD, EpilogueSpec, Load, Major, Order, ProductKind, Store
+from cute_backend.spec import LEAST_AHEAD, DType, EpilogueSpec, Major, Order, ProductKind
 
 WHOLE_VISITS = (80, 96)
 """Columns of tiles that are one visit, for blocks of which none of `WHOLE_SUBTILES` consists."""
@@ -121,20 +121,21 @@ def moved(spec: EpilogueSpec, alignment: Alignment) -> Alignment:
     Every plane moves by element if the boxes of one may begin elsewhere than at multiples of 16 bytes along
     contiguous memory: such a copy ended in CUDA error 715 on an H200.
     """
-    planes: list[Load | Store] = [*spec.loaded_planes, *spec.planes]
-    return Alignment.PLAIN if any(_begins_anywhere(plane, spec) for plane in planes) else alignment
+    planes = [(load.order, load.dtype) for load in spec.loaded_planes]
+    planes += [(store.form.order, store.dtype) for store in spec.planes]
+    return Alignment.PLAIN if any(_begins_anywhere(*plane, spec) for plane in planes) else alignment
 
 
-def _begins_anywhere(plane: Load | Store, spec: EpilogueSpec) -> bool:
+def _begins_anywhere(order: Order | None, dtype: DType, spec: EpilogueSpec) -> bool:
     """Whether boxes of a plane may begin at any multiple of its element along contiguous memory.
 
     The boxes of a group begin at its first row, along which a plane by columns is contiguous. Groups begin at
     any row if A is contiguous along K, and otherwise at multiples of 16 bytes of A.
     """
     product = spec.product
-    if product.kind is not ProductKind.GROUPED or plane.order is not Order.COLUMN:
+    if product.kind is not ProductKind.GROUPED or order is not Order.COLUMN:
         return False
-    return product.a_major is Major.K or plane.dtype.bits < product.a_dtype.bits
+    return product.a_major is Major.K or dtype.bits < product.a_dtype.bits
 
 
 def subtiled(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:

@@ -33,8 +33,8 @@ def can_transpose(spec: EpilogueSpec) -> bool:
     """Whether a spec can be transposed.
 
     It must have one dense product, or a pair of products with a B each, and no block scales, no blocks of
-    columns of B, no indices as results of reductions, no reductions of batches of rows, no ops on indices or
-    on blocks of columns, no draws of noise, no loads whose M or N is several modes, and no stores by heads.
+    columns of B, no ops on indices or on blocks of columns, no draws of noise, no loads whose M or N is
+    several modes, and stores only of forms that the transposed plane has, too (`Form.transposed`).
     """
     product = spec.product
     return (
@@ -42,10 +42,9 @@ def can_transpose(spec: EpilogueSpec) -> bool:
         and product.kind is ProductKind.DENSE
         and not product.is_block_scaled
         and not product.b_block
-        and not any(each.kind.is_place or each.rows for store in spec.stores if (each := store.reduce))
         and not any(load.is_split for load in spec.loads)
         and spec.block_columns == 1
-        and not any(store.by_heads for store in spec.stores)
+        and all(store.form.transposed is not None for store in spec.stores)
         and not any(op.op in _INDICES for op in spec.ops)
         and not long_ops(spec)
     )
@@ -80,10 +79,9 @@ def _turned(acc: Accumulator) -> Accumulator:
 
 def _flipped_store(store: Store) -> Store:
     """The store of the transposed plane. Pairs of columns are the integers that kernels take them for."""
-    if store.reduce is None:
-        dtype = store.dtype if store.dtype.part is store.dtype else DType.I32
-        return replace(store, order=_ORDERS[store.order], part=None, dtype=dtype)
-    return replace(store, reduce=replace(store.reduce, axis=store.reduce.axis.transposed))
+    form, dtype = store.form.transposed, store.dtype
+    assert form is not None
+    return replace(store, form=form, dtype=dtype if dtype.part is dtype else DType.I32)
 
 
 def _flipped(load: Load) -> Load:

@@ -19,7 +19,6 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch._inductor.compile_fx import compile_fx
 from torch.utils._pytree import tree_leaves
 
-from cute_backend.caches import deliver
 from cute_backend.errors import UsageError, check_function
 from cute_backend.fx_walk.collect import as_the_pass_meets_it, call_of
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass, prepare
@@ -29,7 +28,7 @@ from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.planning import TILE_K_BYTES, Alignment, Arch, Constraints, TileConfig, plan, unserved
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.operands import Tensors, check_operands, groups_of, parse_spec, plane_of
-from cute_backend.runtime.arguments.outputs import Outputs
+from cute_backend.runtime.arguments.outputs import Outputs, deliver
 from cute_backend.runtime.calls.op import gemm_epilogue, gemm_epilogue_into
 from cute_backend.runtime.calls.spec_kernels import Ready
 from cute_backend.runtime.compiling.build import build

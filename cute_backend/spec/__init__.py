@@ -24,7 +24,6 @@ from cute_backend.errors import SpecError
 from cute_backend.kinds.axes import SCALE_TILE, Order, Stride, padded
 from cute_backend.kinds.loads import LoadKind
 from cute_backend.kinds.reductions import BATCH_ROWS, Axis, Reduction
-from cute_backend.kinds.results import HEAD_COLUMNS, Cache, Heads
 from cute_backend.kinds.scales import GROUP_SIZES, Scales, Scaling, WeightGroups
 from cute_backend.kinds.tables import TABLE_COLUMNS, Blocks
 from cute_backend.spec.block_passes import LEAST_AHEAD, BlockPasses, block_passes
@@ -47,4 +46,4 @@ from cute_backend.spec.products import (
     Major,
     ProductKind,
 )
-from cute_backend.spec.stores import REDUCED, Part, Store
+from cute_backend.spec.stores import REDUCED, Store

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache
 from types import UnionType
@@ -9,7 +11,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from cute_backend.errors import SpecError
 from cute_backend.kinds import reductions
+from cute_backend.kinds.axes import Order
+from cute_backend.kinds.forms import FORMS
 from cute_backend.kinds.kind import Kind
+from cute_backend.kinds.results import Form, ordered
 from cute_backend.spec.chain_ops import Const, Op, Precision
 from cute_backend.spec.loads import Load
 from cute_backend.spec.products import Accumulator
@@ -18,8 +23,11 @@ from cute_backend.spec.stores import Store
 SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
 
-_IF_SET = ("after", "b_block", "cache", "heads", "period", "rows", "weight_groups")
+_IF_SET = ("after", "b_block", "period", "rows", "weight_groups")
 """Fields that the form has only where they are not None, 0 or empty."""
+
+_PLAIN = {"order": Order.ROW.value, "block": 0, "reduce": None, "part": None}
+"""Fields of a store that its JSON has whatever the form of the result."""
 
 
 def encode(value: Any) -> Any:
@@ -35,11 +43,19 @@ def encode(value: Any) -> Any:
         return value.name
     if isinstance(value, tuple):
         return [encode(item) for item in value]
-    if hasattr(value, "__dataclass_fields__"):
-        fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    if is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclass_fields(value)}
         left_out = [name for name in _IF_SET if not fields.get(name)]
+        if isinstance(value, Store):
+            return _encoded_store(fields, left_out)
         return {name: encode(each) for name, each in fields.items() if name not in left_out}
     return value
+
+
+def _encoded_store(fields: dict[str, Any], left_out: list[str]) -> dict[str, Any]:
+    form = fields.pop("form")
+    own = {form.field: encode(form)} if form.field else encode(form)
+    return {**_PLAIN, **own, **{name: encode(each) for name, each in fields.items() if name not in left_out}}
 
 
 def decode(data: Any) -> dict[str, Any]:
@@ -72,11 +88,26 @@ def _decoded(hint: Any, item: Any) -> Any:
         (hint,) = (each for each in of if each not in (str, type(None)))
     if hint is Const:
         return _decoded_constant(item)
-    if hasattr(hint, "__dataclass_fields__") and not issubclass(hint, Kind):
-        given = {"rows": 0, **item}
-        names = [name for name in hint.__dataclass_fields__ if name in given or name not in _IF_SET]
+    if hint is Form:
+        return item
+    if hint is Store:
+        item = {**item, "form": _decoded_form(item)}
+    if isinstance(hint, type) and is_dataclass(hint) and not issubclass(hint, Kind):
+        given, names = {"rows": 0, **item}, [field.name for field in dataclass_fields(hint)]
+        names = [name for name in names if name in given or name not in _IF_SET]
         return hint(**{name: _decoded(_hints(hint)[name], given[name]) for name in names})
     return reductions.named(item) if hint is reductions.ReductionKind else hint(item)
+
+
+def _decoded_form(store: Any) -> Form:
+    """The form of a store's result. Raises SpecError if its fields belong to several forms."""
+    named = [name for name in FORMS if store.get(name)]
+    plain = ordered(Order(store["order"]), store["block"])
+    if len(named) + (plain != ordered(Order.ROW)) > 1:
+        raise SpecError(
+            f"{store['name']} is stored as {' and '.join(named)}, or by blocks or columns; it has one form"
+        )
+    return _decoded(FORMS[named[0]], store[named[0]]) if named else plain
 
 
 def _decoded_constant(item: Any) -> Const:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, DType
 from cute_backend.errors import SpecError
 from cute_backend.kinds.axes import Order, Stride
-from cute_backend.kinds.results import ByHeads
 from cute_backend.kinds.scales import Scaling, WeightGroups
 from cute_backend.spec.chain_ops import Overflow
 from cute_backend.spec.loads import Load
 from cute_backend.spec.products import STORED_DTYPES, Accumulator, Columns, Major, ProductKind
-from cute_backend.spec.stores import Part, Store
+from cute_backend.spec.stores import Store
 
 if TYPE_CHECKING:
     from cute_backend.spec.epilogue_spec import EpilogueSpec
@@ -38,10 +37,7 @@ def validate(spec: EpilogueSpec) -> None:
             raise SpecError(f"two values are called {name!r}")
         seen.add(name)
 
-    for store in spec.stores:
-        if store.heads is not None and store.cache is not None:
-            raise SpecError(f"{store.name} is stored by heads and in a cache; a store is one of them")
-    positions = {store.by_heads.positions for store in spec.stores if store.by_heads is not None}
+    positions = {store.form.positions for store in spec.stores}
     compared = {operand for op in spec.ops if op.op == "eq" for operand in op.values}
     for acc in spec.accumulators:
         define(acc.name)
@@ -83,8 +79,8 @@ def validate(spec: EpilogueSpec) -> None:
         if store.value not in seen:
             raise SpecError(f"{store.name} stores {store.value!r}, which nothing computes")
         _validate_store(store, spec.dtypes[store.value])
-        if store.by_heads is not None:
-            _validate_by_heads(spec, store, store.by_heads)
+        if store.form.positions:
+            _validate_positions(spec, store)
         if spec.product.kind is not ProductKind.DENSE:
             _validate_several(store, spec.product.kind)
     _validate_parts(spec.stores)
@@ -92,7 +88,7 @@ def validate(spec: EpilogueSpec) -> None:
         _validate_segments(spec)
     names = [store.name for store in spec.stores]
     scales = {op.name for op in spec.ops if op.op == "cast" and op.dtype is DType.E8M0}
-    scales |= {store.name for store in spec.stores if store.block and store.dtype is DType.E8M0}
+    scales |= {store.name for store in spec.stores if store.form.whole_columns and store.dtype is DType.E8M0}
     held: list[tuple[str, DType]] = [(load.name, load.dtype) for load in spec.loads]
     held += [(op.name, op.dtype) for op in spec.ops] + [(store.name, store.dtype) for store in spec.stores]
     for name, dtype in held:
@@ -126,70 +122,60 @@ def _validate_modes(load: Load) -> None:
 
 
 def _validate_store(store: Store, value: DType) -> None:
-    if store.block and store.reduce is not None:
-        raise SpecError(f"{store.name} has one element for each {store.block} columns and reduces")
     if store.dtype in PAIRED_DTYPES.values():
         _validate_pairs(store, value)
     what = f"{store.name}{store.form.described(store.value)}"
     if rule := store.form.contradiction(value, store.dtype):
         raise SpecError(f"{what} {rule}")
-    if store.reduce is None and store.dtype is DType.I64:
+    if store.form.reduction is None and store.dtype is DType.I64:
         raise SpecError(f"{what} stores a plane as i64, which only indices are stored as")
-    if store.reduce is None and store.after:
+    if store.form.reduction is None and store.after:
         raise SpecError(f"{what} stores a plane and has ops after it; only reductions have them")
-    if store.reduce is not None and store.order is not Order.ROW:
-        raise SpecError(f"{what} has order {store.order.value}, which only planes have")
     if store.after and not store.dtype.is_float:
         raise SpecError(f"{what} is stored as {store.dtype.value}; the result of ops after it is a float")
 
 
-def _validate_by_heads(spec: EpilogueSpec, store: Store, memory: ByHeads) -> None:
-    what = f"{store.name}{memory.described(store.value)}"
-    if not store.is_whole:
-        raise SpecError(f"{what} only a whole plane by rows may")
-    if spec.product.kind is not ProductKind.DENSE:
-        raise SpecError(f"{what} no plane of a {spec.product.kind.value} product may")
-    load = next((load for load in spec.loads if load.name == memory.positions), None)
-    if memory.positions and (load is None or load.kind.by_column or load.dtype not in (DType.I32, DType.I64)):
-        raise SpecError(f"{what} it is at {memory.positions!r}; expected a scalar or a colvec of i32 or i64")
+def _validate_positions(spec: EpilogueSpec, store: Store) -> None:
+    load = next((load for load in spec.loads if load.name == store.form.positions), None)
+    if load is None or load.kind.by_column or load.dtype not in (DType.I32, DType.I64):
+        raise SpecError(
+            f"{store.name}{store.form.described(store.value)} it is at {store.form.positions!r}; expected a "
+            "scalar or a colvec of i32 or i64"
+        )
 
 
 def _validate_pairs(store: Store, value: DType) -> None:
     if value is not DType.I32:
         raise SpecError(f"{store.name} stores {value.value} as {store.dtype.value}; pairs are i32")
-    if not store.is_whole or store.heads:
+    if not store.form.holds_pairs:
         raise SpecError(f"{store.name} is stored as {store.dtype.value}; pairs are a whole plane by rows")
 
 
 def _validate_parts(stores: tuple[Store, ...]) -> None:
     first = 0
     while first < len(stores):
-        store, part = stores[first], stores[first].part
-        count = 1 if part is None else max(part.count, 1)
+        store, count = stores[first], stores[first].form.count
         group = stores[first : first + count]
-        if part is not None:
-            if count < 2 or [each.part for each in group] != [Part(index, count) for index in range(count)]:
-                raise SpecError(
-                    f"{store.name} is part {part.index} of {part.count}; the parts of a result are two or "
-                    "more, and follow each other from 0 on"
-                )
-            if not all(each.form.is_plane and each.order is Order.ROW for each in group):
-                raise SpecError(f"{store.name} is a part of a result; parts are planes by rows")
-            if len({each.dtype for each in group}) > 1:
-                raise SpecError(f"{store.name} is a part of a result; all parts have one dtype")
+        if [(each.form.index, each.form.count) for each in group] != [(i, count) for i in range(count)]:
+            raise SpecError(
+                f"{store.name}{store.form.described(store.value)} the parts of a result follow each other "
+                "from 0 on"
+            )
+        if len({each.dtype for each in group}) > 1:
+            raise SpecError(f"{store.name} is a part of a result; all parts have one dtype")
         first += count
 
 
 def _validate_several(store: Store, kind: ProductKind) -> None:
-    if store.order is not Order.ROW and kind is not ProductKind.GROUPED:
+    what = f"{store.name}{store.form.described(store.value)}"
+    if store.form.needs_dense:
+        raise SpecError(f"{what} no plane of a {kind.value} product may")
+    if store.form.order is not Order.ROW and kind is not ProductKind.GROUPED:
         raise SpecError(
-            f"{store.name} has order {store.order.value}; the planes of a {kind.value} product have rows"
+            f"{store.name} has order {store.form.order.value}; the planes of a {kind.value} product have rows"
         )
-    if store.reduce is not None and not store.reduce.axis.keeps_rows:
-        raise SpecError(
-            f"{store.name} reduces along axis {store.reduce.axis.value}; {kind.value} products are reduced "
-            "by row"
-        )
+    if not store.form.rows_apart:
+        raise SpecError(f"{what} is of several rows; {kind.value} products are reduced by row")
 
 
 def _validate_together(accumulators: tuple[Accumulator, ...]) -> None:
@@ -241,7 +227,7 @@ def _validate_segments(spec: EpilogueSpec) -> None:
             )
     for store in spec.stores:
         paired = store.dtype in PAIRED_DTYPES.values()
-        if store.part is not None or store.reduce is not None or paired or len(found[store.value]) != 1:
+        if not store.form.in_segments or paired or len(found[store.value]) != 1:
             raise SpecError(
                 f"{store.name} is a part, a reduction, in pairs or of no segment; segments store planes"
             )

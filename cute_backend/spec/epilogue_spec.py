@@ -159,10 +159,10 @@ class EpilogueSpec:
         return segments
 
     def loads_with_batches(self, store: Store) -> tuple[Load, ...]:
-        """The loads whose outer modes of M are B, for a store with heads whose S is known only at launch:
-        those with modes that the value is computed from, such as cosines (1, S, D). If there are none, B is
-        1."""
-        if store.by_heads is None or store.by_heads.rows:
+        """The loads whose outer modes of M are the batches of a store, if their rows are known only at
+        launch: those with modes that the value is computed from, such as cosines (1, S, D). If there are
+        none, there is one batch."""
+        if not store.form.batches_at_launch:
             return ()
         needed = {store.value}
         for op in reversed(self.ops):
@@ -173,22 +173,21 @@ class EpilogueSpec:
     def rows_of_batch(self, store: Store, shapes: Mapping[str, Sequence[Any]], m: Any) -> Any:
         """The rows of a batch of a store, in a launch of M rows with loads of these `shapes`, by name; 0 if
         it has no batches. Raises ValueError if the loads contradict each other."""
-        if store.form.batch_rows or store.by_heads is None:
+        if not store.form.batches_at_launch:
             return store.form.batch_rows
         outer = {load.name: len(load.m_modes) - 1 for load in self.loads_with_batches(store)}
         batches = {name: prod(shapes[name][:count]) for name, count in outer.items()}
         first, *others = batches.values() or [1]
         if any(other != first for other in others):
             sizes = ", ".join(f"{name} has {count}" for name, count in batches.items())
-            raise ValueError(
-                f"{store.name} has heads of the rows of a batch, and the batches differ: {sizes}"
-            )
+            of_all = store.form.batches("equally many")
+            raise ValueError(f"{store.name} {of_all}, and the batches differ: {sizes}")
         return m // first
 
     @cached_property
     def block_columns(self) -> int:
-        """A number of columns that divides N: the least common multiple of the blocks of ops and stores, and
-        of heads; 1 without blocks, and with segments, whose widths a spec has checked."""
+        """A number of columns that divides N: the least common multiple of the blocks of ops and stores; 1
+        without blocks, and with segments, whose widths a spec has checked."""
         if self.b_columns is BColumns.SEGMENTS:
             return 1
         of_ops, of_stores = {op.block for op in self.ops}, {store.form.block_columns for store in self.stores}
@@ -199,13 +198,13 @@ class EpilogueSpec:
         """The number of columns that a tile needs whole: the least common multiple of the blocks that an op
         needs whole, or that a store has one element for; 1 without such blocks."""
         blocks = {op.whole_columns for op in self.ops}
-        return lcm(*((blocks | {store.block for store in self.stores}) - {0}))
+        return lcm(*((blocks | {store.form.whole_columns for store in self.stores}) - {0}))
 
     def fits_visit(self, columns: int) -> bool:
         """Whether visits of this number of columns have what all ops and stores need of each block."""
         if self.pass_columns:  # they reduce all blocks, of ops and of stores
             return all(op.fits_visit(columns) for op in self.ops if op.reduction is None)
-        stored = (store.block for store in self.stores if store.block)
+        stored = {store.form.whole_columns for store in self.stores} - {0}
         return columns % lcm(*stored) == 0 and all(op.fits_visit(columns) for op in self.ops)
 
     @cached_property
@@ -244,7 +243,7 @@ class EpilogueSpec:
             self.accumulators,
             {load.name for load in self.loaded_planes},
             {store.value for store in self.stores},
-            {store.block for store in self.stores} - {0},
+            {store.form.whole_columns for store in self.stores} - {0},
         )
 
     @cached_property
@@ -285,14 +284,15 @@ class EpilogueSpec:
 
     @cached_property
     def cut_columns(self) -> tuple[int, ...]:
-        """The columns of the heads by which planes are stored in boxes, each box in one head."""
+        """The columns of the blocks in which planes are stored in boxes, each box in one block."""
         forms = (store.form for store in self.planes)
         return tuple(form.block_columns for form in forms if form.block_columns and form.in_boxes)
 
     @cached_property
     def reductions(self) -> dict[str, Reduction]:
         """The reductions of the plane, by the names of their stores."""
-        return {store.name: store.reduce for store in self.stores if store.reduce is not None}
+        found = {store.name: store.form.reduction for store in self.stores}
+        return {name: reduction for name, reduction in found.items() if reduction is not None}
 
     @property
     def reduces_rows(self) -> bool:
@@ -302,7 +302,7 @@ class EpilogueSpec:
     @cached_property
     def results(self) -> tuple[tuple[Store, ...], ...]:
         """The stores of each tensor that the op returns: one store, or one for each part of the tensor."""
-        starts = [i for i, store in enumerate(self.stores) if store.part is None or store.part.index == 0]
+        starts = [i for i, store in enumerate(self.stores) if store.form.index == 0]
         ends = [*starts[1:], len(self.stores)]
         return tuple(self.stores[start:end] for start, end in zip(starts, ends, strict=True))
 

@@ -56,6 +56,11 @@ class Load:
         return self.kind.is_plane and blocks is not None and blocks.is_table(of_rows, self.dtype.bits)
 
     @property
+    def smem_words(self) -> str:
+        """The arguments, after name and dtype, of its `SmemOperand` (`templates/epilogue.py`)."""
+        return ", Order.COLUMN" if self.order is Order.COLUMN else ", repeats=True" if self.is_table else ""
+
+    @property
     def order(self) -> Union[Order, None]:
         """The memory order of an exact load; None if neither of its strides is known to be 1, or M or N
         is several modes, and for every other kind."""

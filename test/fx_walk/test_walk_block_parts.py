@@ -15,8 +15,9 @@ from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.kinds.blocks import PART, ROTATE_FIRST, ROTATE_HALF
+from cute_backend.kinds.results import Heads
 from cute_backend.planning import Arch, table
-from cute_backend.spec import Blocks, Heads, Stride
+from cute_backend.spec import Blocks, Stride
 from support.fx_walk.exact import integers, product_inputs
 from support.model_files import load_architecture
 
@@ -233,7 +234,7 @@ def test_one_kernel_rotates_every_number_of_positions(batches: int, fresh_compil
     """S is all rows of one batch, or those of the cosines that all batches share."""
     (report,) = collect(rotated_by_tables, of_positions(batches, 40), dynamic=True)
     (region,) = report.regions
-    assert [store.heads for store in region.spec.stores] == [Heads(0, WIDTH)]
+    assert [store.form for store in region.spec.stores] == [Heads(0, WIDTH)]
     fn = torch.compile(rotated_by_tables, backend=cute, dynamic=True)
     for places in (40, 100, 7):
         args = of_positions(batches, places)

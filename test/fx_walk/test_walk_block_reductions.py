@@ -146,9 +146,9 @@ def test_quantised_blocks_and_their_scales_are_one_kernel_each(fresh_compiler: N
     assert counters["cute_backend"] == {"anchors": len(QUANTISED), "regions": len(QUANTISED)}
     (report,) = collect(program, (products,))
     assert not report.rejections
-    scales = [store for region in report.regions for store in region.spec.stores if store.block]
-    assert [store.block for store in scales] == [WIDTH] * len(QUANTISED)
-    assert [store.order for store in scales].count(Order.COLUMN) == 1, "for the next product"
+    scales = [store for region in report.regions for store in region.spec.stores if store.form.block_columns]
+    assert [store.form.block_columns for store in scales] == [WIDTH] * len(QUANTISED)
+    assert [store.form.order for store in scales].count(Order.COLUMN) == 1, "for the next product"
 
 
 def chain(made: Graph, dims: list[int] | None = None, n: int = N) -> tuple[fx.Node, fx.Node]:
@@ -360,7 +360,8 @@ def test_a_pair_of_blocks_of_128_reads_no_plane() -> None:
 
     (a, b), (_, other) = product_inputs(M, 256), product_inputs(M, 256)
     (region,) = collect(gated, (a, b, other), arch="sm_90a")[0].regions
-    assert len(region.spec.accumulators) == 2 and [store.block for store in region.spec.stores] == [128, 0]
+    assert len(region.spec.accumulators) == 2
+    assert [store.form.block_columns for store in region.spec.stores] == [128, 0]
     (report,) = collect(gated, (a, b, other, integers(M, 256)), arch="sm_90a")
     assert Reason.BLOCK_SIZE in [each.reason for each in report.rejections]
 

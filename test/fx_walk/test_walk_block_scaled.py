@@ -394,5 +394,6 @@ def test_an_mlp_of_deepseek_is_two_kernels(inner: int, weights: int) -> None:
     first, second = explained.regions
     assert [len(region.spec.accumulators) for region in explained.regions] == [2, 1]
     assert {op.block for op in first.spec.ops if op.block} == {128}
-    assert [(store.dtype.value, store.block) for store in first.spec.stores] == [("e4m3", 0), ("f32", 128)]
+    stored = [(store.dtype.value, store.form.block_columns) for store in first.spec.stores]
+    assert stored == [("e4m3", 0), ("f32", 128)]
     assert [load.label for load in second.loads] == ["residual"]

@@ -203,9 +203,9 @@ def test_the_backward_pass_of_a_layer_norm_sums_columns_in_the_kernel() -> None:
     args = tuple(arg.requires_grad_() for arg in planes((M, K), (K, N), (N,), (N,), (N, N)))
     ours, theirs = fused(normed, args), alone(normed, args)
     (region,) = ours.regions
-    reduced = [store.reduce and store.reduce.axis for store in region.spec.stores]
+    reduced = [store.form.reduction and store.form.reduction.axis for store in region.spec.stores]
     assert reduced.count(Axis.COLUMN) == 2 and reduced.count(None) == 1
-    assert all(store.dtype is DType.BF16 for store in region.spec.stores if store.reduce is None)
+    assert all(store.dtype is DType.BF16 for store in region.spec.stores if store.form.reduction is None)
     assert ours.kernels == theirs.kernels and ours.bytes < theirs.bytes
 
 
@@ -222,7 +222,7 @@ def test_row_maxima_come_from_the_kernel_where_their_launch_costs_less_than_a_se
     rows = made.call(aten.relu.default, made.mm(m, n))
     made.output(made.call(aten.div.Tensor, rows, made.call(aten.amax.default, rows, [1], True)))
     (region,), _ = walk(made.graph)
-    assert [bool(store.reduce) for store in region.spec.stores] == [False] + has_maxima * [True]
+    assert [bool(store.form.reduction) for store in region.spec.stores] == [False] + has_maxima * [True]
 
 
 @pytest.mark.parametrize("columns", [4096, 4104])
@@ -370,7 +370,7 @@ def test_reductions_take_no_room_from_planes() -> None:
     args = (*planes((M, K), (K, N)), *planes(*[(M, N)] * 5))
     ours, theirs = fused(many_gradients, args), alone(many_gradients, args)
     (region,) = ours.regions
-    assert [store.reduce is None for store in region.spec.stores] == [True] * 3 + [False] * 2
+    assert [store.form.reduction is None for store in region.spec.stores] == [True] * 3 + [False] * 2
     assert len(region.spec.loads_of(LoadKind.EXACT)) == 5
     assert ours.kernels < theirs.kernels and ours.bytes < theirs.bytes
     with config.patch(max_stores=4):

@@ -20,7 +20,8 @@ from cute_backend import config
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.fx_walk.replacement import rewrite
-from cute_backend.spec import Cache, LoadKind
+from cute_backend.kinds.results import Cache
+from cute_backend.spec import LoadKind
 
 BF16 = torch.bfloat16
 COLUMNS, LENGTH, K = 32, 136, 64
@@ -66,7 +67,7 @@ def caches(fn: Callable[..., Any], *args: Tensor) -> list[Cache]:
     """The caches to which a program's kernels write."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         regions = cute_backend.explain(fn, *args, arch="sm_90a").regions
-    return [store.cache for region in regions for store in region.spec.stores if store.cache is not None]
+    return [store.form for region in regions for store in region.spec.stores if isinstance(store.form, Cache)]
 
 
 def agrees(fn: Callable[..., Any], *args: Tensor) -> list[str]:

@@ -12,8 +12,9 @@ from torch import Tensor
 from cute_backend import config
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.refusals.reasons import Reason
+from cute_backend.kinds.results import PLANE, Form, PartOf
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.spec import DType, Part
+from cute_backend.spec import DType
 from support.fx_walk.compared import assert_same_after_the_pass
 from support.fx_walk.synthetic import BF16, F32, Graph, aten, prims, walk
 from support.traffic import Traffic, alone, fused
@@ -26,11 +27,11 @@ def planes(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape, generator=generator).to(BF16) for shape in shapes)
 
 
-def parts(traffic: Traffic) -> list[list[Part | None]]:
-    return [[store.part for store in region.spec.stores] for region in traffic.regions]
+def parts(traffic: Traffic) -> list[list[Form]]:
+    return [[store.form for store in region.spec.stores] for region in traffic.regions]
 
 
-HALVES = [Part(0, 2), Part(1, 2)]
+HALVES = [PartOf(0, 2), PartOf(1, 2)]
 
 
 def gated(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,7 +45,7 @@ def gated(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 def test_a_gated_product_that_is_saved_is_written_by_its_kernel(rows: tuple[int, ...]) -> None:
     args = planes((*rows, K), (2 * N, K))
     ours, theirs = fused(gated, args), alone(gated, args)
-    assert parts(ours) == [[*HALVES, None]]
+    assert parts(ours) == [[*HALVES, PLANE]]
     assert (theirs.kernels, ours.kernels) == (2, 1)
     assert theirs.bytes - ours.bytes == 2 * 2 * M * N  # Inductor's own kernel reads both halves
 
@@ -57,7 +58,7 @@ def training_step(x: Tensor, w: Tensor, down: Tensor) -> Tensor:
 def test_a_training_step_launches_its_products_and_nothing_else() -> None:
     args = tuple(each.requires_grad_() for each in planes((M, K), (2 * N, K), (K, N)))
     ours, theirs = fused(training_step, args), alone(training_step, args)
-    assert parts(ours) == [[*HALVES, None], HALVES]
+    assert parts(ours) == [[*HALVES, PLANE], HALVES]
     assert (theirs.kernels, ours.kernels) == (8, 6)
     assert theirs.bytes - ours.bytes == 8 * M * N
 
@@ -166,7 +167,7 @@ def test_planes_that_are_joined_are_parts(name: str) -> None:
 
     args = planes((M, K), (K, N), (M, N))
     ours, theirs = fused(fn, args), alone(fn, args)
-    assert parts(ours) == [[Part(index, count) for index in range(count)]]
+    assert parts(ours) == [[PartOf(index, count) for index in range(count)]]
     assert (theirs.kernels, ours.kernels) == (2, 1) and ours.bytes < theirs.bytes
     torch.testing.assert_close(torch.compile(fn, backend="cute")(*args), fn(*args), rtol=0.02, atol=0.02)
 
@@ -229,7 +230,7 @@ def test_what_does_not_lie_side_by_side_is_left(name: str) -> None:
 
     args = planes((M, K), (K, N), (M, N))
     ours, theirs = fused(fn, args), alone(fn, args)
-    assert not any(part for each in parts(ours) for part in each)
+    assert not any(part.count > 1 for each in parts(ours) for part in each)
     assert ours.bytes <= theirs.bytes and ours.kernels <= theirs.kernels
     torch.testing.assert_close(torch.compile(fn, backend="cute")(*args), fn(*args), rtol=0.02, atol=0.02)
 
@@ -242,8 +243,8 @@ def test_each_part_counts_as_a_store() -> None:
     args = planes((M, K), (K, N))
     with config.patch(max_stores=2):
         ours = fused(fn, args)
-    assert not any(part for each in parts(ours) for part in each)
-    assert parts(fused(fn, args)) == [[Part(index, 3) for index in range(3)]]
+    assert not any(part.count > 1 for each in parts(ours) for part in each)
+    assert parts(fused(fn, args)) == [[PartOf(index, 3) for index in range(3)]]
 
 
 @pytest.mark.parametrize("dim", [1, 2])

@@ -153,7 +153,7 @@ def test_columns_in_groups_are_rows_of_the_transposed_product(
     assert (region.problem, region.groups) == ((M, weights, K), GROUPS)
     if weights > 1:
         assert [load.kind for load in region.spec.loads] == [LoadKind.COLVEC, LoadKind.ROWVEC, LoadKind.EXACT]
-        assert [store.order for store in region.spec.planes] == [Order.COLUMN, Order.ROW]
+        assert [store.form.order for store in region.spec.planes] == [Order.COLUMN, Order.ROW]
     compiled = torch.compile(by_columns, backend=cute)
     for tokens in (M, 40, 17) if dynamic else (M,):
         weight, x, ends, row, *rest = columns_of(tokens, weights, major)

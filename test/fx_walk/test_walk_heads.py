@@ -16,7 +16,7 @@ import cute_backend
 from cute_backend import config
 from cute_backend.api import Explanation
 from cute_backend.fx_walk.refusals.reasons import Reason
-from cute_backend.spec import Heads
+from cute_backend.kinds.results import PLANE, Form, Heads
 
 BF16 = torch.bfloat16
 COLUMNS, WIDTH = 32, 128
@@ -37,10 +37,10 @@ def explained(fn: Callable[..., Any], *shapes: tuple[int, ...], arch: str = "sm_
         return cute_backend.explain(fn, *(torch.empty(shape, dtype=BF16) for shape in shapes), arch=arch)
 
 
-def stored(fn: Callable[..., Any], *shapes: tuple[int, ...], arch: str = "sm_90a") -> list[Heads | None]:
-    """The heads of every result of a program."""
+def stored(fn: Callable[..., Any], *shapes: tuple[int, ...], arch: str = "sm_90a") -> list[Form]:
+    """The form of every result of a program."""
     return [
-        store.heads for region in explained(fn, *shapes, arch=arch).regions for store in region.spec.stores
+        store.form for region in explained(fn, *shapes, arch=arch).regions for store in region.spec.stores
     ]
 
 
@@ -77,7 +77,7 @@ def test_queries_keys_and_values_are_written_in_one_launch() -> None:
     shapes = ((2, 32, 4096), (4096, 4096), (1024, 4096), (1024, 4096))
     with config.patch(shared_launches=True):  # type: ignore[attr-defined]
         (region,) = explained(attention, *shapes).regions
-        assert [store.heads for store in region.spec.stores] == [Heads(32, COLUMNS)] * 3
+        assert [store.form for store in region.spec.stores] == [Heads(32, COLUMNS)] * 3
         assert [store.heads for store in region.stores] == ["(B, H, 32, 32)"] * 3
         args = [torch.randint(-1, 2, shape).to(BF16) for shape in shapes]
         results = compiled(attention, *args)
@@ -99,8 +99,8 @@ def test_one_text_needs_no_axis_of_batches() -> None:
 
 
 def test_rows_of_one_token_and_one_head_are_in_rows_anyway() -> None:
-    assert stored(contiguous, (64, 1, 64), (WIDTH, 64)) == [None]
-    assert stored(contiguous, (2, 100, 64), (COLUMNS, 64)) == [None]
+    assert stored(contiguous, (64, 1, 64), (WIDTH, 64)) == [PLANE]
+    assert stored(contiguous, (2, 100, 64), (COLUMNS, 64)) == [PLANE]
 
 
 def test_views_of_the_copy_are_views_of_the_result() -> None:
@@ -154,7 +154,7 @@ def test_a_gated_pair_is_written_by_heads() -> None:
 def test_other_layouts_are_copied_outside(fn: Callable[..., Tensor], why: str) -> None:
     found = explained(fn, (2, 100, 64), (160, 64))
     assert [each.reason for each in found.rejections] == [Reason.OUTPUT_LAYOUT], why
-    assert [store.heads for region in found.regions for store in region.spec.stores] == [None]
+    assert [store.form for region in found.regions for store in region.spec.stores] == [PLANE]
 
 
 def test_architectures_without_tma_copy_outside() -> None:
@@ -165,7 +165,7 @@ def test_architectures_without_tma_copy_outside() -> None:
 def test_symbolic_rows_are_copied_outside() -> None:
     args = operands(2, 100, WIDTH)
     found = cute_backend.explain(contiguous, *args, dynamic=True, arch="sm_90a")
-    assert [store.heads for region in found.regions for store in region.spec.stores] == [None]
+    assert [store.form for region in found.regions for store in region.spec.stores] == [PLANE]
     fn = torch.compile(contiguous, backend="cute", dynamic=True)
     assert torch.equal(fn(*args), contiguous(*args))
 

@@ -19,7 +19,7 @@ from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.preparation import packed
 from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.kinds.blocks import PART
-from cute_backend.spec import Heads
+from cute_backend.kinds.results import Heads
 from support.model_files import load_architecture
 
 BF16 = torch.bfloat16
@@ -147,7 +147,7 @@ def test_parts_are_written_as_attention_reads_them(fresh_compiler: None) -> None
         return tuple(heads(each).contiguous() for each in F.linear(x, w).chunk(3, dim=-1))
 
     (region,) = explained(copied, *SHAPES).regions
-    assert [store.heads for store in region.spec.stores] == [Heads(32, COLUMNS)] * 3
+    assert [store.form for store in region.spec.stores] == [Heads(32, COLUMNS)] * 3
     check(copied, operands(*SHAPES))
 
 
@@ -253,7 +253,7 @@ def test_models_that_pack_by_head_are_one_launch(name: str) -> None:
     module, args = load_architecture(name)
     region = cute_backend.explain(module, *args, arch="sm_90a").regions[0]
     assert [acc.b_block for acc in region.spec.accumulators] == [COLUMNS] * 3
-    assert all(store.heads is not None for store in region.spec.stores[:2])
+    assert all(isinstance(store.form, Heads) for store in region.spec.stores[:2])
 
 
 def of_odd_heads(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:

@@ -50,7 +50,7 @@ def test_each_part_is_written_in_the_layout_of_attention() -> None:
     with config.patch(shared_launches=True):
         ours, theirs = fused(attention, operands()), alone(attention, operands())
     (region,) = ours.regions
-    assert [str(store.heads) for store in region.spec.stores] == [f"(B, H, {S}, {D})"] * 3
+    assert [str(store.form) for store in region.spec.stores] == [f"(B, H, {S}, {D})"] * 3
     assert (theirs.kernels, ours.kernels) == (5, 2)
     assert theirs.bytes - ours.bytes == 2 * 2 * 3 * B * S * H * D  # the copy reads and writes 16 bits
 

@@ -99,7 +99,7 @@ def test_queries_keys_and_values_are_one_kernel_that_rotates(fn: Program, arch: 
     region = region_of(fn, arch)
     assert len(region.spec.accumulators) == 3
     assert [segment.moves_columns for segment in region.spec.segments] == [True, True, False]
-    assert region.spec.stores[0].heads is not None
+    assert region.spec.stores[0].form.block_columns
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 127])

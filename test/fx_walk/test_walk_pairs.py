@@ -18,8 +18,9 @@ from cute_backend.fx_walk.products.pairs import column_slice
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.replacement.rewrite import rewrite
+from cute_backend.kinds.results import PLANE, PartOf
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.spec import Columns, DType, LoadKind, Part, Stride
+from cute_backend.spec import Columns, DType, LoadKind, Stride
 from support.fx_walk.compared import assert_same_after_the_pass, inputs_of
 from support.fx_walk.pairs import CUTS, Cut, K, M, N, halves, neighbours, the_region
 from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, called, prims, run, walk
@@ -377,7 +378,7 @@ def test_halves_of_a_product_that_is_needed_whole_are_written_with_what_follows_
     graph = made.output(made.call(aten.mul.Tensor, *halves(made, bent)), made.call(aten.sum.default, bent))
     (region,), rejections = walk(graph)
     assert len(region.anchors) == 2 and region.outputs.keys() >= {bent}
-    assert [store.part for store in region.spec.stores] == [Part(0, 2), Part(1, 2), None]
+    assert [store.form for store in region.spec.stores] == [PartOf(0, 2), PartOf(1, 2), PLANE]
     assert {each.reason for each in rejections} == {Reason.HALVES_TOGETHER}
 
 

@@ -78,7 +78,7 @@ def specs(fn: Callable[..., Tensor], args: tuple[Tensor, ...]) -> list[EpilogueS
 def test_no_logits_are_written(name: str) -> None:
     fn, args = after_linear(LOSSES[name]), operands()
     (spec,) = specs(fn, args)
-    assert all(store.reduce is not None and store.reduce.axis is Axis.ROW for store in spec.stores)
+    assert all((each := store.form.reduction) is not None and each.axis is Axis.ROW for store in spec.stores)
     assert "row_max(where(column == colvec0, " in kernel_formula(spec)
     with torch.no_grad():
         x, w, target = args

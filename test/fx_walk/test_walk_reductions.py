@@ -219,7 +219,7 @@ def test_any_over_an_empty_list_of_axes_reduces_nothing(m: int) -> None:
 
     a, b = operands()["a"][:m], operands()["b"]
     (report,) = collect(program, (a, b))
-    assert all(store.reduce is None for region in report.regions for store in region.spec.stores)
+    assert not any(region.spec.reductions for region in report.regions)
     rewrite(report.graph, report.regions)
     (got,) = leaves(run(report.graph, a, b))
     assert torch.equal(got, program(a, b))
@@ -413,7 +413,8 @@ def test_too_many_results_leave_some_to_another_kernel(limit: int, kept: list[st
     with config.patch(max_stores=limit):
         report, inputs = report_of(fn)
     (region,) = report.regions
-    assert [store.reduce.kind.name if store.reduce else "" for store in region.spec.stores] == kept
+    found = [store.form.reduction for store in region.spec.stores]
+    assert [reduction.kind.name if reduction else "" for reduction in found] == kept
     assert Reason.TOO_MANY_STORES in [rejection.reason for rejection in report.rejections]
     rewrite(report.graph, report.regions)
     for got, expected in zip(leaves(run(report.graph, *inputs)), eager(fn), strict=True):
@@ -430,7 +431,7 @@ def test_dynamic_rows() -> None:
     (region,) = report.regions
     rewrite(report.graph, report.regions)
     assert called(report.graph) == [EPILOGUE]
-    assert [store.reduce.axis.value for store in region.spec.stores if store.reduce] == ["row", "all"]
+    assert [each.axis.value for each in region.spec.reductions.values()] == ["row", "all"]
 
 
 # Through Inductor, and the messages that people read

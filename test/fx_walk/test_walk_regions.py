@@ -492,7 +492,7 @@ def test_a_column_major_result_is_stored_so() -> None:
     assert node.meta["val"].stride() == (1, M)
     graph = made.output(node)
     (region,), _ = walk(graph)
-    assert region.spec.stores[0].order is Order.COLUMN
+    assert region.spec.stores[0].form.order is Order.COLUMN
     assert region.spec.loads[0].stride_m is Stride.ONE
     assert_same_after_the_pass(graph, 1)
 

@@ -137,7 +137,7 @@ def test_every_spelling_through_torch_compile(
     (report,) = collect(program, (products,))
     for name, region in zip(spellings, report.regions, strict=True):
         assert [op.block for op in region.spec.ops if op.op == ROTATE_HALF.name] == [block], name
-        assert [store.order for store in region.spec.stores] == [Order.ROW], name
+        assert [store.form.order for store in region.spec.stores] == [Order.ROW], name
 
 
 SIZES = [(1, 5, 1, 64, True), (3, 1, 2, 32, False), (2, 3, 3, 128, True)]

@@ -88,7 +88,7 @@ def test_scales_leave_the_kernel_in_tiles(fresh_compiler: None, tiles: Tiles, m:
     found.assert_fused(regions=1)
     assert not found.rejections
     [store] = scale_stores(found)
-    assert (store.order, store.block) == (Order.TILED, 32)
+    assert (store.form.order, store.form.block_columns) == (Order.TILED, 32)
     compiled = torch.compile(program, backend="cute", fullgraph=True)
     for result, expected in zip(compiled(*inputs), pair(in_tiles)(*inputs), strict=True):
         assert torch.equal(result.view(torch.uint8), expected.view(torch.uint8))
@@ -107,7 +107,7 @@ def test_scales_leave_the_kernel_in_tiles(fresh_compiler: None, tiles: Tiles, m:
 )
 def test_what_no_mma_reads_is_left_outside(program: Program, arch: str) -> None:
     found = explained(program, 130, 192, arch)
-    assert all(store.order is not Order.TILED for store in scale_stores(found))
+    assert all(store.form.order is not Order.TILED for store in scale_stores(found))
     assert found.rejections
 
 
@@ -123,7 +123,7 @@ def test_values_may_be_divided_by_the_rounded_scales(fresh_compiler: None) -> No
     found, inputs = explained(program, 130, 160), operands(130, 160)
     found.assert_fused(regions=1)
     assert not found.rejections
-    assert [store.order for store in scale_stores(found)] == [Order.TILED]
+    assert [store.form.order for store in scale_stores(found)] == [Order.TILED]
     compiled = torch.compile(program, backend="cute", fullgraph=True)
     for result, expected in zip(compiled(*inputs), program(*inputs), strict=True):
         assert torch.equal(result.view(torch.uint8), expected.view(torch.uint8))
@@ -136,7 +136,7 @@ def test_what_reads_scales_on_their_way_to_tiles_keeps_them_outside() -> None:
         tiles = whole.unflatten(0, (-1, 4, 32)).unflatten(-1, (-1, 4)).permute(0, 3, 2, 1, 4)
         return values, tiles.reshape(-1), whole
 
-    assert all(store.order is not Order.TILED for store in scale_stores(explained(program, 130, 160)))
+    assert all(store.form.order is not Order.TILED for store in scale_stores(explained(program, 130, 160)))
 
 
 def test_an_mlp_in_mxfp8_is_two_kernels() -> None:
@@ -155,7 +155,7 @@ def test_an_mlp_in_mxfp8_is_two_kernels() -> None:
         found = cute_backend.explain(mlp, *first.inputs(problem), down, of_down, arch="sm_100a")
     found.assert_fused(regions=2)
     assert not found.rejections, "nothing is left to another kernel"
-    assert [store.order for store in found.regions[0].spec.stores] == [Order.ROW, Order.TILED]
+    assert [store.form.order for store in found.regions[0].spec.stores] == [Order.ROW, Order.TILED]
 
 
 def test_the_replay_equals_float64() -> None:

@@ -90,7 +90,7 @@ def test_an_mlp_in_mxfp8_is_two_kernels(mode: str) -> None:
     assert not found.rejections
     first, second = (region.spec for region in found.regions)
     assert len(first.accumulators) == 2
-    assert [store.order for store in first.stores] == [Order.ROW, Order.TILED]
+    assert [store.form.order for store in first.stores] == [Order.ROW, Order.TILED]
     assert [load.kind.value for load in second.loads] == ["exact"]
 
 

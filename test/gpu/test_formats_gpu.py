@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from cute_backend.kinds.results import WholePlane
 from cute_backend.planning import table
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.spec import (
@@ -83,7 +84,7 @@ def test_stores(dtype: DType, order: Order) -> None:
         Op("high", "minimum", ("low", Const(100.0)), DType.F32),
         Op("value", "cast", ("high",), dtype),
     )
-    check(EpilogueSpec((FP8,), (), ops, (Store("out0", "value", dtype, order),)))
+    check(EpilogueSpec((FP8,), (), ops, (Store("out0", "value", dtype, WholePlane(order)),)))
 
 
 def test_bools_in_and_out() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cute_backend import ops
 from cute_backend.kinds.blocks import PART, ROTATE_HALF
+from cute_backend.kinds.results import PLANE, Heads
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, table
 from cute_backend.replay import replay
@@ -21,7 +22,6 @@ from cute_backend.spec import (
     Const,
     DType,
     EpilogueSpec,
-    Heads,
     Load,
     LoadKind,
     Op,
@@ -54,7 +54,7 @@ def partial(count: int, columns: int, start: int = 0, rows: int = 0, pairs: bool
         op("t5", "eq", "t4", Const(start // count), dtype=DType.BOOL),
         op("t6", "where", "t5", "t3", "acc"),
     )
-    store = Store("out0", "t6", DType.BF16, heads=Heads(rows, columns) if rows else None)
+    store = Store("out0", "t6", DType.BF16, form=Heads(rows, columns) if rows else PLANE)
     return EpilogueSpec((ACC,), (cos, replace(cos, name="exact1")), chain, (store,))
 
 
@@ -83,7 +83,7 @@ def expected(spec: EpilogueSpec, start: int, a: Tensor, b: Tensor, tables: list[
         first, second = part.chunk(2, -1)
         turned = torch.cat((-second, first), -1)
     x = torch.cat((x[..., :start], part * cos + turned * sin, x[..., start + cos.shape[-1] :]), -1)
-    if (heads := spec.stores[0].heads) is not None:
+    if isinstance(heads := spec.stores[0].form, Heads):
         x = x.unflatten(0, (-1, heads.rows)).transpose(1, 2)
     return x.reshape(a.shape[0], -1).bfloat16()
 
@@ -116,7 +116,7 @@ CASES = [
 )
 def test_kernels_select_a_part(config: TileConfig, spec: EpilogueSpec, start: int, batches: int) -> None:
     """Several tiles and heads; boxes that end within a batch, and many batches in one."""
-    columns, heads = spec.block_columns, spec.stores[0].heads
+    columns, heads = spec.block_columns, spec.stores[0].form
     m = batches * (heads.rows if heads is not None else 70)
     a, b, tables = operands(spec, m, 3 * columns)
     (result,), _ = run_region(spec, a, b, tables, Machine(config.arch, 1, config, 1))
@@ -130,7 +130,7 @@ def known_at_launch(spec: EpilogueSpec, batches: int) -> EpilogueSpec:
     """The spec, plus a plane, with heads of any S: M by the batches that share the tables, or all of M."""
     modes = (Stride.ZERO, Stride.OTHER) if batches > 1 else ()
     loads = (*(replace(load, m_modes=modes) for load in spec.loads), RESIDUAL)
-    store = Store("out0", "t7", DType.BF16, heads=Heads(0, spec.block_columns))
+    store = Store("out0", "t7", DType.BF16, form=Heads(0, spec.block_columns))
     return replace(spec, loads=loads, ops=(*spec.ops, op("t7", "add", "t6", "exact2")), stores=(store,))
 
 
@@ -198,7 +198,7 @@ def test_tables_agree_on_the_rows_of_heads() -> None:
     with pytest.raises(ValueError, match=r"out0 has heads .* differ: exact0 has 2, exact1 has 4"):
         check_operands(spec, a, b, [cos, sin[:, :2].repeat(2, 1, 1, 1), plane])
     assert EpilogueSpec.from_json(spec.to_json()) == spec
-    assert str(spec.stores[0].heads) == "(B, H, S, 64)"
+    assert str(spec.stores[0].form) == "(B, H, S, 64)"
 
 
 SPILLS = [(Arch.SM90A, 64, 128), (Arch.SM90A, 16, 64), (Arch.SM100A, 64, 128), (Arch.SM100A, 16, 64)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cute_backend.kinds.results import PLANE, Heads, OfBlocks
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, Rung, TileConfig, offered, plan, table
 from cute_backend.replay import replay
@@ -20,7 +21,6 @@ from cute_backend.spec import (
     Const,
     DType,
     EpilogueSpec,
-    Heads,
     Load,
     LoadKind,
     Op,
@@ -98,7 +98,7 @@ def silu_quantised(columns: int, products: int = 1) -> EpilogueSpec:
         op("t4", "add", "t3", Const(0.5)),
         op("t5", "div", "t1", "t4"),
     )
-    stores = (Store("out0", "t5", DType.E4M3), Store("out1", "t4", DType.F32, block=columns))
+    stores = (Store("out0", "t5", DType.E4M3), Store("out1", "t4", DType.F32, OfBlocks(columns)))
     return EpilogueSpec((ACC, replace(ACC, name="acc1"))[:products], (), chain, stores)
 
 
@@ -116,7 +116,7 @@ def norm_and_rotation(columns: int, heads: bool = True) -> EpilogueSpec:
         op("t8", "mul", "t7", "exact1"),
         op("t9", "add", "t6", "t8"),
     )
-    store = Store("out0", "t9", DType.BF16, heads=Heads(0, columns) if heads else None)
+    store = Store("out0", "t9", DType.BF16, form=Heads(0, columns) if heads else PLANE)
     return EpilogueSpec((ACC,), (*spec.loads, cos, replace(cos, name="exact1")), chain, (store,))
 
 
@@ -265,7 +265,7 @@ def test_a_plane_that_is_read_before_a_reduction_is_held_by_a_visit() -> None:
 
 def test_blocks_of_two_sizes_are_held_by_a_visit() -> None:
     spec = rms_norm(128)
-    scale = Store("out1", "t3", DType.F32, block=64)
+    scale = Store("out1", "t3", DType.F32, OfBlocks(64))
     assert replace(spec, stores=(*spec.stores, scale)).by_visits
     other = op("t6", "block_max", "t5", block=32)
     two = replace(spec, ops=(*spec.ops, other), stores=(Store("out0", "t6", DType.BF16),))

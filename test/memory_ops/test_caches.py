@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cute_backend.formula import formula
 from cute_backend.kinds.blocks import ROTATE_HALF
+from cute_backend.kinds.results import PLANE, Cache, Heads
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.schedule import kernel_names
 from cute_backend.planning import Alignment, Arch, Sizes, TileConfig, choose, plan
@@ -29,14 +30,11 @@ from cute_backend.simulator.simulation_errors import IllegalAccess
 from cute_backend.spec import (
     Accumulator,
     Blocks,
-    Cache,
     DType,
     EpilogueSpec,
-    Heads,
     Load,
     LoadKind,
     Op,
-    Order,
     ProductKind,
     SpecError,
     Store,
@@ -51,7 +49,7 @@ CACHE = Cache(128, 3, 64, "scalar0")
 
 
 def single(cache: Cache, *loads: Load) -> EpilogueSpec:
-    return EpilogueSpec((ACC,), loads, (), (Store("out0", "acc", DType.BF16, cache=cache),))
+    return EpilogueSpec((ACC,), loads, (), (Store("out0", "acc", DType.BF16, form=cache),))
 
 
 def attention(rows: int, length: int, load: Load, columns: int = 64) -> EpilogueSpec:
@@ -65,9 +63,9 @@ def attention(rows: int, length: int, load: Load, columns: int = 64) -> Epilogue
     )
     cache = Cache(length, rows, columns, load.name)
     stores = (
-        Store("out0", "acc0", DType.BF16, heads=Heads(rows, columns) if rows > 1 else None),
-        Store("out1", "t1", DType.BF16, cache=cache),
-        Store("out2", "acc2", DType.BF16, cache=cache),
+        Store("out0", "acc0", DType.BF16, form=Heads(rows, columns) if rows > 1 else PLANE),
+        Store("out1", "t1", DType.BF16, form=cache),
+        Store("out2", "acc2", DType.BF16, form=cache),
     )
     return EpilogueSpec(accumulators, (cos, load), ops, stores)
 
@@ -258,15 +256,8 @@ def test_a_cache_that_contradicts_itself_is_refused(store: Cache, loads: list[Lo
         single(store, *loads)
 
 
-def test_a_cache_takes_whole_planes_of_dense_products() -> None:
+def test_a_cache_takes_planes_of_dense_products() -> None:
     spec = single(CACHE, FIRST)
-    for cache in (CACHE, replace(CACHE, at=5)):
-        both = Store("out0", "acc", DType.BF16, heads=Heads(3, 64), cache=cache)
-        with pytest.raises(SpecError, match="out0 is stored by heads and in a cache"):
-            replace(spec, stores=(both,))
-    by_columns = Store("out0", "acc", DType.BF16, order=Order.COLUMN, cache=CACHE)
-    with pytest.raises(SpecError, match="only a whole plane by rows may"):
-        replace(spec, stores=(by_columns,))
     batched = replace(ACC, kind=ProductKind.BATCHED)
     with pytest.raises(SpecError, match="no plane of a batched product may"):
         replace(spec, accumulators=(batched,))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cute_backend import ops
 from cute_backend.kinds.blocks import PART, ROTATE_FIRST
+from cute_backend.kinds.results import PLANE, Cache, Heads
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, planes_written, table
 from cute_backend.replay import replay
@@ -20,12 +21,10 @@ from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
     Accumulator,
     Blocks,
-    Cache,
     Columns,
     Const,
     DType,
     EpilogueSpec,
-    Heads,
     Load,
     LoadKind,
     Op,
@@ -62,7 +61,7 @@ def first(
         op("t5", "lt", "t4", Const(count // part), dtype=DType.BOOL),
         op("t6", "where", "t5", "t3", "acc"),
     )
-    store = Store("out0", "t6", DType.BF16, heads=Heads(rows, columns) if rows else None)
+    store = Store("out0", "t6", DType.BF16, form=Heads(rows, columns) if rows else PLANE)
     return EpilogueSpec((ACC,), (cos, replace(cos, name="exact1")), chain, (store,))
 
 
@@ -93,7 +92,7 @@ def expected(spec: EpilogueSpec, a: Tensor, b: Tensor, tables: list[Tensor]) -> 
     half, other = x[..., :count].chunk(2, -1)
     turned = x[..., :count] * cos + torch.cat((-other, half), -1) * sin
     x = torch.cat((turned, x[..., count:]), -1)
-    if (heads := spec.stores[0].heads) is not None:
+    if isinstance(heads := spec.stores[0].form, Heads):
         x = x.unflatten(0, (-1, heads.rows)).transpose(1, 2)
     return x.reshape(a.shape[0], -1).bfloat16()
 
@@ -141,7 +140,7 @@ def test_kernels_rotate_first_columns(config: TileConfig, spec: EpilogueSpec, al
         loads = tuple(replace(load, blocks=by_element(load.blocks)) for load in spec.loads)
         spec = replace(spec, loads=loads, stores=stores)
     columns = spec.block_columns
-    m = 140 if spec.stores[0].heads is not None else config.tile_m + 9
+    m = 140 if isinstance(spec.stores[0].form, Heads) else config.tile_m + 9
     a, b, tables = operands(spec, m, (config.tile_n // columns + 1) * columns)
     results, launch = run_region(spec, a, b, tables, Machine(config.arch, 1, config, 1))
     assert torch.equal(results[0], expected(spec, *a, *b, tables))
@@ -304,7 +303,7 @@ def test_projections_share_a_launch(config: TileConfig, spec: EpilogueSpec, m: i
     if m % 70 == 0:
         heads = Heads(70, spec.segments[0].block_columns)
         spec = replace(
-            spec, stores=(*(replace(each, heads=heads) for each in spec.stores[:2]), spec.stores[2])
+            spec, stores=(*(replace(each, form=heads) for each in spec.stores[:2]), spec.stores[2])
         )
     a, b, loads = operands_of_heads(spec, m)
     results, launch = run_region(spec, a, b, loads, Machine(config.arch, 1, config, 1))
@@ -340,7 +339,7 @@ def cached(spec: EpilogueSpec, columns: int) -> EpilogueSpec:
     """The second and third results in caches, from a position on."""
     position = Load("scalar0", LoadKind.SCALAR, DType.I64, Stride.ZERO, Stride.ZERO)
     cache = Cache(192, 64, columns, position.name)
-    kept = tuple(replace(store, heads=None, cache=cache) for store in spec.stores[1:])
+    kept = tuple(replace(store, form=cache) for store in spec.stores[1:])
     return replace(spec, loads=(*spec.loads, position), stores=(*spec.stores[:1], *kept))
 
 

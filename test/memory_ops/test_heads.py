@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cute_backend.formula import formula
-from cute_backend.kinds import reductions
 from cute_backend.kinds.blocks import ROTATE_HALF
+from cute_backend.kinds.results import PLANE, Heads
 from cute_backend.memory_ops.schedule import kernel_names
 from cute_backend.planning import Alignment, Arch, Sizes, TileConfig, choose, offered, plan
 from cute_backend.replay import replay
@@ -18,19 +18,14 @@ from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
     Accumulator,
-    Axis,
     Blocks,
     Const,
     DType,
     EpilogueSpec,
-    Heads,
     Load,
     LoadKind,
     Op,
-    Order,
-    Part,
     ProductKind,
-    Reduction,
     SpecError,
     Store,
     Stride,
@@ -39,12 +34,12 @@ from support.verdicts import assert_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 DOUBLED = Op("t0", "mul", ("acc", Const(2.0)), DType.F32)
-STORE = Store("out0", "t0", DType.BF16, heads=Heads(100, 64))
+STORE = Store("out0", "t0", DType.BF16, form=Heads(100, 64))
 
 
 def single(rows: int, columns: int, dtype: DType = DType.BF16) -> EpilogueSpec:
     """A plane by heads, and the same one by rows."""
-    stores = (replace(STORE, dtype=dtype, heads=Heads(rows, columns)), Store("out1", "t0", DType.BF16))
+    stores = (replace(STORE, dtype=dtype, form=Heads(rows, columns)), Store("out1", "t0", DType.BF16))
     return EpilogueSpec((ACC,), (), (DOUBLED,), stores)
 
 
@@ -57,7 +52,7 @@ def attention(rows: int, columns: int, *heads: int) -> EpilogueSpec:
         Op("t0", ROTATE_HALF.name, ("acc0",), DType.F32, block=columns),
         Op("t1", "mul", ("t0", "exact0"), DType.F32),
     )
-    stores = [replace(STORE, value="t1", heads=Heads(rows, columns))]
+    stores = [replace(STORE, value="t1", form=Heads(rows, columns))]
     for acc in accumulators[1:]:
         stores.append(replace(stores[0], name=f"out{len(stores)}", value=acc.name))
     return EpilogueSpec(accumulators, (cos,), ops, tuple(stores))
@@ -68,10 +63,10 @@ def at_launch(spec: EpilogueSpec) -> EpilogueSpec:
     heads, and the others have none."""
     loads = tuple(replace(load, m_modes=(Stride.ZERO, Stride.OTHER)) for load in spec.loads)
     first, *others = spec.stores
-    assert first.heads is not None
+    assert isinstance(first.form, Heads)
     stores = (
-        replace(first, heads=replace(first.heads, rows=0)),
-        *(replace(each, heads=None) for each in others),
+        replace(first, form=replace(first.form, rows=0)),
+        *(replace(each, form=PLANE) for each in others),
     )
     return replace(spec, loads=loads, stores=stores)
 
@@ -198,7 +193,7 @@ def test_planes_are_written_by_element_where_a_subtile_has_several_heads() -> No
         Op("t1", "block_mean", ("acc",), DType.F32, block=32),
         Op("t0", "block_mean", ("t1",), DType.F32, block=64),
     )
-    spec = EpilogueSpec((ACC,), (), means, (replace(STORE, heads=Heads(100, 32)),))
+    spec = EpilogueSpec((ACC,), (), means, (replace(STORE, form=Heads(100, 32)),))
     config = choose(Arch.SM90A, spec, Sizes(200, 256, 64), 132)
     assert config.subtile_n == 64 and not plan(spec, config, Alignment.TMA).shared_stores
     check(spec, 200, 192, config)
@@ -217,12 +212,8 @@ def test_the_form_names_heads() -> None:
 @pytest.mark.parametrize(
     ("store", "why"),
     [
-        (replace(STORE, heads=Heads(1, 64)), "rows are 2 or more"),
-        (replace(STORE, heads=Heads(100, 40)), "columns are a multiple of 16"),
-        (replace(STORE, order=Order.COLUMN), "only a whole plane by rows"),
-        (replace(STORE, block=64), "only a whole plane by rows"),
-        (replace(STORE, reduce=Reduction(Axis.ROW, reductions.MAX)), "only a whole plane by rows"),
-        (replace(STORE, part=Part(0, 2)), "only a whole plane by rows"),
+        (replace(STORE, form=Heads(1, 64)), "rows are 2 or more"),
+        (replace(STORE, form=Heads(100, 40)), "columns are a multiple of 16"),
     ],
 )
 def test_a_spec_refuses_other_heads(store: Store, why: str) -> None:

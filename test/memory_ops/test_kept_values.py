@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.kinds.blocks import ROTATE_HALF
+from cute_backend.kinds.results import OfBlocks
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.planning import Alignment, Arch, Rung, TileConfig, offered, plan, table
@@ -71,7 +72,7 @@ def silu_quantised(columns: int) -> EpilogueSpec:
         op("t5", "add", "t4", Const(0.5)),
         op("t6", "div", "t2", "t5"),
     )
-    stores = (Store("out0", "t6", DType.E4M3), Store("out1", "t5", DType.F32, block=columns))
+    stores = (Store("out0", "t6", DType.E4M3), Store("out1", "t5", DType.F32, OfBlocks(columns)))
     return EpilogueSpec((ACC,), (PLANE,), chain, stores)
 
 

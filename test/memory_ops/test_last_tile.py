@@ -39,7 +39,7 @@ SCALE = (
 def of_rows(kind: ProductKind = ProductKind.DENSE) -> EpilogueSpec:
     """Reductions of a bf16 product whose results round, and work on a result."""
     stores = [
-        Store(f"out{i}", "acc", DType.F32, reduce=Reduction(Axis.ROW, each)) for i, each in enumerate(KINDS)
+        Store(f"out{i}", "acc", DType.F32, form=Reduction(Axis.ROW, each)) for i, each in enumerate(KINDS)
     ]
     stores[1] = replace(stores[1], dtype=DType.BF16, after=SCALE)
     return EpilogueSpec((Accumulator("acc", DType.BF16, DType.BF16, kind=kind),), (), (), tuple(stores))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.kinds.blocks import ROTATE_HALF
+from cute_backend.kinds.results import PLANE, Heads
 from cute_backend.planning import (
     Alignment,
     Arch,
@@ -30,7 +31,6 @@ from cute_backend.spec import (
     Blocks,
     DType,
     EpilogueSpec,
-    Heads,
     Load,
     LoadKind,
     Major,
@@ -60,7 +60,7 @@ def packed(
             bias = Load(f"bias{i}", LoadKind.ROWVEC, DType.BF16, Stride.ZERO, Stride.OTHER, (), blocks)
             loads.append(bias)
             ops.append(Op(f"t{i}", "add", (acc.name, bias.name), DType.F32))
-        stores.append(Store(f"out{i}", f"t{i}", DType.BF16, heads=Heads(rows, columns) if rows else None))
+        stores.append(Store(f"out{i}", f"t{i}", DType.BF16, form=Heads(rows, columns) if rows else PLANE))
     return EpilogueSpec(tuple(accumulators), tuple(loads), tuple(ops), tuple(stores))
 
 

@@ -88,14 +88,14 @@ def check(spec: EpilogueSpec, config: TileConfig, plane: Tensor, async_seed: int
     machine = Machine(config.arch, async_seed=async_seed, config=config)
     outputs, _ = run_region(spec, [a], [b], [plane], machine)
     for store, actual, right in zip(spec.stores, outputs, replay(spec, [a], [b], [plane]), strict=True):
-        kind = None if store.reduce is None else store.reduce.kind
+        kind = None if store.form.reduction is None else store.form.reduction.kind
         exact = (
             kind in (None, reductions.PROD)
             or not store.dtype.is_float
             or (kind.is_element and not store.after)
         )
         tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 2e-6, "atol": 1e-6}
-        message = f"{store.name} {store.reduce}"
+        message = f"{store.name} {store.form}"
         torch.testing.assert_close(
             actual, right, equal_nan=True, **tolerance, msg=lambda m, at=message: f"{at}: {m}"
         )
@@ -140,7 +140,8 @@ INVERSE = (
 def test_ops_after_a_reduction_are_done_by_the_kernel_that_finishes_it(config: str) -> None:
     spec = spec_of(Axis.ROW, Axis.COLUMN, Axis.ALL, kinds=(reductions.MAX, reductions.MEAN))
     after = {reductions.MAX: SCALE, reductions.MEAN: INVERSE}
-    stores = [replace(each, after=after[each.reduce.kind]) for each in spec.stores if each.reduce is not None]
+    reduced = ((each, each.form.reduction) for each in spec.stores)
+    stores = [replace(each, after=after[found.kind]) for each, found in reduced if found is not None]
     stores[0] = replace(stores[0], dtype=DType.BF16)
     check(replace(spec, stores=(spec.stores[0], *stores)), CONFIGS[config], numbers(140, 72), 0)
 
@@ -185,7 +186,8 @@ def test_planes_that_tma_does_not_take() -> None:
 def test_extrema_and_where_they_are_do_not_depend_on_the_tile() -> None:
     kinds = [kind for kind in reductions.REDUCTIONS if kind.is_element or kind.is_place]
     rows = SPECS["rows"]
-    kept = tuple(store for store in rows.stores if store.reduce is not None and store.reduce.kind in kinds)
+    reduced = rows.reductions
+    kept = tuple(each for each in rows.stores if each.name in reduced and reduced[each.name].kind in kinds)
     spec = replace(rows, stores=kept)
     plane = difficult(70, 136)
     a, b = torch.ones(70, 64).bfloat16(), torch.ones(136, 64).bfloat16().t()
@@ -205,7 +207,7 @@ def test_batches_of_rows(config: str, rows: int) -> None:
     """Several batches in a tile, and tiles in which a batch ends in the middle."""
     spec = spec_of(Axis.COLUMN, kinds=(reductions.SUM, reductions.MIN, reductions.LOGSUMEXP))
     batched = [
-        replace(store, reduce=replace(store.reduce, rows=rows)) if store.reduce else store
+        replace(store, form=replace(found, rows=rows)) if (found := store.form.reduction) else store
         for store in spec.stores
     ]
     check(replace(spec, stores=tuple(batched)), CONFIGS[config], difficult(5 * rows, 67), rows)

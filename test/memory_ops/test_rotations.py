@@ -11,6 +11,7 @@ from torch import Tensor
 from cute_backend import ops
 from cute_backend.kinds import reductions
 from cute_backend.kinds.blocks import ROTATE_HALF
+from cute_backend.kinds.results import OfBlocks, WholePlane
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, Rung, TileConfig, held, offered, plan, table
 from cute_backend.replay import replay
@@ -221,7 +222,7 @@ def test_other_layouts_rotate_halves(arch: Arch, case: str) -> None:
     if case == "by element":
         spec = replace(spec, loads=(*spec.loads[:3], replace(RESIDUAL, stride_n=Stride.OTHER)))
     if case == "columns":
-        spec = replace(spec, stores=(replace(spec.stores[0], order=Order.COLUMN), spec.stores[1]))
+        spec = replace(spec, stores=(replace(spec.stores[0], form=WholePlane(Order.COLUMN)), spec.stores[1]))
     check(spec, 100 if case != "columns" else 104, 192, 64, table(arch, spec)[-1])
 
 
@@ -294,9 +295,9 @@ UNSERVED = {
     "B along N": {"accumulators": (replace(ACC, b_major=Major.MN),)},
     "a batch": {"accumulators": (replace(ACC, kind=ProductKind.BATCHED),)},
     "two products": {"accumulators": (ACC, replace(ACC, name="acc1"))},
-    "a reduction": {"stores": (Store("out0", "t4", DType.F32, reduce=Reduction(Axis.ROW, reductions.SUM)),)},
+    "a reduction": {"stores": (Store("out0", "t4", DType.F32, form=Reduction(Axis.ROW, reductions.SUM)),)},
     "first columns alone": {"loads": (BIAS, *map(of_first_columns, ("exact0", "exact1")), RESIDUAL)},
-    "another size": {"stores": (Store("out0", "t4", DType.F32, block=64),)},
+    "another size": {"stores": (Store("out0", "t4", DType.F32, OfBlocks(64)),)},
 }
 
 

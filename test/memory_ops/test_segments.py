@@ -307,7 +307,7 @@ BAD = {
     "nothing of acc2 is stored": {"stores": MIXED.stores[:2]},
     "rowvec0 is a rowvec of 2 segments": {"ops": (*MIXED.ops, op("t4", "mul", "acc2", "rowvec0"))},
     "reduction": {
-        "stores": (*MIXED.stores, Store("out3", "t1", DType.F32, reduce=Reduction(Axis.ROW, reductions.SUM)))
+        "stores": (*MIXED.stores, Store("out3", "t1", DType.F32, form=Reduction(Axis.ROW, reductions.SUM)))
     },
     "0 for all": {"accumulators": (*MIXED.accumulators[:2], replace(MIXED.accumulators[2], width=0))},
     "two or more dense products": {

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cute_backend import numerics
 from cute_backend.kinds import reductions
+from cute_backend.kinds.results import OfBlocks, PartOf, WholePlane
 from cute_backend.memory_ops.statements import EmittedChain
 from cute_backend.planning import Arch
 from cute_backend.replay import replay
@@ -26,7 +27,6 @@ from cute_backend.spec import (
     Op,
     Order,
     Overflow,
-    Part,
     Precision,
     Reduction,
     SpecError,
@@ -128,8 +128,8 @@ def test_what_is_reduced_is_rounded_first_where_the_spec_says_so() -> None:
     """A plane leaves its last cast to the store, which would come too late for a sum."""
     ops = (SMALL, cast("t1", "t0", DType.BF16), Op("t2", "gt", ("t0", Const(0.0)), BOOL))
     row_sum = Reduction(Axis.ROW, reductions.SUM)
-    rounded, plane = Store("out0", "t1", DType.BF16, reduce=row_sum), Store("out1", "t1", DType.BF16)
-    count = Store("out2", "t2", F32, reduce=row_sum)
+    rounded, plane = Store("out0", "t1", DType.BF16, form=row_sum), Store("out1", "t1", DType.BF16)
+    count = Store("out2", "t2", F32, form=row_sum)
     chain = EmittedChain(
         EpilogueSpec((ACC,), (), ops, (rounded, plane, count), Precision.EAGER), {"acc": "acc[e]"}
     )
@@ -162,7 +162,7 @@ def test_parts_of_one_result(arch: Arch, n: int) -> None:
     """Three planes side by side in one tensor, by TMA and, where rows are unaligned, by element."""
     ops = (Op("t0", "mul", ("acc", Const(0.5)), F32), Op("t1", "neg", ("acc",), F32))
     values = enumerate(("t0", "acc", "t1"))
-    parts = tuple(Store(f"out{i + 1}", value, DType.BF16, part=Part(i, 3)) for i, value in values)
+    parts = tuple(Store(f"out{i + 1}", value, DType.BF16, form=PartOf(i, 3)) for i, value in values)
     spec = EpilogueSpec((ACC,), (), ops, (Store("out0", "acc", F32), *parts))
     generator = torch.Generator().manual_seed(0)
     a = torch.randint(-4, 5, (M, K), generator=generator).to(torch.bfloat16)
@@ -207,11 +207,11 @@ def test_pairs_of_columns(arch: Arch, n: int, columns: tuple[Columns, ...]) -> N
 PAIRED_WRONGLY = {
     "of floats": (Store("out0", "acc", DType.BF16X2), "out0 stores f32 as bf16x2; pairs are i32"),
     "in columns": (
-        Store("out0", "t0", DType.BF16X2, Order.COLUMN),
+        Store("out0", "t0", DType.BF16X2, WholePlane(Order.COLUMN)),
         "out0 is stored as bf16x2; pairs are a whole plane by rows",
     ),
-    "of blocks": (Store("out0", "t0", DType.F16X2, block=8), "out0 is stored as f16x2; pairs are a whole"),
-    "as a part": (Store("out0", "t0", DType.F16X2, part=Part(0, 2)), "out0 is stored as f16x2; pairs are a"),
+    "of blocks": (Store("out0", "t0", DType.F16X2, OfBlocks(8)), "out0 is stored as f16x2; pairs are a"),
+    "as a part": (Store("out0", "t0", DType.F16X2, PartOf(0, 2)), "out0 is stored as f16x2; pairs are a"),
 }
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.kinds.blocks import ROTATE_HALF
+from cute_backend.kinds.results import Heads
 from cute_backend.planning import Alignment, Arch, offered, plan
 from cute_backend.replay import replay
 from cute_backend.simulator.simulate import Machine, run_region
@@ -18,7 +19,6 @@ from cute_backend.spec import (
     Const,
     DType,
     EpilogueSpec,
-    Heads,
     Load,
     LoadKind,
     Op,
@@ -72,7 +72,7 @@ def gemma(heads: tuple[int, ...], dtype: DType = DType.BF16) -> EpilogueSpec:
             cos = chain.op("mul", value, chain.load(TABLE))
             value = chain.op("add", cos, chain.op("mul", turned, chain.load(TABLE)))
         accumulators.append(acc)
-        stores.append(Store(f"out{i}", value, DType.BF16, heads=Heads(0, COLUMNS)))
+        stores.append(Store(f"out{i}", value, DType.BF16, form=Heads(0, COLUMNS)))
     return EpilogueSpec(tuple(accumulators), tuple(chain.loads), tuple(chain.ops), tuple(stores))
 
 

@@ -32,7 +32,7 @@ def test_a_transposed_spec_has_rows_for_columns() -> None:
         assert (load.name, load.kind) == (was.name, kinds.get(was.kind, was.kind))
         assert (load.stride_m, load.stride_n) == (was.stride_n, was.stride_m)
     assert {load.kind for load in spec.loads} == {LoadKind.ROWVEC, LoadKind.COLVEC, LoadKind.EXACT}
-    assert [store.order for store in flipped.stores] == [Order.COLUMN]
+    assert [store.form.order for store in flipped.stores] == [Order.COLUMN]
     assert transposed(flipped) == spec
 
 
@@ -48,7 +48,7 @@ def test_rows_are_reduced_as_columns() -> None:
     axes = {Axis.ROW: Axis.COLUMN, Axis.COLUMN: Axis.ROW, Axis.ALL: Axis.ALL}
     for axis, other in axes.items():
         stores = [
-            store if store.reduce is None else replace(store, reduce=replace(store.reduce, axis=axis))
+            replace(store, form=replace(found, axis=axis)) if (found := store.form.reduction) else store
             for store in spec.stores
         ]
         flipped = transposed(replace(spec, stores=tuple(stores)))

@@ -230,8 +230,8 @@ def _with(**facts: object) -> EpilogueSpec:
     return replace(RELU, accumulators=(replace(RELU.product, **facts),))
 
 
-ROWS = Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, reductions.named("max")))
-COLUMNS = replace(ROWS, reduce=Reduction(Axis.COLUMN, reductions.named("max")))
+ROWS = Store("out1", "t0", DType.F32, form=Reduction(Axis.ROW, reductions.named("max")))
+COLUMNS = replace(ROWS, form=Reduction(Axis.COLUMN, reductions.named("max")))
 
 
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM80, Arch.SM89, Arch.SM120A, Arch.SM100A])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.kinds import reductions
+from cute_backend.kinds.results import WholePlane
 from cute_backend.planning import Arch
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.device import Device
@@ -49,9 +50,9 @@ SPEC = EpilogueSpec(
     ),
     (),
     (
-        Store("peak", "acc", DType.F32, reduce=Reduction(Axis.ALL, reductions.MAX)),
-        Store("out0", "exact0", DType.BOOL, Order.COLUMN),
-        Store("rows", "acc", DType.F32, reduce=Reduction(Axis.ROW, reductions.SUM)),
+        Store("peak", "acc", DType.F32, form=Reduction(Axis.ALL, reductions.MAX)),
+        Store("out0", "exact0", DType.BOOL, WholePlane(Order.COLUMN)),
+        Store("rows", "acc", DType.F32, form=Reduction(Axis.ROW, reductions.SUM)),
         Store("out1", "acc", DType.BF16),
     ),
 )

@@ -159,7 +159,7 @@ def test_more_are_set_aside_by_a_launch_that_is_not_captured(
 def of_rows(*kinds: reductions.ReductionKind, axis: Axis = Axis.ROW) -> EpilogueSpec:
     dtypes = [DType.I64 if kind.is_place else DType.F32 for kind in kinds]
     stores = [
-        Store(f"out{i}", "acc", dtype, reduce=Reduction(axis, kind))
+        Store(f"out{i}", "acc", dtype, form=Reduction(axis, kind))
         for i, (kind, dtype) in enumerate(zip(kinds, dtypes, strict=True))
     ]
     return EpilogueSpec((Accumulator("acc", DType.BF16, DType.BF16),), (), (), tuple(stores))

@@ -659,7 +659,7 @@ def test_a_pack_has_a_kernel_for_every_alignment_and_reduction(made: tuple[Path,
         manifest = json.loads(archive.read("manifest.json"))
         members = archive.namelist()
     (spec,) = [EpilogueSpec.from_json(json.dumps(each)) for each in manifest["specs"].values()]
-    assert [store.reduce and store.reduce.axis for store in spec.stores] == [None, Axis.ROW]
+    assert {name: each.axis for name, each in spec.reductions.items()} == {"out1": Axis.ROW}
     assert [load.kind for load in spec.loads_of(LoadKind.EXACT)] == [LoadKind.EXACT]
     problem = Problem(spec, None, 128, 64)
     kernels = reachable_kernels(problem, Arch.SM90A, 132, buckets=(16, 32, 64))

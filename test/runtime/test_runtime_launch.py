@@ -879,7 +879,7 @@ def test_reductions_of_an_empty_plane_are_those_of_nothing(compiler: Compiler) -
     """Memory that no kernel would have written: a column of no rows sums to 0."""
     spec = replace(
         SPEC,
-        stores=tuple(replace(store, reduce=Reduction(Axis.COLUMN, reductions.SUM)) for store in SPEC.stores),
+        stores=tuple(replace(store, form=Reduction(Axis.COLUMN, reductions.SUM)) for store in SPEC.stores),
     )
     assert all(torch.equal(out, torch.zeros_like(out)) for out in check(operands(m=0), spec))
     assert compiler.launches == [] and compiler.built == []

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_backend.kinds import reductions
+from cute_backend.kinds.results import WholePlane
 from cute_backend.planning import Alignment, Arch, Plan, TileConfig, plan, table
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.arguments.random_operands import (
@@ -53,7 +54,7 @@ def test_operands_fit_what_a_kernel_is_compiled_for(spec: EpilogueSpec, m: int, 
     dense = spec.reductions or spec.product.is_block_scaled
     for kind in () if dense else (ProductKind.BATCHED, ProductKind.GROUPED):
         accumulators = tuple(replace(acc, kind=kind) for acc in spec.accumulators)
-        stores = tuple(replace(store, order=Order.ROW) for store in spec.stores)
+        stores = tuple(replace(store, form=WholePlane(Order.ROW)) for store in spec.stores)
         several = replace(spec, accumulators=accumulators, stores=stores)
         arguments = arguments_of(plans(several, configs), 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
         check_layouts(Kernel(plan(several, configs[0], Alignment.TMA)), arguments)
@@ -138,7 +139,7 @@ def test_groups_are_of_one_size_or_the_first_has_half_of_the_rows(scaled: bool) 
 @given(m=st.integers(1, 300), n=st.integers(1, 300))
 def test_partials_of_every_tile_have_room(m: int, n: int) -> None:
     stores = tuple(
-        Store(f"{kind.name}_{axis.value}", "acc", dtype, reduce=Reduction(axis, kind))
+        Store(f"{kind.name}_{axis.value}", "acc", dtype, form=Reduction(axis, kind))
         for axis in Axis
         for kind, dtype in ((reductions.ARGMAX, DType.I64), (reductions.LOGSUMEXP, DType.F32))
     )
@@ -191,7 +192,7 @@ def test_what_a_user_draws_next_does_not_change() -> None:
 
 def test_kernels_that_count_tiles_are_timed_beside_others() -> None:
     """Tiles of the transposed product, and those that leave sums in memory, take no counters."""
-    largest = Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX))
+    largest = Store("out0", "acc", DType.F32, form=Reduction(Axis.ROW, reductions.MAX))
     spec = EpilogueSpec((Accumulator("acc", DType.BF16, DType.BF16),), (), (), (largest,))
     counting = TileConfig(Arch.SM90A, 128, 64)
     others = replace(counting, transposed=True), TileConfig(Arch.SM90A, 64, 64, split_k=6)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cute_backend.kinds.results import WholePlane
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.simulator.banks import wavefronts
 from cute_backend.simulator.report import Recorder
@@ -85,7 +86,7 @@ def test_planes_have_conflicts_where_fp32_is_stored_alone(dtype: DType, order: O
     vectors of 16 bytes, without conflicts."""
     fp32 = "st.shared.v2.b32" if order is Order.ROW else "st.shared.b32"
     spec = scaled_residual(DType.BF16, DType.BF16)
-    spec = replace(spec, stores=(Store("out0", "t2", dtype, order),))
+    spec = replace(spec, stores=(Store("out0", "t2", dtype, WholePlane(order)),))
     needed, conflicts = of_tiles(TileConfig(arch, 64, 64), spec)
     stored = Counter({fp32: needed[fp32]})
     assert +conflicts == (stored if dtype is DType.F32 else Counter())

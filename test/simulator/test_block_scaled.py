@@ -162,7 +162,7 @@ def test_pairs(columns: tuple[Columns, Columns], b: Scaling) -> None:
         (op("t0", "sub", "acc0", "acc1"),),
         (
             Store("out0", "t0", DType.F32),
-            Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),
+            Store("out1", "t0", DType.F32, form=Reduction(Axis.ROW, reductions.MAX)),
         ),
     )
     m, n, k = 72, 136, 400

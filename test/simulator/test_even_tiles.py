@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from cute_backend.kinds import reductions
+from cute_backend.kinds.results import WholePlane
 from cute_backend.planning import Alignment, Arch, TileConfig, plan
 from cute_backend.planning.widths import evenly, visit_columns
 from cute_backend.spec import Axis, DType, EpilogueSpec, Major, Order, Reduction, Store
@@ -93,7 +94,7 @@ def test_parts_of_k_and_clusters(arch: Arch, name: str, options: dict[str, int])
 def test_planes_of_every_size_and_order(arch: Arch, name: str, dtype: DType, order: Order) -> None:
     """A warp copies 16 columns of fp8 by half of its lanes alone."""
     spec = scaled_residual(BF16, BF16)
-    spec = replace(spec, stores=(replace(spec.stores[0], dtype=dtype, order=order),))
+    spec = replace(spec, stores=(replace(spec.stores[0], dtype=dtype, form=WholePlane(order)),))
     config = tile(arch, name)
     assert plan(spec, config, Alignment.TMA).shared_stores
     checked(spec, config, 144, 208, 104)
@@ -113,7 +114,7 @@ def test_planes_by_element(arch: Arch, name: str, m: int, n: int) -> None:
 @pytest.mark.parametrize("axis", Axis)
 def test_reductions_along_every_axis(arch: Arch, name: str, axis: Axis) -> None:
     spec = scaled_residual(BF16, BF16)
-    reduced = Store("out1", "t2", DType.F32, reduce=Reduction(axis, reductions.named("max")))
+    reduced = Store("out1", "t2", DType.F32, form=Reduction(axis, reductions.named("max")))
     checked(replace(spec, stores=(*spec.stores, reduced)), tile(arch, name), 130, 200, 104)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import cute_backend
 from cute_backend.kinds import reductions
+from cute_backend.kinds.results import TiledScales
 from cute_backend.planning import Arch, TileConfig, offered, unserved
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
@@ -22,7 +23,6 @@ from cute_backend.spec import (
     EpilogueSpec,
     Load,
     LoadKind,
-    Order,
     Reduction,
     Store,
     Stride,
@@ -73,7 +73,7 @@ def test_pairs(columns: tuple[Columns, Columns]) -> None:
     """acc0 - acc1, and the largest of each row. Of two Bs each has 128 columns of the MMA."""
     (acc,) = BLACKWELL_SCALED["nvfp4"].accumulators
     gate, up = (replace(acc, name=f"acc{i}", columns=each) for i, each in enumerate(columns))
-    row_max = Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX))
+    row_max = Store("out1", "t0", DType.F32, form=Reduction(Axis.ROW, reductions.MAX))
     spec = EpilogueSpec(
         (gate, up), (), (op("t0", "sub", "acc0", "acc1"),), (Store("out0", "t0", DType.F32), row_max)
     )
@@ -138,7 +138,7 @@ def test_scales_in_tiles(problem: tuple[int, int, int], config: TileConfig) -> N
 def test_scales_are_rounded_as_the_replay_rounds() -> None:
     """Powers of two, halves between them, neighbours of both, subnormals, infinities and NaN."""
     plane = Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
-    store = Store("out0", "exact0", DType.E8M0, Order.TILED, block=32)
+    store = Store("out0", "exact0", DType.E8M0, TiledScales(32))
     spec = replace(WRITES_SCALES.spec, loads=(plane,), ops=(), stores=(store,))
     m, n, k = 128, 448, 64
     exponents = torch.arange(256, dtype=torch.int32) << 23

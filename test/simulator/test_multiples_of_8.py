@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from cute_backend.kinds import reductions
+from cute_backend.kinds.results import WholePlane
 from cute_backend.planning import Alignment, Arch, TileConfig, plan
 from cute_backend.planning.widths import evenly
 from cute_backend.runtime.compiling.build import build
@@ -136,7 +137,7 @@ def test_any_order_of_warps_gives_the_same_bits(seed: int) -> None:
 def test_planes_of_every_size_and_order(name: str, dtype: DType, order: Order) -> None:
     """TMA does not move 8 or 24 columns of fp8 that lie side by side."""
     spec = scaled_residual(DType.BF16, DType.BF16)
-    spec = replace(spec, stores=(replace(spec.stores[0], dtype=dtype, order=order),))
+    spec = replace(spec, stores=(replace(spec.stores[0], dtype=dtype, form=WholePlane(order)),))
     assert bool(plan(spec, tile(name), Alignment.TMA).shared_stores) is (order is Order.ROW or dtype.bits > 8)
     checked(spec, tile(name), 144, 208, 104)
 
@@ -156,7 +157,7 @@ def test_planes_by_element(name: str, m: int, n: int) -> None:
 @pytest.mark.parametrize("kind", ["max", "sum"])
 def test_reductions_along_every_axis(name: str, axis: Axis, kind: str) -> None:
     spec = scaled_residual(DType.BF16, DType.BF16)
-    reduced = Store("out1", "t2", DType.F32, reduce=Reduction(axis, reductions.named(kind)))
+    reduced = Store("out1", "t2", DType.F32, form=Reduction(axis, reductions.named(kind)))
     spec = replace(spec, stores=(*spec.stores, reduced))
     checked(spec, tile(name), 130, 200, 104)
 

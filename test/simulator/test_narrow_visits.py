@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from cute_backend.kinds.results import WholePlane
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, table, tunable
 from cute_backend.planning.rung import Rung
@@ -97,7 +98,7 @@ def test_a_pair_at_edges(pair: EpilogueSpec, columns: int, m: int, n: int) -> No
 def test_planes_of_every_size_and_order(dtype: DType, order: Order) -> None:
     spec = scaled_residual(DType.BF16, DType.BF16)
     assert spec.loads_of(LoadKind.EXACT)
-    spec = replace(spec, stores=(replace(spec.stores[0], dtype=dtype, order=order),))
+    spec = replace(spec, stores=(replace(spec.stores[0], dtype=dtype, form=WholePlane(order)),))
     check_exact(spec, (136, 272, 104), machine(in_tile(spec, 112)))
 
 

@@ -110,7 +110,7 @@ def pair(columns: tuple[Columns, Columns], b: Scaling) -> EpilogueSpec:
         (op("t0", "sub", "acc0", "acc1"),),
         (
             Store("out0", "t0", DType.F32),
-            Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),
+            Store("out1", "t0", DType.F32, form=Reduction(Axis.ROW, reductions.MAX)),
         ),
     )
 
@@ -139,7 +139,7 @@ def test_pairs(columns: tuple[Columns, Columns], b: Scaling, place: int) -> None
 def test_a_thread_adds_up_128_columns_at_most() -> None:
     """Of one product or two; a second warpgroup has the other half of more."""
     sums = replace(
-        residual(), stores=(Store("out0", "t0", DType.F32, reduce=Reduction(Axis.COLUMN, reductions.SUM)),)
+        residual(), stores=(Store("out0", "t0", DType.F32, form=Reduction(Axis.COLUMN, reductions.SUM)),)
     )
     for spec in (residual(), sums, *(pair(columns, LINE) for columns in PAIRS)):
         configs = tunable(Arch.SM100A, spec)

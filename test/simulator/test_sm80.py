@@ -12,6 +12,7 @@ import torch
 
 from cute_backend.errors import UsageError
 from cute_backend.kinds import reductions
+from cute_backend.kinds.results import WholePlane
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, Stages, TileConfig, plan
 from cute_backend.planning.naming import PARTS
@@ -112,7 +113,8 @@ def test_sizes_that_end_within_a_vector(arch: Arch) -> None:
 def test_planes_by_columns() -> None:
     spec = scaled_residual(DType.BF16, DType.BF16)
     turned = replace(RESIDUAL, stride_m=Stride.ONE, stride_n=Stride.OTHER)
-    stores = (Store("out0", "t2", DType.BF16, Order.COLUMN), Store("out1", "t2", DType.F32, Order.COLUMN))
+    by_columns = WholePlane(Order.COLUMN)
+    stores = (Store("out0", "t2", DType.BF16, by_columns), Store("out1", "t2", DType.F32, by_columns))
     spec = replace(spec, loads=(*spec.loads[:2], turned), stores=stores)
     a, b, (scale_a, scale_b, plane) = operands(spec, 136, 72, 64)
     given = a, b, [scale_a, scale_b, plane.t().contiguous().t()]
@@ -257,7 +259,7 @@ def test_fp8_on_ada(fast: bool, shape: tuple[int, int], alignment: Alignment) ->
 
 def test_planes_and_reductions_with_the_instructions_of_rtx_blackwell() -> None:
     """stmatrix to the boxes of planes, and a kernel that finishes reductions by programmatic launch."""
-    row_max = Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX))
+    row_max = Store("out1", "t2", DType.F32, form=Reduction(Axis.ROW, reductions.MAX))
     spec = scaled_residual()
     spec = replace(spec, stores=(*spec.stores, row_max))
     launch = check_exact(spec, (72, 136, 304), machine(TileConfig(Arch.SM120A, 64, 64)))

@@ -202,8 +202,8 @@ def test_sums_of_parts_of_k_through_memory(config, alignment):
 def test_partials_of_rows_and_columns(config):
     """Beside sums of parts of K, and of the transposed product, whose columns are D's rows."""
     spec = scaled_residual()
-    row_max = Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX))
-    column_min = Store("out2", "t1", DType.F32, reduce=Reduction(Axis.COLUMN, reductions.MIN))
+    row_max = Store("out1", "t2", DType.F32, form=Reduction(Axis.ROW, reductions.MAX))
+    column_min = Store("out2", "t1", DType.F32, form=Reduction(Axis.COLUMN, reductions.MIN))
     spec = replace(spec, stores=(*spec.stores, row_max, column_min))
     check_exact(spec, (131, 168, 400), machine(config))
 

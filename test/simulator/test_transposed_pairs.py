@@ -121,7 +121,7 @@ def test_promoted_sums(name: str) -> None:
 @pytest.mark.parametrize("axis", Axis)
 def test_reductions_along_every_axis(name: str, axis: Axis) -> None:
     spec = scaled_pair()
-    reduced = Store("out1", "t3", DType.F32, reduce=Reduction(axis, reductions.named("max")))
+    reduced = Store("out1", "t3", DType.F32, form=Reduction(axis, reductions.named("max")))
     checked(replace(spec, stores=(*spec.stores, reduced)), tile(name), 130, 200, 104)
 
 

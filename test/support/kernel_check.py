@@ -8,6 +8,7 @@ from math import lcm
 import torch
 from torch import Tensor
 
+from cute_backend.kinds.results import Heads
 from cute_backend.planning import Alignment, TileConfig, offered, plan
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.bind import Binding
@@ -103,7 +104,7 @@ def fitting(spec: EpilogueSpec, shape: tuple[int, int, int]) -> tuple[int, int, 
     m, n, k = shape
     blocks = lcm(*(columns for _, columns in blocks_of(spec)))
     n = -(-n // blocks) * blocks
-    heads = (store.heads.rows or 1 for store in spec.stores if store.heads is not None)
+    heads = (store.form.batch_rows or 1 for store in spec.stores if isinstance(store.form, Heads))
     batches = (each.rows or 1 for each in spec.reductions.values())
     rows = lcm(16 if _has_columns(spec) else 1, *heads, *batches)
     return -(-m // rows) * rows, spec.plane_n(n), k
@@ -244,10 +245,10 @@ def outputs_of(kernel: Kernel, m: int, n: int, device: str = "cuda") -> tuple[li
     place = 0
     for i, stores in enumerate(kernel.plan.spec.results):
         store = stores[0]
-        if store.reduce is None and kernel.plan.alignment is Alignment.PLAIN:
-            row = store.order is Order.ROW
+        if store.form.reduction is None and kernel.plan.alignment is Alignment.PLAIN:
+            row = store.form.order is Order.ROW
             words = _as_memory(outputs[i], store.dtype)
-            unaligned = _unaligned_like(words if row else words.t(), dense=store.heads is not None)
+            unaligned = _unaligned_like(words if row else words.t(), dense=isinstance(store.form, Heads))
             outputs[i] = (unaligned if row else unaligned.t()).view(outputs[i].dtype)
             parts = outputs[i].chunk(len(stores), 1) if len(stores) > 1 else [outputs[i]]
             memory[place : place + len(stores)] = (_as_memory(part, store.dtype) for part in parts)
@@ -268,4 +269,4 @@ def _as_memory(tensor: Tensor, dtype: DType) -> Tensor:
 
 def _has_columns(spec: EpilogueSpec) -> bool:
     loads = any(load.kind is LoadKind.EXACT and load.stride_n is not Stride.ONE for load in spec.loads)
-    return loads or any(store.order is Order.COLUMN for store in spec.stores)
+    return loads or any(store.form.order is Order.COLUMN for store in spec.stores)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cute_backend.kinds import reductions
 from cute_backend.kinds.blocks import BLOCK_OPS
+from cute_backend.kinds.results import WholePlane, ordered
 from cute_backend.ops import CAST, OPS, OperandError, PointwiseOp, promote, result_dtype
 from cute_backend.spec import (
     REDUCED,
@@ -188,14 +189,14 @@ def specs(
 @st.composite
 def _plane(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
     order = draw(st.sampled_from([Order.ROW, Order.COLUMN]))
-    return Store(name, draw(_value(chain)), draw(st.sampled_from(VALUE_DTYPES)), order)
+    return Store(name, draw(_value(chain)), draw(st.sampled_from(VALUE_DTYPES)), WholePlane(order))
 
 
 @st.composite
 def _scales(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
     """A value for each block of columns, as the scales of the next product."""
     order, block = draw(st.sampled_from(Order)), draw(st.sampled_from([BLOCK, 32]))
-    return Store(name, draw(_value(chain)), DType.E8M0, order, block=block)
+    return Store(name, draw(_value(chain)), DType.E8M0, ordered(order, block))
 
 
 @st.composite
@@ -211,7 +212,7 @@ def _reduced(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
     dtypes = kind.stored_as(chain.dtypes[value])
     dtype, axis = draw(st.sampled_from(dtypes)), draw(st.sampled_from(Axis))
     after = draw(st.sampled_from([(), _SCALE])) if dtype.is_float else ()
-    return Store(name, value, dtype, reduce=Reduction(axis, kind), after=after)
+    return Store(name, value, dtype, form=Reduction(axis, kind), after=after)
 
 
 _SCALE = (

@@ -10,6 +10,7 @@ import torch
 from cute_backend import numerics
 from cute_backend.kinds import reductions
 from cute_backend.kinds.blocks import ROTATE_FIRST, ROTATE_HALF
+from cute_backend.kinds.results import Heads
 from cute_backend.runtime.calls.sample_op import _spec
 from cute_backend.spec import (
     VALUE_DTYPES,
@@ -18,7 +19,6 @@ from cute_backend.spec import (
     Const,
     DType,
     EpilogueSpec,
-    Heads,
     Load,
     LoadKind,
     Major,
@@ -103,12 +103,12 @@ def rotated_first(columns: int, block: int) -> EpilogueSpec:
 def by_heads(columns: int) -> EpilogueSpec:
     """A product that is written as (B, H, 100, `columns`)."""
     bare = spec_of(dtype=DType.BF16)
-    return replace(bare, stores=(replace(bare.stores[0], heads=Heads(100, columns)),))
+    return replace(bare, stores=(replace(bare.stores[0], form=Heads(100, columns)),))
 
 
 def row_maximum() -> Store:
     """The largest element of each row of a product."""
-    return Store("out1", "acc", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX))
+    return Store("out1", "acc", DType.F32, form=Reduction(Axis.ROW, reductions.MAX))
 
 
 def reducing(
@@ -119,7 +119,7 @@ def reducing(
     taken = ((each, stored) for each in VALUE_DTYPES for stored in kind.stored_as(each)[:1])
     own, stored = next(taken)
     ops = () if own is DType.F32 else (Op(f"{name}_of", "cast", (value,), own),)
-    return ops, Store(name, ops[0].name if ops else value, stored, reduce=Reduction(axis, kind))
+    return ops, Store(name, ops[0].name if ops else value, stored, form=Reduction(axis, kind))
 
 
 def taken(kind: reductions.ReductionKind, values: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from _pytest.mark import ParameterSet
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.kinds import reductions
+from cute_backend.kinds.results import OfBlocks
 from cute_backend.planning import (
     PLANES,
     REDUCTIONS,
@@ -276,9 +277,9 @@ def in_groups(
     stores = [Store("out0", result, DType.BF16)]
     if largest:
         ops.append(Op("largest", "block_max", (result,), DType.F32, block=largest))
-        stores.append(Store("out1", "largest", DType.F32, block=largest))
+        stores.append(Store("out1", "largest", DType.F32, OfBlocks(largest)))
     elif largest == 0:
-        stores.append(Store("out1", result, DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)))
+        stores.append(Store("out1", result, DType.F32, form=Reduction(Axis.ROW, reductions.MAX)))
     return EpilogueSpec(products, read, tuple(ops), tuple(stores))
 
 
@@ -358,7 +359,7 @@ def full(loads: int, planes: int, sums: int, dtype: DType = DType.BF16) -> Epilo
     ops += (Op(f"t{loads + i}", "exp", (f"t{loads + i - 1}",), DType.F32) for i in range(1, planes))
     column_sum = Reduction(Axis.COLUMN, reductions.SUM)
     stores = [Store(f"out{i}", f"t{loads + i}", dtype) for i in range(planes)]
-    stores += (Store(f"out{planes + i}", f"t{i}", DType.F32, reduce=column_sum) for i in range(sums))
+    stores += (Store(f"out{planes + i}", f"t{i}", DType.F32, form=column_sum) for i in range(sums))
     return EpilogueSpec((acc,), tuple(read), tuple(ops), tuple(stores))
 
 

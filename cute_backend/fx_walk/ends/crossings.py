@@ -64,7 +64,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
                 size=sizes.of(first),
                 sources=sum(1 << source for source in sources),
                 loads=0 if is_anchor(first) else loads.of_members(nodes),
-                storable=draft.layout(first) is not None,
+                storable=draft.form(first) is not None,
                 planes=len(value.parts),
                 bits=0 if is_reduced else sizes.bits(first),
                 product=is_anchor(first),
@@ -113,7 +113,7 @@ class _Apart:
 def _last_plane(draft: Draft, groups: list[list[fx.Node]], needs: list[Need]) -> fx.Node | None:
     """The last plane that is needed outside and that the kernel can write."""
     for (node, *_), need in zip(reversed(groups), reversed(needs), strict=True):
-        is_plane = draft.values[node].reduction is None and draft.layout(node) is not None
+        is_plane = draft.values[node].reduction is None and draft.form(node) is not None
         if is_plane and (need.in_memory or need.kernels):
             return node
     return None
@@ -166,7 +166,7 @@ def _groups(draft: Draft) -> list[list[fx.Node]]:
             memory = None if is_only_read(root(node)) else root(node)
             equal = same.setdefault((repr(value), draft.block(node), fake(node).dtype, memory), place)
             others = {places[source] for source in node.all_input_nodes if source in places} - {equal}
-            if not others or (max(others) < equal and draft.layout(node) is not None):
+            if not others or (max(others) < equal and draft.form(node) is not None):
                 place = equal
         if place == len(groups):
             groups.append([])

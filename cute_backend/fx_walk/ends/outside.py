@@ -139,7 +139,7 @@ def needed(draft: Draft, nodes: list[fx.Node], outside: Outside) -> Need:
 
 def _is_copied(draft: Draft, node: fx.Node) -> bool:
     """Whether a member is a copy in an order that our kernels do not write. Another kernel then makes it."""
-    return target_name(node) == "aten.clone.default" and draft.layout(node) is None
+    return target_name(node) == "aten.clone.default" and draft.form(node) is None
 
 
 _JOINS = ("aten.constant_pad_nd.default", "aten.slice_scatter.default")

@@ -74,7 +74,7 @@ def _sides(draft: Draft, found: Crossings, boundary: Boundary, others: Outside) 
             (user not in draft.values or user in outside) and not others.has(user) for user in node.users
         )
         is_used = not inside.isdisjoint(node.users)
-        is_written = boundary.stores >> found.places[node] & 1 and draft.layout(node) is not None
+        is_written = boundary.stores >> found.places[node] & 1 and draft.form(node) is not None
         if wanted and is_written and (is_used or not draft.only_moves_axes(node)):
             stored.append(node)
             inside.add(node)
@@ -100,7 +100,7 @@ def _explain(
     for node in settled.outside:
         if is_reshape(node) or is_view(node) or tensor_of(node) is None:
             continue
-        is_unwritten = draft.values[node] is not STEP and draft.layout(node) is None
+        is_unwritten = draft.values[node] is not STEP and draft.form(node) is None
         is_next = not inside.isdisjoint(map(base, node.all_input_nodes))
         # Of all that comes before heads, nothing is stored either if a `cat` joins its parts.
         is_last = draft.values.keys().isdisjoint(node.users) and is_by_heads(node, draft.frames.get(node))
@@ -137,7 +137,7 @@ def _nothing_to_store(draft: Draft, room: Limits) -> Refused:
     if any(value.is_split for value in draft.values.values()):
         return Refused(Reason.UNPAIRED, target=target_name(draft.first.node))
     for anchor in draft.anchors:
-        if draft.layout(anchor.node) is None:
+        if draft.form(anchor.node) is None:
             return _odd_layout(draft, anchor.node)
     return Refused(Reason.TOO_MANY_STORES, count=room.results + 1, **_results(room), bytes=0)
 

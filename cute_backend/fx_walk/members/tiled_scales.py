@@ -22,6 +22,7 @@ from cute_backend.fx_walk.region.member import Member, Search
 from cute_backend.fx_walk.region.value import E8M0, StoredValue
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.lower import filling, is_pointwise
+from cute_backend.kinds.results import Form, ordered
 from cute_backend.spec import SCALE_TILE, Order, Scaling, padded
 
 
@@ -42,8 +43,8 @@ class Tiled(StoredValue):
     def elements(self, m: int, n: int, block: int) -> int:
         return m * n // self.block
 
-    def columns_of_each(self, block: int) -> int:
-        return self.block
+    def form(self, order: Order, block: int) -> Form:
+        return ordered(order, self.block)
 
 
 @dataclass(frozen=True)

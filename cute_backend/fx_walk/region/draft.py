@@ -9,11 +9,12 @@ from torch import fx
 
 from cute_backend.fx_walk.graph.frame import Frame
 from cute_backend.fx_walk.products.anchor import Anchor
-from cute_backend.fx_walk.region.region import Layout, store_layout
+from cute_backend.fx_walk.region.region import stored_form
 from cute_backend.fx_walk.region.slices import Slices
 from cute_backend.fx_walk.region.value import Plane, Reading, Value
 from cute_backend.fx_walk.values.chain import Chain, Mark
 from cute_backend.fx_walk.values.lower import is_reshape
+from cute_backend.kinds.results import Form
 from cute_backend.spec import Columns, Operand
 
 
@@ -88,15 +89,15 @@ class Draft:
         value = self.values[node]
         return not value.is_split and any(len(self.chain.reads(part)) > 1 for part in value.parts)
 
-    def layout(self, node: fx.Node) -> Layout | None:
-        """The memory layout in which a member could be stored, or None if it can't be stored."""
+    def form(self, node: fx.Node) -> Form | None:
+        """The form in which a member could be stored, or None if it can't be stored."""
         frame = self.frames.get(node)
         if not self.values[node].parts or (frame is not None and frame.part is not None):
             return None
-        layout = store_layout(self.first, self.chain, node, self.values[node], frame)
+        form = stored_form(self.first, self.chain, node, self.values[node], frame)
         target = self.chain.target
         without_tma = target is not None and not target.planes_by_tma
-        return None if layout is not None and layout.heads is not None and without_tma else layout
+        return None if form is not None and form.only_by_tma and without_tma else form
 
     def block(self, node: fx.Node) -> int:
         """The number of columns that each element of a member stands for."""

@@ -24,7 +24,8 @@ from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.lower import CASTS, constant, is_pointwise, is_reshape, lower, lower_cast
 from cute_backend.fx_walk.values.numbers import number
 from cute_backend.fx_walk.values.rounded import as_in_memory, in_memory
-from cute_backend.spec import REDUCED, Op, Operand, Reduction
+from cute_backend.kinds.results import Form
+from cute_backend.spec import REDUCED, Op, Operand, Order, Reduction
 
 _MOST_OPS = 256
 """The most ops with which a kernel finishes a reduction. Every member has all of its ops, so their number
@@ -51,6 +52,9 @@ class Reduced(StoredValue):
 
     def can_store(self, dtype: torch.dtype) -> bool:
         return dtype.is_floating_point or not self.after
+
+    def form(self, order: Order, block: int) -> Form:
+        return self.reduction
 
     def elements(self, m: int, n: int, block: int) -> int:
         reduction = self.reduction

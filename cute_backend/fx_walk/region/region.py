@@ -18,17 +18,15 @@ from cute_backend.fx_walk.refusals.reasons import user_label
 from cute_backend.fx_walk.region.value import E8M0, Value
 from cute_backend.fx_walk.values.chain import Chain
 from cute_backend.fx_walk.values.classify import ColumnSlice, LoadView
+from cute_backend.kinds.results import HEAD_COLUMNS, Form, Heads, PartOf
 from cute_backend.ops import PAIRINGS
 from cute_backend.planning import CUT_HEAD_COLUMNS, MOST_CONVERTED_ROWS
 from cute_backend.spec import (
-    HEAD_COLUMNS,
     PAIRED_DTYPES,
     BColumns,
     DType,
     EpilogueSpec,
-    Heads,
     Order,
-    Part,
     ProductKind,
     Store,
 )
@@ -173,49 +171,30 @@ def _stores(
     anchor: Anchor, chain: Chain, node: fx.Node, value: Value, frame: Frame | None
 ) -> Iterator[Store]:
     """The stores of a node, without names yet: one, or one for each part."""
-    block = value.columns_of_each(1 if frame is None else frame.block)
-    layout, parts = store_layout(anchor, chain, node, value, frame), value.parts
-    assert parts and layout is not None
+    form, parts = stored_form(anchor, chain, node, value, frame), value.parts
+    assert parts and form is not None
     dtype = DType.E8M0 if fake(node).dtype is E8M0 else RESULT_DTYPES[fake(node).dtype]
     if value.alternate:
         pair = chain.emit(PAIRINGS[dtype], *parts)
         assert isinstance(pair, str)
-        yield Store("", pair, PAIRED_DTYPES[dtype], layout.order)
+        yield Store("", pair, PAIRED_DTYPES[dtype], form)
         return
     for place, stored in enumerate(parts):
-        part = Part(place, len(parts)) if len(parts) > 1 else None
-        yield Store(
-            "",
-            stored,
-            dtype,
-            layout.order,
-            value.reduction,
-            0 if block == 1 else block,
-            part,
-            layout.heads,
-            value.after,
-        )
+        part = PartOf(place, len(parts)) if len(parts) > 1 else form
+        yield Store("", stored, dtype, part, value.after)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The memory of a store: its order, and its heads if it has any."""
-
-    order: Order
-    heads: Heads | None = None
-
-
-def store_layout(
+def stored_form(
     anchor: Anchor, chain: Chain, node: fx.Node, value: Value, frame: Frame | None
-) -> Layout | None:
-    """The memory layout in which a dense plane, a plane with an element for each block, or a dense reduction
-    has the strides of a node. None if there is none, or if no kernel stores the node's dtype. Parts of a
-    result are only possible in row-major order."""
-    tensor = fake(node)
+) -> Form | None:
+    """The form in which a dense plane, a plane with an element for each block, or a dense reduction has the
+    strides of a node. None if there is none, or if no kernel stores the node's dtype. Parts of a result are
+    only possible in row-major order."""
+    tensor, block = fake(node), 1 if frame is None else frame.block
     if not value.can_store(tensor.dtype):
         return None
     if Order.ROW not in value.orders:
-        return Layout(value.orders[0])
+        return value.form(value.orders[0], block)
     if frame is None:
         axes = list(range(tensor.dim()))
     else:
@@ -231,11 +210,10 @@ def store_layout(
         layouts.append((Order.COLUMN, _column_major(sizes, columns, anchor.m)))
     for order, wanted in layouts:
         if _has_strides(sizes, strides, wanted):
-            return Layout(order)
+            return value.form(order, block)
     if frame is None or not value.is_plane or anchor.accumulator.kind is not ProductKind.DENSE:
         return None
-    heads = _heads(anchor, chain, value.parts[0], _by_heads(tensor, frame))
-    return None if heads is None else Layout(Order.ROW, heads)
+    return _heads(anchor, chain, value.parts[0], _by_heads(tensor, frame))
 
 
 def _heads(anchor: Anchor, chain: Chain, value: str, sizes: tuple[Size, Size] | None) -> Heads | None:

@@ -17,6 +17,7 @@ from torch import fx
 
 from cute_backend.fx_walk.graph.static import DTYPES, target_name
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
+from cute_backend.kinds.results import Form, ordered
 from cute_backend.spec import PAIRED_DTYPES, Op, Operand, Order, Reduction
 
 if TYPE_CHECKING:
@@ -103,9 +104,10 @@ class Value(ABC):
         columns that each element stands for, by the frame of the member."""
         return len(self.parts) * m * n // block
 
-    def columns_of_each(self, block: int) -> int:
-        """The number of columns that each element stands for, given that of the member's frame."""
-        return block
+    def form(self, order: Order, block: int) -> Form:
+        """The form in which a kernel stores it in this order, given the number of columns that each element
+        stands for, by the frame of the member."""
+        return ordered(order, 0 if block == 1 else block)
 
 
 @dataclass(frozen=True)

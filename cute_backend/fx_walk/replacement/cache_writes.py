@@ -25,9 +25,8 @@ from cute_backend.fx_walk.graph.static import PLACES, arguments, fake, known, pr
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection, user_label
 from cute_backend.fx_walk.region.region import CacheWrite, Region
 from cute_backend.fx_walk.values.classify import LoadView, Mode
+from cute_backend.kinds.results import HEAD_COLUMNS, Cache
 from cute_backend.spec import (
-    HEAD_COLUMNS,
-    Cache,
     Load,
     LoadKind,
     ProductKind,
@@ -296,7 +295,7 @@ def _with(region: Region, value: fx.Node, store: Store, found: _Found) -> Region
             loads = (*loads, Load(at, view.kind, view.dtype, view.stride_m, view.stride_n, modes))
             views = (*views, view)
     cache = Cache(length, found.rows, columns, at)
-    stores = tuple(replace(each, heads=None, cache=cache) if each is store else each for each in spec.stores)
+    stores = tuple(replace(each, form=cache) if each is store else each for each in spec.stores)
     spec = replace(spec, loads=loads, stores=stores)
     nodes = (*([] if found.target is None else found.target.users), found.node)
     return replace(

@@ -120,7 +120,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: SymbolicSizes, replaced: dic
             continue
         frame, shape = region.frames.get(node), fake(node).shape
         order = list(range(len(shape)) if frame is None else frame.order(len(shape)))
-        if frame is not None and region.spec.results[index][0].heads is not None:
+        if frame is not None and region.spec.results[index][0].form.moves_axes:
             order = frame.memory_order(len(shape))
         output, ordered = planes[index], [shape[axis] for axis in order]
         if not same_sizes(ordered, fake(output).shape):

@@ -266,7 +266,7 @@ def _settled(walk: Walk, draft: Draft) -> tuple[Draft, Settled]:
     while True:
         settled = settle(draft, walk.outside, walk.rejections)
         draft = draft.cut(settled.members)
-        if all(draft.layout(node) is not None for node in settled.stored):
+        if all(draft.form(node) is not None for node in settled.stored):
             return draft, settled
 
 

@@ -207,7 +207,7 @@ def _is_segment(region: Region, walk: Walk) -> bool:
         and product.columns is Columns.ALL
         and not product.is_block_scaled
         and not product.is_converted
-        and not any(store.reduce or store.part or store.dtype.values > 1 for store in spec.stores)
+        and all(store.form.in_segments and store.dtype.values == 1 for store in spec.stores)
         and isinstance(region.first.n, int)
         and isinstance(region.first.k, int)
         and all(region.first.n * store.dtype.bits // 8 % TMA_ALIGN == 0 for store in spec.stores)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cute_backend.dtypes import DType
 from cute_backend.kinds.axes import Dim, Extent, Stride
@@ -112,6 +112,27 @@ class Reduction(Form):
     kind: ReductionKind
     rows: int = 0
 
+    field: ClassVar[str] = "reduce"
+    in_segments = False
+
+    @property
+    def reduction(self) -> Reduction:
+        return self
+
+    @property
+    def rows_apart(self) -> bool:
+        return self.axis.keeps_rows
+
+    @property
+    def is_element(self) -> bool:
+        return self.kind.is_element
+
+    @property
+    def transposed(self) -> Form | None:
+        if self.kind.is_place or self.rows:
+            return None
+        return replace(self, axis=self.axis.transposed)
+
     @property
     def batch_rows(self) -> int:
         return self.rows
@@ -123,6 +144,12 @@ class Reduction(Form):
 
     def title(self) -> str:
         return self.name
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "reduce": self.name}
+
+    def spelled(self, value: str) -> str:
+        return f"{self.name}{self.rows or ''}({value})"
 
     def partials(self, store: str) -> tuple[Part, ...]:
         """The numbers of a partial, with the names of their tensors. Places in the whole plane are I64."""
@@ -141,7 +168,6 @@ class Reduction(Form):
         return f"{name} = reduce.Partials({self.text}, {self.axis.partials})"
 
     def take(self, store: str) -> list[str]:
-        """The statements that reduce a subtile's elements, after the loop that computes them."""
         if self.axis.is_held:
             return [f"held.{store}.{self.axis.take}({store}, sub)"]
         parts = f"{store}_parts"
@@ -182,6 +208,12 @@ class Reduction(Form):
         if self.rows:
             return (Dim(Extent.COLUMNS_OF_BATCHES, Stride.ONE, self.rows),)
         return tuple(Dim(extent, Stride.ONE) for extent in self.axis.kept(Extent.M, Extent.N))
+
+    def elements(self, plane: Tensor, accumulate: torch.dtype) -> Tensor:
+        return self.reference(plane.float(), accumulate)
+
+    def placed(self, elements: Tensor, rows: int, positions: Tensor | None) -> Tensor:
+        return elements
 
     def reference(self, plane: Tensor, accumulate: torch.dtype) -> Tensor:
         """An fp32 (M, N) plane, reduced: fp32, or int64 for places. Sums are computed in the dtype

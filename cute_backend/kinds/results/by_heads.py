@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cute_backend.kinds.axes import Call, Dim, Extent, plane
 from cute_backend.kinds.results.form import Form
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ByHeads(Form):
@@ -20,7 +17,8 @@ class ByHeads(Form):
     """D, the columns of a head."""
 
     is_plane = True
-    in_boxes = True
+    needs_dense = True
+    moves_axes = True
 
     @property
     def batch_rows(self) -> int:
@@ -41,12 +39,8 @@ class ByHeads(Form):
     def dims(self, width: int) -> tuple[Dim, ...]:
         return plane((Extent.M, Extent.N), True, width)
 
-    def placed(self, elements: Tensor, rows: int) -> Tensor:
-        m, n = elements.shape
-        out = elements.new_empty((m, n))
-        memory = out.view(-1, n // self.columns, rows, self.columns).transpose(1, 2)
-        memory.copy_(elements.reshape(memory.shape))
-        return out
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "heads": str(self)}
 
     def calls(self, rows: str) -> tuple[Call, ...]:
         return (("by_heads", (self.memory_rows or rows, self.columns)),)

@@ -1,13 +1,17 @@
-"""Planes that are written to some rows of a cache of keys or values. `caches.py` does it by aten."""
+"""Planes that are written to some rows of a cache of keys or values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
+from typing import TYPE_CHECKING, ClassVar, Union
 
 from cute_backend.dtypes import DType
 from cute_backend.kinds.axes import Dim, Extent, Stride
 from cute_backend.kinds.results.by_heads import ByHeads
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class Cache(ByHeads):
     columns: int
     at: Union[str, int]
 
-    in_boxes = False
+    field: ClassVar[str] = "cache"
+    is_partial = True
 
     def __str__(self) -> str:
         return f"rows of (B, H, {self.length}, {self.columns}) at {self.at}"
@@ -35,6 +40,10 @@ class Cache(ByHeads):
     @property
     def memory_rows(self) -> int:
         return self.length
+
+    @property
+    def holds_pairs(self) -> bool:
+        return True
 
     @property
     def positions(self) -> str:
@@ -51,12 +60,56 @@ class Cache(ByHeads):
     def described(self, value: str) -> str:
         return f" is written to {self.rows} rows of a cache of {self.length};"
 
-    def batches(self, rows: int) -> str:
+    def batches(self, rows: int | str) -> str:
         return f"writes {rows} rows of each batch to a cache"
 
     def dims(self, width: int) -> tuple[Dim, ...]:
         rows = Dim(Extent.CACHE_ROWS, Stride.OTHER, self.rows, self.length)
         return (rows, Dim(Extent.N, Stride.ONE, width=width))
+
+    def placed(self, elements: Tensor, rows: int, positions: Tensor | None) -> Tensor:
+        """A cache (B * L, N) in which all bits of the other rows are set."""
+        import torch  # here, since planning works without it
+
+        m, n = elements.shape
+        memory = elements.new_empty(m // self.rows * self.length, n)
+        memory.view(torch.uint8).fill_(0xFF)
+        row, batch, position = self._written(m, positions, elements.device)
+        heads = n // self.columns
+        in_bytes = elements.contiguous().view(-1, heads, self.columns).view(torch.uint8)
+        self._in_bytes(memory, heads)[batch, :, position] = in_bytes[row]
+        return memory
+
+    def copy(self, memory: Tensor, target: Tensor, positions: Tensor | None) -> None:
+        """Copies the rows that were written. The target may have any shape."""
+        rows, heads = memory.shape[0] // self.length * self.rows, memory.shape[1] // self.columns
+        _, batch, position = self._written(rows, positions, memory.device)
+        source = self._in_bytes(memory, heads)
+        self._in_bytes(target, heads)[batch, :, position] = source[batch, :, position]
+
+    def _in_bytes(self, memory: Tensor, heads: int) -> Tensor:
+        """The memory of a cache as (B, H, L, bytes of a row): torch does not index every dtype."""
+        import torch
+
+        return memory.view(-1, heads, self.length, self.columns).view(torch.uint8)
+
+    def _written(
+        self, rows: int, positions: Tensor | None, device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows of a plane of `rows` rows that are written, their batches and their positions."""
+        import torch
+
+        row = torch.arange(rows, device=device)
+        if positions is None:
+            assert isinstance(self.at, int)
+            position = self.at + row % self.rows
+        elif positions.numel() == 1:
+            position = positions.long().reshape(1) + row % self.rows
+        else:
+            position = positions.long().reshape(-1)
+        position = torch.where(position < 0, position + self.length, position)
+        row = row[(position >= 0) & (position < self.length)]
+        return row, row // self.rows, position[row]
 
     def words(self) -> str:
         return f" to {self}"

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cute_backend.dtypes import DType
 from cute_backend.kinds.axes import Dim, Extent, Order, plane
 from cute_backend.kinds.results.form import Form
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class WholePlane(Form):
-    """All elements of a value, (M, N)."""
+class InOrder(Form):
+    """Elements by rows or by columns, without gaps."""
 
-    order: Order
-
-    is_plane = True
-    in_boxes = True
     _columns = Extent.N
-
-    def title(self) -> str:
-        return self._title() + (", column-major" if self.order is Order.COLUMN else "")
-
-    def _title(self) -> str:
-        return "output"
 
     def dims(self, width: int) -> tuple[Dim, ...]:
         return plane((Extent.M, self._columns), self.order is Order.ROW, width, self.block_columns)
 
-    def placed(self, elements: Tensor, rows: int) -> Tensor:
+    def placed(self, elements: Tensor, rows: int, positions: Tensor | None) -> Tensor:
         m, n = elements.shape
         by_rows = self.order is Order.ROW
         out = elements.new_empty((m, n)) if by_rows else elements.new_empty((n, m)).t()
@@ -40,37 +30,110 @@ class WholePlane(Form):
 
 
 @dataclass(frozen=True)
-class OfBlocks(WholePlane):
-    """The value at the first column of every block, (M, N / columns): of reductions of blocks, or of what is
+class WholePlane(InOrder):
+    """All elements of a value, (M, N)."""
+
+    order: Order = Order.ROW
+
+    is_plane = True
+    in_boxes = True
+
+    @property
+    def holds_pairs(self) -> bool:
+        return self.order is Order.ROW
+
+    @property
+    def transposed(self) -> Form | None:
+        return replace(self, order=Order.ROW if self.order is Order.COLUMN else Order.COLUMN)
+
+    @property
+    def smem_words(self) -> str:
+        return ", Order.COLUMN" if self.order is Order.COLUMN else ""
+
+    def title(self) -> str:
+        return "output, column-major" if self.order is Order.COLUMN else "output"
+
+
+PLANE = WholePlane()
+"""The plane by rows."""
+
+
+@dataclass(frozen=True)
+class PartOf(InOrder):
+    """A plane that is a part of a result (M, `count` * N), which several stores write side by side, one for
+    each `index`. The part's columns begin at `index` * N."""
+
+    index: int
+    count: int
+
+    field: ClassVar[str] = "part"
+    is_plane = True
+    in_boxes = True
+    in_segments = False
+
+    @property
+    def transposed(self) -> Form | None:
+        return WholePlane(Order.COLUMN)
+
+    def described(self, value: str) -> str:
+        return f" is part {self.index} of {self.count};"
+
+    def contradiction(self, value: DType, stored: DType) -> str:
+        numbers = type(self.index) is int and type(self.count) is int
+        several = numbers and 0 <= self.index < self.count and self.count > 1
+        return "" if several else _PARTS
+
+    def title(self) -> str:
+        return f"output, part {self.index + 1} of {self.count}"
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "part": f"{self.index + 1} of {self.count}"}
+
+
+_PARTS = "the parts of a result are two or more, and follow each other from 0 on"
+
+
+@dataclass(frozen=True)
+class OfBlocks(InOrder):
+    """The value at the first column of every block, (M, N / block): of reductions of blocks, or of what is
     computed from these alone."""
 
-    columns: int
+    block: int
+    order: Order = Order.ROW
 
-    is_plane = False
-    in_boxes = False
     _columns = Extent.BLOCKS
 
     def contradiction(self, value: DType, stored: DType) -> str:
-        several = type(self.columns) is int and self.columns >= 2
-        return "" if several else f"has one element for each {self.columns} columns; a block has two or more"
+        several = type(self.block) is int and self.block >= 2
+        return "" if several else f"has one element for each {self.block} columns; a block has two or more"
 
     @property
     def block_columns(self) -> int:
-        return self.columns
+        return self.block
 
-    def elements(self, plane: Tensor) -> Tensor:
-        return plane[:, :: self.columns]
+    @property
+    def whole_columns(self) -> int:
+        return self.block
 
-    def _title(self) -> str:
-        return f"of {self.columns} columns"
+    def resized(self, columns: int) -> Form:
+        return replace(self, block=columns)
+
+    def elements(self, plane: Tensor, accumulate: torch.dtype) -> Tensor:
+        return plane[:, :: self.block]
+
+    def title(self) -> str:
+        return f"of {self.block} columns" + (", column-major" if self.order is Order.COLUMN else "")
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "block": self.block}
 
     def words(self) -> str:
-        return f"[:, ::{self.columns}]"
+        return f"[:, ::{self.block}]"
 
     def statements(self, name: str, columns: int, position: str, by_row: bool) -> list[str]:
         return [
-            f"if cutlass.const_expr(sub.begins_block(e, {self.columns})):",
+            f"if cutlass.const_expr(sub.begins_block(e, {self.block})):",
             "    row, column, inside = sub.target(e)",
-            f"    if inside & (column % {self.columns} == 0):",
-            f"        {name}_glob[row, column // {self.columns}] = {name}_rmem[e]",
+            f"    if inside & (column % {self.block} == 0):",
+            f"        {name}_glob[row, column // {self.block}] = {name}_rmem[e]",
         ]

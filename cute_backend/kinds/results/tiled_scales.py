@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cute_backend.dtypes import DType
-from cute_backend.kinds.axes import SCALE_TILE, Dim, Extent, Stride, padded
+from cute_backend.kinds.axes import SCALE_TILE, Dim, Extent, Order, Stride, padded
 from cute_backend.kinds.results.planes import OfBlocks
 
 if TYPE_CHECKING:
@@ -18,17 +18,19 @@ class TiledScales(OfBlocks):
     """Scales of blocks of 32 values of the next product's K, E8M0, in tiles of `SCALE_TILE`, as one vector;
     zeros pad them."""
 
+    order: Order = Order.TILED
+
     pads_rows = True
 
     def contradiction(self, value: DType, stored: DType) -> str:
-        if not self.columns or stored is not DType.E8M0:
+        if not self.block or stored is not DType.E8M0:
             return "is in tiles; only scales of blocks, of dtype e8m0, may be"
         return super().contradiction(value, stored)
 
     def dims(self, width: int) -> tuple[Dim, ...]:
-        return (Dim(Extent.TILES, Stride.ONE, self.columns, width),)
+        return (Dim(Extent.TILES, Stride.ONE, self.block, width),)
 
-    def placed(self, elements: Tensor, rows: int) -> Tensor:
+    def placed(self, elements: Tensor, rows: int, positions: Tensor | None) -> Tensor:
         import torch  # here, since planning works without it
 
         m, blocks = elements.shape
@@ -46,11 +48,11 @@ class TiledScales(OfBlocks):
         return "device_scales.store_scale"
 
     def statements(self, name: str, columns: int, position: str, by_row: bool) -> list[str]:
-        place = f"row, column, sub.tile.m, sub.tile.n, {self.columns}"
+        place = f"row, column, sub.tile.m, sub.tile.n, {self.block}"
         store = f"store_scale({name}_glob, {name}_rmem[e], {place})"
-        begins = [f"    if column % {self.columns} == 0:", f"        {store}"]
+        begins = [f"    if column % {self.block} == 0:", f"        {store}"]
         return [
-            f"if cutlass.const_expr(sub.begins_block(e, {self.columns})):",
+            f"if cutlass.const_expr(sub.begins_block(e, {self.block})):",
             "    row, column, _ = sub.target(e)",
-            *(begins if columns % self.columns else [f"    {store}"]),
+            *(begins if columns % self.block else [f"    {store}"]),
         ]

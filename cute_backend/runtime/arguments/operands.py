@@ -44,7 +44,7 @@ def output_like(stores: Sequence[Store], like: Tensor, m: Size, n: Size, width: 
     dtype = TORCH_DTYPES[store.dtype.part]
     result = Argument.of_store(store, width)
     shape = result.shape({Extent.M: m, Extent.N: n * len(stores) * store.dtype.values})
-    if store.order is Order.COLUMN:
+    if store.form.order is Order.COLUMN:
         return like.new_empty(shape[::-1], dtype=dtype).t()
     return like.new_empty(shape, dtype=dtype)
 

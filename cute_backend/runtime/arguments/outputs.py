@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import guards
 
-from cute_backend.caches import caches_of
 from cute_backend.kinds.axes import Extent
 from cute_backend.memory_ops.partials import workspace_bytes
 from cute_backend.numerics import TORCH_DTYPES
@@ -43,7 +42,7 @@ class Outputs:
             (Argument.of_store(stores[0], spec.width_of(stores[0].value)), len(stores))
             for stores in spec.results
         ]
-        caches = any(caches_of(spec))
+        partial = any(stores[0].form.is_partial for stores in spec.results)
         arguments = [*results, *((each, 1) for each in of_role(plan.arguments, Role.WORKSPACE))]
 
         @lru_cache(_MAX_SIZES)
@@ -54,7 +53,7 @@ class Outputs:
                 shape = argument.shape({**sizes, Extent.N: n * parts * argument.dtype.values})
                 layouts.append((shape, argument.packed(shape), TORCH_DTYPES[argument.dtype.part]))
             counters = plan.counters(m, n) if plan.finishes_rows else None
-            return Memory(tuple(layouts), len(results), caches, written, counters)
+            return Memory(tuple(layouts), len(results), partial, written, counters)
 
         self.of_size = of_size
         """The memory for a plane of (m, n)."""
@@ -69,8 +68,8 @@ def check_call(spec: EpilogueSpec, a: Tensors, b: Tensors, loads: Tensors, resul
     expected = outputs_like(spec, torch.empty(0, device="meta"), *plane_of(spec, a, b))
     if len(results) != len(expected):
         raise ValueError(f"gemm_epilogue_into got {len(results)} results; the spec has {len(expected)}")
-    for cache, given, like in zip(caches_of(spec), results, expected, strict=True):
-        if cache:
+    for (store, *_), given, like in zip(spec.results, results, expected, strict=True):
+        if store.form.is_partial:
             fits = given.numel() == like.numel() and given.is_contiguous()
             wanted = f"contiguous, with {like.numel()} elements"
         else:
@@ -81,6 +80,17 @@ def check_call(spec: EpilogueSpec, a: Tensors, b: Tensors, loads: Tensors, resul
                 f"gemm_epilogue_into got a result of {given.dtype}, shape {tuple(given.shape)} and strides "
                 f"{given.stride()}; expected {like.dtype}, {wanted}"
             )
+
+
+def deliver(spec: EpilogueSpec, results: list[Tensor], loads: Tensors, given: Tensors | None) -> list[Tensor]:
+    """Copies results that were replayed to those that the caller gave. Returns the results, which are those
+    `given`, if there are any."""
+    if given is None:
+        return results
+    named = dict(zip((load.name for load in spec.loads), loads, strict=True))
+    for (store, *_), result, target in zip(spec.results, results, given, strict=True):
+        store.form.copy(result, target, named.get(store.form.positions))
+    return list(given)
 
 
 def _same_strides(given: Tensor, like: Tensor) -> bool:
@@ -99,19 +109,19 @@ def _allocated(layouts: Sequence[Layout], like: Tensor) -> list[Tensor]:
 
 
 def _as(layout: Layout, given: Tensor) -> Tensor:
-    """A result that the caller gave, in the shape that a kernel takes. A cache has other axes."""
+    """A result that the caller gave, in the shape that a kernel takes."""
     size, *_ = layout
     return given if given.shape == size else given.view(size)
 
 
 class Memory(NamedTuple):
-    """The layouts of all tensors that a kernel writes for a plane of some size. The first are `results`, some
-    of which are in `caches`. `Binding.written` is kept if it changes anything. `counters` is the number of
-    counters that a launch needs, None if the kernel takes none."""
+    """The layouts of all tensors that a kernel writes for a plane of some size. The first are `results`, of
+    which callers give some in other shapes if they are `partial`. `Binding.written` is kept if it changes
+    anything. `counters` is the number of counters that a launch needs, None if the kernel takes none."""
 
     layouts: tuple[Layout, ...]
     results: int
-    caches: bool
+    partial: bool
     written: Callable[[list[Tensor]], list[Tensor]] | None
     counters: int | None = None
 
@@ -124,7 +134,7 @@ class Memory(NamedTuple):
         if given is None:
             memory = _allocated(self.layouts, like)
         else:
-            memory = [*map(_as, self.layouts, given)] if self.caches else [*given]
+            memory = [*map(_as, self.layouts, given)] if self.partial else [*given]
             if len(self.layouts) > self.results:
                 memory += _allocated(self.layouts[self.results :], like)
         results = memory[: self.results]

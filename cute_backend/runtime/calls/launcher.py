@@ -13,7 +13,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cute_backend.caches import deliver
 from cute_backend.planning import Constraints
 from cute_backend.runtime.arguments.operands import (
     Tensors,
@@ -22,7 +21,7 @@ from cute_backend.runtime.arguments.operands import (
     outputs_like,
     plane_of,
 )
-from cute_backend.runtime.arguments.outputs import check_call
+from cute_backend.runtime.arguments.outputs import check_call, deliver
 from cute_backend.runtime.calls.spec_kernels import Fitted, KnownSizes, Ready, SpecKernels
 from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.spec import EpilogueSpec

@@ -42,9 +42,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cute_backend.caches import deliver
 from cute_backend.runtime.arguments.operands import Tensors, outputs_like, parse_spec, plane_of
-from cute_backend.runtime.arguments.outputs import check_call
+from cute_backend.runtime.arguments.outputs import check_call, deliver
 from cute_backend.runtime.calls.launch import launch
 
 _ARGUMENTS = 'Tensor[] a, Tensor[] b, Tensor[] loads, str spec, str constraints=""'

@@ -201,7 +201,7 @@ class _Steps:
 def _store(index: int, value: Operand, kind: reductions.ReductionKind) -> Store:
     assert isinstance(value, str)
     dtype = kind.stored_as(DType.F32)[0]
-    return Store(f"out{index}", value, dtype, reduce=Reduction(Axis.ROW, kind))
+    return Store(f"out{index}", value, dtype, Reduction(Axis.ROW, kind))
 
 
 def _draws(steps: _Steps, loads: tuple[Load, ...], samples: int, normaliser: bool) -> list[Store]:

@@ -5,6 +5,7 @@ It has the interface of a generated module and is as simple as a GEMM can be: ea
 
 from __future__ import annotations
 
+from cute_backend.kinds.results import WholePlane
 from cute_backend.planning import Alignment, Arch, TileConfig, plan, table
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import (
@@ -44,7 +45,7 @@ def make_spec(
         loads.append(Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE))
         ops.append(Op("t3", "add", ("t2", "exact0"), DType.F32))
     last = ops[-1].name
-    stores = [Store("out0", last, store, order)]
+    stores = [Store("out0", last, store, WholePlane(order))]
     if second_store:
         stores.append(Store("out1", last, DType.F32))
     accumulator = Accumulator("acc", DType.BF16, DType.BF16, Major.K, b_major)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.kinds import reductions
+from cute_backend.kinds.results import WholePlane
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import TORCH_DTYPES
@@ -250,7 +251,7 @@ def batched(a_major: Major, b_major: Major, dtype: DType = DType.BF16) -> Epilog
         ),
         (
             Store("out0", "t4", DType.BF16),
-            Store("out1", "t4", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),
+            Store("out1", "t4", DType.F32, form=Reduction(Axis.ROW, reductions.MAX)),
         ),
     )
 
@@ -284,7 +285,7 @@ def grouped(a_major: Major = Major.K, b_major: Major = Major.K) -> EpilogueSpec:
         (*dense.ops, op("t3", "add", "t2", "bias")),
         (
             Store("out0", "t3", DType.BF16),
-            Store("out1", "t3", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),
+            Store("out1", "t3", DType.F32, form=Reduction(Axis.ROW, reductions.MAX)),
         ),
     )
 
@@ -298,7 +299,7 @@ def grouped_columns(a_major: Major = Major.MN, dtype: DType = DType.BF16) -> Epi
     return replace(
         by_rows,
         loads=tuple(residual if load == RESIDUAL else load for load in by_rows.loads),
-        stores=(replace(first, order=Order.COLUMN, dtype=dtype), *others),
+        stores=(replace(first, form=WholePlane(Order.COLUMN), dtype=dtype), *others),
     )
 
 
@@ -315,7 +316,7 @@ def grouped_k(dtype: DType = DType.BF16) -> EpilogueSpec:
         loads=dense.loads if dtype is DType.BF16 else (SCALE_A, by_group, RESIDUAL),
         stores=(
             Store("out0", "t2", DType.BF16),
-            Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),
+            Store("out1", "t2", DType.F32, form=Reduction(Axis.ROW, reductions.MAX)),
         ),
     )
 

@@ -17,6 +17,7 @@ import torch
 
 from cute_backend.kinds import reductions
 from cute_backend.kinds.blocks import ROTATE_FIRST, ROTATE_HALF
+from cute_backend.kinds.results import Heads, TiledScales
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, plan
 from cute_backend.replay import replay
@@ -32,9 +33,7 @@ from cute_backend.spec import (
     Const,
     DType,
     EpilogueSpec,
-    Heads,
     Op,
-    Order,
     ProductKind,
     Reduction,
     Scaling,
@@ -67,12 +66,10 @@ from support.simulator.planting import Wrong, part_of, planted
 # An fp8 product with scales of rows and columns and a residual, written in bf16.
 SPEC = scaled_residual()
 # Its largest element of each column in place of the plane: a reduction with partials and a second kernel.
-LARGEST = replace(
-    SPEC, stores=(Store("out0", "t2", DType.F32, reduce=Reduction(Axis.COLUMN, reductions.MAX)),)
-)
+LARGEST = replace(SPEC, stores=(Store("out0", "t2", DType.F32, form=Reduction(Axis.COLUMN, reductions.MAX)),))
 # Its largest element of each row, which the last tile of the row writes.
 LARGEST_OF_ROWS = replace(
-    SPEC, stores=(Store("out0", "t2", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),)
+    SPEC, stores=(Store("out0", "t2", DType.F32, form=Reduction(Axis.ROW, reductions.MAX)),)
 )
 # A product with DeepSeek's fp32 scales, A in blocks of 1 x 128 and B in blocks of 128 x 128.
 BLOCKWISE = replace(
@@ -104,7 +101,7 @@ SCALES = replace(
         Op("t1", "block_max", ("t0",), DType.F32, block=32),
         Op("t2", "add", ("t1", Const(1.0)), DType.F32),
     ),
-    stores=(Store("out0", "t2", DType.E8M0, Order.TILED, block=32),),
+    stores=(Store("out0", "t2", DType.E8M0, TiledScales(32)),),
 )
 """Even if all elements are zeros, the code of the largest one plus 1 differs from the padding of the
 scales."""
@@ -233,7 +230,7 @@ SEGMENTED = replace(
 HEADED = replace(
     ROTATED,
     ops=ROTATED.ops[:1],
-    stores=(replace(SPEC.stores[0], value="t0", heads=Heads(40, 64)),),
+    stores=(replace(SPEC.stores[0], value="t0", form=Heads(40, 64)),),
     loads=SPEC.loads[:2],
 )
 # A product of rows in groups.

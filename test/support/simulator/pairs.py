@@ -56,8 +56,8 @@ def difference(
     )
     stores = (
         Store("out0", "t4", DType.BF16),
-        Store("out1", "t5", DType.F32, reduce=Reduction(Axis.ROW, reductions.MAX)),
-        Store("out2", "t4", DType.F32, reduce=Reduction(Axis.COLUMN, reductions.MIN)),
+        Store("out1", "t5", DType.F32, form=Reduction(Axis.ROW, reductions.MAX)),
+        Store("out2", "t4", DType.F32, form=Reduction(Axis.COLUMN, reductions.MIN)),
     )
     return EpilogueSpec(accumulators, loads, ops, stores)
 
