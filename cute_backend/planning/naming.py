@@ -19,7 +19,6 @@ from enum import Enum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from cute_backend.kinds import reductions
 from cute_backend.kinds.kind import Kind
 from cute_backend.kinds.results import Form
 from cute_backend.spec import Const, DType, EpilogueSpec, Op, Order, ProductKind, Store
@@ -254,15 +253,14 @@ class _Steps:
             narrowed = store.dtype in _NARROW and self._spec.dtypes[store.value].is_float
             return "quant" if narrowed else None
         kind = store.form.reduction.kind
-        if kind is reductions.ARGMAX and self._values[store.value].noise:
-            return None
-        if kind is reductions.MAX and isinstance(value, Op) and value.op == "abs":
+        if not isinstance(value, Op):
+            return kind.name
+        noise = ["noise"] if self._values[value.name].noise else []
+        of = [value.op, *(["picked"] if self._picks(value) else []), *noise]
+        word = next((kind.words_of[each] for each in of if each in kind.words_of), kind.name)
+        if word not in (None, kind.name):
             self._said.pop(value.name, None)
-            return "amax"
-        if kind is reductions.MAX and isinstance(value, Op) and self._picks(value):
-            self._said.pop(value.name, None)
-            return "pick"
-        return kind.name
+        return word
 
     def _picks(self, op: Op) -> bool:
         """Whether an op leaves one element of each row: that of a column."""

@@ -48,6 +48,7 @@ MAX = ReductionKind(
     stored_as=_floats_or_own,
     is_element=True,
     of_blocks=True,
+    words_of={"abs": "amax", "picked": "pick"},
     aten=("aten.amax.default", "aten.max.default", ("aten.max.dim", 0)),
     drawn=("{0}.amax(@)", "({0} > 0).any(@)", "{0}.max(@).values"),
 )

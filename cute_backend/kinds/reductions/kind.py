@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cute_backend.dtypes import VALUE_DTYPES, DType
@@ -71,6 +71,9 @@ class ReductionKind(Kind):
     is."""
     of_blocks: bool = False
     """Whether ops may reduce the columns of a block by it, as the value of each of these."""
+    words_of: Mapping[str, str | None] = field(default_factory=dict)
+    """Its words in the names of kernels for the results of some ops, for a value that was `picked` from a row
+    by its column, and for one with `noise`, in place of its name. None if the name of the op says it."""
     aten: tuple[str | tuple[str, int], ...] = ()
     """The calls that compute it, whose arguments are `self`, the axes and, for some, `dtype`: targets, or a
     target with the number of its result. Kinds that share a call differ in the dtypes of `stored_as`."""

@@ -55,6 +55,7 @@ ARGMAX = ReductionKind(
     reference=lambda rows, accumulate: _first_of_largest(rows),
     stored_as=lambda value: (DType.I64,),
     is_place=True,
+    words_of={"noise": None},
     aten=("aten.argmax.default", ("aten.max.dim", 1)),
     drawn=("{0}.argmax(@)", "{0}.max(@).indices"),
     drawn_element="{0}.amax(@, keepdim=True)",
