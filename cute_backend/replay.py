@@ -30,13 +30,11 @@ from cute_backend.spec import (
     Const,
     DType,
     EpilogueSpec,
-    Load,
     Op,
     Operand,
     Overflow,
     ProductKind,
     Store,
-    Stride,
 )
 
 
@@ -81,7 +79,7 @@ def replay(
     values.update(zip((acc.name for acc in spec.accumulators), products, strict=True))
     for load, tensor in zip(spec.loads, loads, strict=True):
         by_row = _by_rows(spec, tensor, a) if load.kind.by_group else tensor
-        values[load.name] = _plane(load, by_row)
+        values[load.name] = numerics.widen(load.over_plane(by_row), load.dtype)
     plane = (products[0].shape[0], products[0].shape[1])
     for op in spec.ops:
         if op.over_blocks is None:
@@ -190,15 +188,6 @@ def _by_rows(spec: EpilogueSpec, vectors: Tensor, a: Sequence[Tensor]) -> Tensor
         offsets, torch.arange(rows, device=offsets.device, dtype=offsets.dtype), right=True
     )
     return vectors[groups.clamp(max=len(vectors) - 1)]
-
-
-def _plane(load: Load, tensor: Tensor) -> Tensor:
-    """The load in its register dtype, in a shape that broadcasts over (M, N)."""
-    if load.m_modes:
-        first = tuple(slice(1) if mode is Stride.ZERO else slice(None) for mode in load.m_modes)
-        tensor = tensor[first].expand(tensor.shape).flatten(0, len(load.m_modes) - 1)
-    tensor = tensor if load.blocks is None else load.blocks.reference(tensor)
-    return numerics.widen(load.kind.over_plane(tensor), load.dtype)
 
 
 def _step(spec: EpilogueSpec, op: Op, values: dict[str, Tensor], plane: tuple[int, int]) -> Tensor:

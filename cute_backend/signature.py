@@ -21,7 +21,6 @@ from cute_backend.spec import (
     EpilogueSpec,
     Load,
     Major,
-    Order,
     ProductKind,
     Store,
 )
@@ -106,16 +105,9 @@ class Argument:
     @staticmethod
     def of_load(load: Load, width: int = 0) -> Argument:
         """The argument of an epilogue's load, in a segment of `width` columns if there are segments."""
-        modes = tuple(Dim(Extent.MODE, mode) for mode in load.m_modes)
-        m = modes or (Dim(Extent.M, load.stride_m),)
-        n = (Dim(Extent.N, load.stride_n, width=width),) if load.blocks is None else load.blocks.dims(width)
-        groups = (Dim(Extent.GROUPS, load.stride_m),)
-        dims = groups * load.kind.by_group + m * load.kind.by_row + n * load.kind.by_column
-        if load.order is not None:
-            dims = plane((Extent.M, Extent.N), load.order is Order.ROW, width)
         aligned = ArgumentAlignment.TMA if load.is_table else ArgumentAlignment.ELEMENT
         aligned = aligned if load.order is None else ArgumentAlignment.PLANE
-        return Argument(load.name, load.name, Role.LOAD, load.dtype, dims, aligned)
+        return Argument(load.name, load.name, Role.LOAD, load.dtype, load.dims(width), aligned)
 
     @staticmethod
     def of_store(store: Store, width: int = 0) -> Argument:

@@ -4,7 +4,8 @@
 - `blocks/`: the ops that depend on blocks of columns: their reductions, rotations, and numbers of parts.
 - `scales/`: the vectors beside A and B of a product: scales of blocks, scales and zeros of groups of K.
 - `loads.py`: the operands, by the axes along which they vary; `tables.py`: those that vary in blocks.
-- `results/`: the forms in which values are stored: planes, by heads or in a cache, and values of blocks.
+- `results/`: the forms in which values are stored: planes, by heads or in a cache, and values of blocks;
+  `forms.py` lists them.
 - `axes.py`: the axes of arguments, in the words of which loads and results say what theirs are.
 
 An object holds all that a kind means. The layers above iterate over the objects, or ask those of a spec. Of

@@ -21,7 +21,7 @@ from cute_backend.memory_ops.simplify import simplify
 from cute_backend.planning import Plan, Rowvecs, Stages, TileConfig, unserved
 from cute_backend.planning.naming import entry_name
 from cute_backend.signature import COUNTERS, WORKSPACE, Argument, Role, of_role
-from cute_backend.spec import BColumns, DType, EpilogueSpec, Load, ProductKind, Scales
+from cute_backend.spec import BColumns, DType, EpilogueSpec, ProductKind, Scales
 
 _WHERE_TO_READ_ON = (
     "templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come",
@@ -113,12 +113,12 @@ class _Module:
         lines = ['"""' + self.formula.replace("\n", "\n   "), ""]
         for each, of in beside:
             lines.append(f"    {each.name:<{width}}  {of.words:<{kind}}  {each.dtype.value:<4}  {of.place}")
-        placements = self.plan.placements
-        for load in self.spec.loads:
+        placements, strides = self.plan.placements, [load.words() for load in self.spec.loads]
+        for load, along in zip(self.spec.loads, strides, strict=True):
             placement = placements[load.name]
             lines.append(
                 f"    {load.name:<{width}}  {load.kind.value:<{kind}}  {load.dtype.value:<4}  "
-                f"{placement.name:<14}  {placement.meaning}{_modes(load)}"
+                f"{placement.name:<14}  {placement.meaning}{along}"
             )
         lines += [
             "",
@@ -126,7 +126,7 @@ class _Module:
             f"{self.plan.arch.value}, tile {self.tile.name}, {self.plan.alignment.words}:",
             f"{self.tile.words}.",
             *_WHERE_TO_READ_ON,
-            *(["Strides are 0, 1 or s, any other stride."] if any(map(_modes, self.spec.loads)) else []),
+            *(["Strides are 0, 1 or s, any other stride."] if any(strides) else []),
             *(_GROUPED_ROWS if product.kind is ProductKind.GROUPED else []),
             '"""',
             "",
@@ -282,12 +282,6 @@ class _Module:
             gemm,
             f"    finish(partials, [{finished}], m, n, stream{f', {COUNTERS}' if counts else ''})",
         ]
-
-
-def _modes(load: Load) -> str:
-    """The strides of a load along the axes of an M or N that has several, in words."""
-    text = f", strides ({', '.join(mode.value for mode in load.m_modes)}) along M" if load.m_modes else ""
-    return text if load.blocks is None else text + load.blocks.words()
 
 
 def _viewed(tensor: str, calls: Sequence[Call]) -> str:

@@ -145,9 +145,7 @@ class EpilogueText:
         for argument in of_role(self._arguments, Role.B) if self.spec.product.b_block else ():
             add(argument.name, "columns", ("collapse_n", ()))
         for load in self.spec.loads:
-            calls: list[Call] = [("collapse_m", (len(load.m_modes),))] if load.m_modes else []
-            calls += () if load.blocks is None else load.blocks.calls()
-            add(load.name, "plane", *([("table", ())] if self.comes_in_boxes(load) else calls))
+            add(load.name, "plane", *load.calls(self.comes_in_boxes(load)))
         for store in self.spec.stores:
             add(store.name, "heads", *store.form.calls(self._rows_at_launch(store)))
         if self.pairs():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
 from cute_backend.dtypes import DType
-from cute_backend.kinds.axes import Order, Stride
+from cute_backend.kinds.axes import Call, Dim, Extent, Order, Stride, plane
 from cute_backend.kinds.loads import LoadKind
 from cute_backend.kinds.tables import Blocks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,35 @@ class Load:
         rotary embeddings are such a table for heads and batches."""
         blocks, of_rows = self.blocks, self.m_modes or (self.stride_m,)
         return self.kind.is_plane and blocks is not None and blocks.is_table(of_rows, self.dtype.bits)
+
+    def dims(self, width: int = 0) -> tuple[Dim, ...]:
+        """The axes of its tensor, in a segment of `width` columns if there are segments."""
+        if self.order is not None:
+            return plane((Extent.M, Extent.N), self.order is Order.ROW, width)
+        groups = (Dim(Extent.GROUPS, self.stride_m),)
+        m = tuple(Dim(Extent.MODE, mode) for mode in self.m_modes) or (Dim(Extent.M, self.stride_m),)
+        n = (Dim(Extent.N, self.stride_n, width=width),) if self.blocks is None else self.blocks.dims(width)
+        return groups * self.kind.by_group + m * self.kind.by_row + n * self.kind.by_column
+
+    def calls(self, in_boxes: bool) -> tuple[Call, ...]:
+        """The calls by which a kernel views its axes as M and N. `in_boxes` says that TMA brings a table."""
+        if in_boxes:
+            return (("table", ()),)
+        modes: tuple[Call, ...] = (("collapse_m", (len(self.m_modes),)),) if self.m_modes else ()
+        return modes if self.blocks is None else (*modes, *self.blocks.calls())
+
+    def over_plane(self, tensor: Tensor) -> Tensor:
+        """Its tensor in a shape that broadcasts over (M, N), with a row for each M if it has groups."""
+        if self.m_modes:
+            first = tuple(slice(1) if mode is Stride.ZERO else slice(None) for mode in self.m_modes)
+            tensor = tensor[first].expand(tensor.shape).flatten(0, len(self.m_modes) - 1)
+        return self.kind.over_plane(tensor if self.blocks is None else self.blocks.reference(tensor))
+
+    def words(self) -> str:
+        """Its strides along an M or N that is several axes, in the header of a generated module."""
+        modes = ", ".join(mode.value for mode in self.m_modes)
+        text = f", strides ({modes}) along M" if modes else ""
+        return text if self.blocks is None else text + self.blocks.words()
 
     @property
     def smem_words(self) -> str:
