@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cute_backend.kinds import reductions
+from cute_backend.kinds.results import PLANE
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import output_like
 from cute_backend.runtime.calls.op import gemm_epilogue
@@ -125,7 +126,8 @@ def operands(seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:
 
 def stores(*items: tuple[str, DType, Reduction | None]) -> tuple[Store, ...]:
     return tuple(
-        Store(f"out{i}", value, dtype, form=reduction) for i, (value, dtype, reduction) in enumerate(items)
+        Store(f"out{i}", value, dtype, reduction or PLANE)
+        for i, (value, dtype, reduction) in enumerate(items)
     )
 
 
