@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from enum import Enum
 from itertools import groupby
 from operator import itemgetter
@@ -304,7 +304,7 @@ def _config(config: TileConfig) -> str:
 
 def _stages(stages: Stages) -> str:
     """The stages of the rings as a Python expression, leaving out rings that are not used."""
-    used = (f"{name}={count}" for name, count in stages.to_dict().items() if count)
+    used = (f"{name}={count}" for name, count in asdict(stages).items() if count)
     return f"Stages({', '.join(used)})"
 
 

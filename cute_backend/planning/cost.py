@@ -226,8 +226,9 @@ def work_of(chosen: Tiled, sizes: Sizes, sm_count: int) -> Work:
     matrices = 1 if groups is None else min(groups, m)
     if matrices > 1:
         operand_rows = m + n * config.products * matrices
-    # D is (M, N) of the transposed product here, if its weight is converted.
-    operands = (operand_rows * spec.product.a_dtype.bits + n * _further_bits(spec)) * of_k // 8
+    # D is (M, N) of the transposed product here, if its weight is converted: B then has further bits.
+    further = spec.product.b_dtype.bits - spec.product.a_dtype.bits if spec.product.is_converted else 0
+    operands = (operand_rows * spec.product.a_dtype.bits + n * further) * of_k // 8
     moved = operands + m * n * plane_bits(spec) / 8
     if config.sums_in_memory and config.multicasts:
         moved /= PARTS_SHARE
@@ -240,11 +241,6 @@ def work_of(chosen: Tiled, sizes: Sizes, sm_count: int) -> Work:
     busy = full + (last + 1) / in_flight
     beside = full * _exposed_us(config, spec) + second_us
     return Work(full + 1, busy, depth, crossing, beyond, moved, delivered, beside)
-
-
-def _further_bits(spec: EpilogueSpec) -> int:
-    """The bits of an element of B beyond those of one of A."""
-    return spec.product.b_dtype.bits - spec.product.a_dtype.bits if spec.product.is_converted else 0
 
 
 def _cluster_rows(rows: int, m: int, groups: int) -> int:

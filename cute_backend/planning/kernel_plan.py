@@ -97,7 +97,7 @@ class Plan:
         """The decisions that follow from the spec, the tile and the alignment, as plain values."""
         return {
             "arguments": [argument.name for argument in self.arguments],
-            "stages": self.stages.to_dict(),
+            "stages": asdict(self.stages),
             "placements": [
                 {name: place.name for name, place in each.placements.items()} for each in self.segments
             ],

@@ -19,25 +19,12 @@ from cute_backend.planning.registers import (
     holds_visit,
     long_ops,
 )
-from cute_backend.planning.shared_memory import (
-    SumScales,
-    ab_stages,
-    has_planes,
-    holds_planes,
-)
+from cute_backend.planning.shared_memory import SumScales, ab_stages, has_planes, holds_planes
 from cute_backend.planning.subtiles import WHOLE_VISITS, narrowed, pairs_halves
 from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import ENOUGH_AB_STAGES, TileConfig, tile_k
 from cute_backend.planning.transposing import Tiled, can_transpose
-from cute_backend.spec import (
-    LEAST_AHEAD,
-    SCALE_TILE,
-    BColumns,
-    DType,
-    EpilogueSpec,
-    Major,
-    ProductKind,
-)
+from cute_backend.spec import LEAST_AHEAD, SCALE_TILE, BColumns, DType, EpilogueSpec, Major, ProductKind
 
 Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
 

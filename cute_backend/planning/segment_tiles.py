@@ -50,13 +50,9 @@ def _rounds(segment: EpilogueSpec, subtile_n: int) -> int:
 
 def _width(spec: EpilogueSpec, widths: Sequence[int]) -> int:
     """The columns of the subtiles of all segments, of which each alone would have `widths`."""
-    able = (width for width in sorted(widths) if width in WHOLE_VISITS or _holds_first(width, spec))
+    of_first = bool(spec.narrow_visits)  # first columns of blocks, of which a visit has all
+    able = (each for each in sorted(widths) if each in WHOLE_VISITS or (of_first and spec.fits_visit(each)))
     return next(able, min(widths))
-
-
-def _holds_first(width: int, spec: EpilogueSpec) -> bool:
-    """Whether the spec needs first columns of blocks, and visits of `width` columns have these."""
-    return bool(spec.narrow_visits) and spec.fits_visit(width)
 
 
 def _shape(config: TileConfig) -> TileConfig:

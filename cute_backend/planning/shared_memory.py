@@ -8,11 +8,7 @@ from math import gcd
 from typing import TypeVar
 
 from cute_backend.planning.mma_scales import MmaScales, acc_stages
-from cute_backend.planning.tiles import (
-    EPILOGUE_STAGES,
-    SMEM_RESERVE,
-    TileConfig,
-)
+from cute_backend.planning.tiles import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
 from cute_backend.spec import DType, EpilogueSpec, Scaling
 
 T = TypeVar("T")

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from cute_backend.planning.mma_scales import MmaScales
-from cute_backend.planning.shared_memory import (
-    Rings,
-    SumScales,
-    ahead_bytes,
-    left_bytes,
-    stage_bytes,
-)
+from cute_backend.planning.shared_memory import Rings, SumScales, ahead_bytes, left_bytes, stage_bytes
 from cute_backend.planning.tiles import EPILOGUE_STAGES, MAX_STAGES, TileConfig
 
 MAX_AB_STAGES = 16
@@ -59,7 +53,3 @@ class Stages:
         ab = min(ab, config.enough_ab_stages) + max(left, 0) // of_ab
         ab = min(ab, MAX_STAGES_BESIDE_SCALES if ahead_bytes(config, scaling) else MAX_AB_STAGES)
         return Stages(ab, exact, EPILOGUE_STAGES if rings.row else 0, store)
-
-    def to_dict(self) -> dict[str, int]:
-        """Plain values."""
-        return asdict(self)
