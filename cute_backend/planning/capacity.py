@@ -43,6 +43,7 @@ def plane_bits_held(arch: Arch, accumulators: tuple[Accumulator, ...]) -> int:
     return max(_bits(config) for config in configs if _elements(config) >= large)
 
 
+@cache
 def planes_written(columns: int, read: int = 0, tables: int = 0) -> int:
     """Returns the most planes that a kernel writes, whatever their dtypes are, if ops need blocks of
     `columns` columns whole, and it reads `read` planes, of which `tables` are by blocks."""

@@ -125,9 +125,9 @@ def holds_sums(config: TileConfig, spec: EpilogueSpec) -> bool:
 def most_written(width: int, read: int, tables: int) -> int | None:
     """Returns the most planes that a kernel writes in visits of `width` columns, of which it reads `read`
     planes, or None if these set no limit. A thread has up to `MAX_ROW_IN_A_THREAD` elements of each plane of
-    a wide visit at once, so its registers hold those of three planes beside the accumulators. If they are
-    read by element, an address takes two registers, so those of two planes would take all. A thread reads
-    `tables` of the planes in runs, from one address for each row."""
+    a wide visit at once, and registers for those of three; the first result takes the place of the
+    accumulators. If two planes are read by element, the addresses, of two registers each, would take all. A
+    thread reads `tables` of the planes in runs, from one address for each row."""
     if width <= MAX_ROW_IN_A_THREAD or not read:
         return None
     return max(MAX_REGISTERS // MAX_ROW_IN_A_THREAD - read, 0) if read - tables <= 1 else 0
