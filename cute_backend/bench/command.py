@@ -130,10 +130,11 @@ def run_models(
 
 
 def run_first_calls(
-    patterns: Sequence[str], layers: int, save: Callable[[Results], Any] = lambda results: None
+    patterns: Sequence[str], layers: int | None, save: Callable[[Results], Any] = lambda results: None
 ) -> Results:
-    """Times first calls of whole models in new processes; `save` is called with the results after each model.
-    Raises UsageError if there is no GPU, or a pattern names no model."""
+    """Times first calls of whole models in new processes, at their real depth if `layers` is None; `save` is
+    called with the results after each model. Raises UsageError if there is no GPU, or a pattern names no
+    model."""
     chosen = models.select(patterns)
     require_gpu()
     results = _empty(Nvml())
@@ -266,8 +267,8 @@ def _refuse_contradictions(arguments: argparse.Namespace) -> None:
         _allow("FILE", given, ["FILE", "--peers", "--json", "--picture"])
     else:
         select(TABLES, arguments.rows, arguments.peers)
-    if arguments.layers < 1:
-        raise UsageError(f"--layers is {arguments.layers}; a model has 1 or more")
+    if arguments.layers is not None and arguments.layers < 1:
+        raise UsageError(f"--layers is {arguments.layers}; a model has 1 or more, or all")
     if arguments.rounds < 2:
         raise UsageError(f"--rounds is {arguments.rounds}; a median with its spread needs 2 or more")
     path: Path | None = arguments.json

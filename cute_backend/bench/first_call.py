@@ -34,20 +34,21 @@ _COMMAND = (sys.executable, "-m", "cute_backend.bench.first_call")
 
 def measure_first_calls(
     models: Sequence[Model],
-    layers: int,
+    layers: int | None,
     progress: Callable[[str], Any],
     save: Callable[[FirstCalls], Any],
     command: Sequence[str] = _COMMAND,
 ) -> FirstCalls:
-    """Times the first calls of models, one process after the other, so that each has the whole machine.
-    `save` is called with the results after each model."""
+    """Times the first calls of models, one process after the other, so that each has the whole machine. A
+    model has its real depth if `layers` is None. `save` is called with the results after each model."""
     found = FirstCalls(layers, len(os.sched_getaffinity(0)), ())
     for model in models:
         calls = []
         for runner in (Runner.INDUCTOR, Runner.CUTE):
             progress(f"{model.name}, {runner.value}")
             lacking = FirstCall(model.name, runner, note=f"not installed: {model.lacks}")
-            calls.append(lacking if model.lacks else _first_call(model, runner, layers, command))
+            depth = model.depth if layers is None else layers
+            calls.append(lacking if model.lacks else _first_call(model, runner, depth, command))
         found = FirstCalls(layers, found.cores, (*found.calls, *calls))
         save(found)
     return found

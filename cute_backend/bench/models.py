@@ -25,8 +25,9 @@ class Model:
     """A model with its inputs. `make` takes a number of layers, and returns a module and its arguments, in
     torch's default dtype and on its default device; training needs a gradient of the first argument.
 
-    `packages` have to be installed. torchao quantises the linears of an `fp8` model, with a scale for each
-    row. A step of a model that `trains` is a forward and a backward pass, with the gradients of all weights.
+    `depth` is the number of layers of the model whose widths these are. `packages` have to be installed.
+    torchao quantises the linears of an `fp8` model, with a scale for each row. A step of one that `trains` is
+    a forward and a backward pass, with the gradients of all weights.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Model:
     packages: tuple[str, ...] = ("transformers",)
     fp8: bool = False
     trains: bool = False
+    depth: int = LAYERS
 
     @property
     def lacks(self) -> str:
@@ -137,6 +139,9 @@ _DECODERS = {
 }
 """Widths of Llama 3 8B, Qwen3 8B and Gemma 3 4B."""
 
+_DEPTHS = {"llama": 32, "qwen3": 36, "gemma3": 34}
+"""Layers of these."""
+
 
 def _gpt2(layers: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """GPT-2 medium, without dropout, so that results can be compared."""
@@ -233,7 +238,7 @@ def _served(family: str, fp8: bool) -> Sequence[Model]:
     name = f"{family}-{'fp8' if fp8 else 'bf16'}"
     sizes = {"2048": (1, 2048), "64": (64, 1), "1": (1, 1)}
     return [
-        Model(f"{name}-{tokens}", partial(_DECODERS[family], *shape), fp8=fp8)
+        Model(f"{name}-{tokens}", partial(_DECODERS[family], *shape), fp8=fp8, depth=_DEPTHS[family])
         for tokens, shape in sizes.items()
     ]
 
@@ -241,20 +246,20 @@ def _served(family: str, fp8: bool) -> Sequence[Model]:
 MODELS = (
     *_served("llama", fp8=False),
     *_served("llama", fp8=True),
-    Model("bert-bf16", _bert),
-    Model("vit-bf16", _vit),
-    Model("gpt2-training", _gpt2, trains=True),
-    Model("llama-training", partial(_DECODERS["llama"], 2, 2048), trains=True),
+    Model("bert-bf16", _bert, depth=24),
+    Model("vit-bf16", _vit, depth=24),
+    Model("gpt2-training", _gpt2, trains=True, depth=24),
+    Model("llama-training", partial(_DECODERS["llama"], 2, 2048), trains=True, depth=_DEPTHS["llama"]),
     *_served("qwen3", fp8=False),
     *_served("qwen3", fp8=True),
     *_served("gemma3", fp8=False),
     *_served("gemma3", fp8=True),
-    Model("bert-fp8", _bert, fp8=True),
-    Model("vit-fp8", _vit, fp8=True),
+    Model("bert-fp8", _bert, fp8=True, depth=24),
+    Model("vit-fp8", _vit, fp8=True, depth=24),
     Model("loss", lambda layers: _loss(4096, 4096, 128256), ()),
     Model("loss-training", lambda layers: _loss(4096, 4096, 128256), (), trains=True),
     Model("softcapped-loss-training", lambda layers: _loss(2048, 3584, 256000, 30.0), (), trains=True),
-    Model("dit-bf16", _dit, ("diffusers",)),
+    Model("dit-bf16", _dit, ("diffusers",), depth=28),
     Model("flux-bf16", _flux, ("diffusers",)),
 )
 """The models, in order of importance. The losses are of the heads of Llama 3 8B and Gemma 2 9B."""

@@ -148,9 +148,10 @@ class FirstCall:
 
 @dataclass(frozen=True)
 class FirstCalls:
-    """The first calls of models with a number of layers, on a machine with a number of cores."""
+    """The first calls of models with a number of layers, or at their real depth if it is None, on a machine
+    with a number of cores."""
 
-    layers: int
+    layers: int | None
     cores: int
     calls: tuple[FirstCall, ...]
 

@@ -185,7 +185,8 @@ def first_calls(found: FirstCalls) -> Group:
 
 
 def first_calls_title(found: FirstCalls) -> str:
-    return f"first call of {found.layers} layers in a new process, {found.cores} cores, seconds"
+    of = "all" if found.layers is None else found.layers
+    return f"first call of {of} layers in a new process, {found.cores} cores, seconds"
 
 
 def first_call_rows(found: FirstCalls) -> Iterator[list[str]]:

@@ -176,6 +176,11 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _layers(text: str) -> int | None:
+    """A number of layers, or None for all."""
+    return None if text == "all" else _whole(text)
+
+
 def _range(text: str) -> tuple[int, int]:
     low, _, high = text.partition(":")
     if not (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high)):
@@ -207,7 +212,11 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         help="instead, time the first call of the models in new processes, with empty and with filled caches",
     )
     parser.add_argument(
-        "--layers", metavar="N", type=int, default=2, help="layers of the models of --first-call (default: 2)"
+        "--layers",
+        metavar="N",
+        type=_layers,
+        default=2,
+        help="layers of the models of --first-call, or all (default: 2)",
     )
     parser.add_argument("--rounds", metavar="N", type=int, default=50, help="timings of each (default: 50)")
     parser.add_argument(

@@ -18,6 +18,7 @@ from cute_backend.bench import command, first_call, show
 from cute_backend.bench.models import Model
 from cute_backend.bench.results import FirstCall, FirstCalls, Results
 from cute_backend.bench.table import Runner
+from cute_backend.command.parser import parse
 from support import benchmark_tables, sample_results
 
 FAKE = """
@@ -79,6 +80,26 @@ def test_a_cold_process_has_empty_caches_and_the_next_one_finds_them(tmp_path: P
     assert steps[:2] == ["small, inductor", "small, cute"]
 
 
+def test_a_model_has_its_real_depth_where_all_layers_are_asked_for(tmp_path: Path) -> None:
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
+    models = [replace(model(), depth=24), model("other")]
+    calls = first_call.measure_first_calls(
+        models, None, lambda step: None, lambda found: None, (sys.executable, str(script))
+    )
+    assert [each.kernels for each in calls.calls] == [24, 24, 2, 2]  # the script's kernels are its layers
+    results = replace(found(), first_calls=calls)
+    path = tmp_path / results.file_name
+    results.save(path)
+    assert Results.load(path) == results
+    assert "first call of all layers in a new process" in str(results)
+
+
+def test_all_layers_are_asked_for_by_a_word() -> None:
+    words = ["bench", "--first-call", "bert-bf16", "--layers"]
+    assert [parse([*words, each]).layers for each in ("all", "3")] == [None, 3]
+
+
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("runner", [Runner.INDUCTOR, Runner.CUTE])
 def test_a_process_reports_its_first_call(runner: Runner, trains: bool, fresh_compiler: None) -> None:
@@ -121,7 +142,7 @@ def test_results_are_kept_and_shown(tmp_path: Path) -> None:
         (["--first-call", "--peers"], "bench --first-call can't be combined with --peers"),
         (["--first-call", "--models"], "can't be combined with"),
         (["--first-call", "no-model"], "'no-model' is none of"),
-        (["--first-call", "--layers", "0"], "--layers is 0; a model has 1 or more"),
+        (["--first-call", "--layers", "0"], "--layers is 0; a model has 1 or more, or all"),
     ],
 )
 def test_what_contradicts_is_refused_before_anything_runs(
