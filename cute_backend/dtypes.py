@@ -22,6 +22,11 @@ class DType(str, Enum):
     E2M1X2 = "e2m1x2"
     """Two values of E2M1 in a byte, the first in its low bits (torch.float4_e2m1fn_x2). Only operands of
     products have it."""
+    U4X2 = "u4x2"
+    """Two integers from 0 to 15 in a byte, the first in its low bits. Only stored weights have it."""
+    I4X2 = "i4x2"
+    """Two integers from -8 to 7 in a byte, each with 8 added, the first in its low bits. Only stored weights
+    have it."""
     E8M0 = "e8m0"
     """A power of two from 2^-127 to 2^127, or NaN. Only scales of blocks have it."""
     BF16X2 = "bf16x2"
@@ -48,7 +53,7 @@ class DType(str, Enum):
     @property
     def values(self) -> int:
         """Values in one element."""
-        return 2 if self is DType.E2M1X2 or self.part is not self else 1
+        return 2 if self in _TWO_IN_A_BYTE or self.part is not self else 1
 
     @property
     def part(self) -> DType:
@@ -68,7 +73,9 @@ class DType(str, Enum):
         return DType.BOOL if self is DType.BOOL else DType.I32
 
 
-PRODUCT_DTYPES = (DType.E2M1X2, DType.E8M0)
+_TWO_IN_A_BYTE = (DType.E2M1X2, DType.U4X2, DType.I4X2)
+
+PRODUCT_DTYPES = (*_TWO_IN_A_BYTE, DType.E8M0)
 """The dtypes that only the operands of products and the scales of blocks have."""
 
 PAIRED_DTYPES = {DType.BF16: DType.BF16X2, DType.F16: DType.F16X2}

@@ -32,6 +32,8 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
     DType.E4M3: torch.float8_e4m3fn,
     DType.E5M2: torch.float8_e5m2,
     DType.I8: torch.int8,
+    DType.U4X2: torch.uint8,
+    DType.I4X2: torch.uint8,
     DType.U8: torch.uint8,
     DType.I32: torch.int32,
     DType.I64: torch.int64,

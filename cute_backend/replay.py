@@ -51,7 +51,8 @@ def replay(
     which all bits of the other rows are set.
 
     `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
-    columns. If the columns of B are blocks of b, it is (K, N / b, b). If blocks of 128 have scales, these
+    columns. If the columns of B are blocks of b, it is (K, N / b, b). If an element of it has two values, it
+    is (K / 2, N). If blocks of 128 have scales, these
     follow: (M, K / 128) or (M / 128, K / 128) for A, and (K / 128, N) or (K / 128, N / 128) for each B,
     rounded up. Scales in tiles follow in one axis (`Scaling.tiled`). If a weight is in groups of K, its
     scales, and its zeros, follow: (K / group, N). For a product with groups of rows, `a` has the offsets (G,)
@@ -132,6 +133,9 @@ def _products(
     def applied(scales: Scales, operand: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         return scales.applied(operand, vectors, product.multiplied, numerics.cast).to(accumulate)
 
+    def values(right: Tensor) -> Tensor:
+        return right if product.format is None else product.format.unpacked(right)
+
     if product.kind is ProductKind.K_GROUPED:
         assert ends is not None
         step = 1 if product.a_dtype.bits == 16 else FP8_K_STEP
@@ -149,7 +153,7 @@ def _products(
             sum_of_blocks(left, right, scalings, (beside[0], own), accumulate) for right, (own,) in every_b
         ]
     rows = applied(of_a, left.mT, beside).mT
-    joined = [(right.flatten(1) if product.b_block else right, vectors) for right, vectors in every_b]
+    joined = [(right.flatten(1) if product.b_block else values(right), vectors) for right, vectors in every_b]
     return [torch.matmul(rows, applied(of_b, right, vectors)) for right, vectors in joined]
 
 

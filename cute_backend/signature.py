@@ -9,7 +9,7 @@ add it here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -179,6 +179,8 @@ def signature(spec: EpilogueSpec, sums: bool = False, counts: bool = False) -> t
     names = {("b" if spec.b_count == 1 else f"b{i}"): acc.name for i, acc in enumerate(spec.first_of_each_b)}
     for (name, acc), product in zip(names.items(), spec.first_of_each_b, strict=True):
         b = plane((*groups, Extent.K, of_b.lines), first.b_major is not Major.K, product.width)
+        if product.packing > 1:
+            b = (replace(b[0], values=product.packing), b[1])
         if product.b_block:
             blocks = Dim(Extent.BLOCKS, Stride.OTHER, product.b_block, product.width)
             b = (b[0], blocks, Dim(Extent.BLOCK, Stride.OTHER, product.b_block))

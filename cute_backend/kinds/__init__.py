@@ -3,6 +3,7 @@
 - `reductions/`: how elements are combined, and `axis.py` in which elements: rows, columns, the whole plane.
 - `blocks/`: the ops that depend on blocks of columns: their reductions, rotations, and numbers of parts.
 - `scales/`: the vectors beside A and B of a product: scales of blocks, scales and zeros of groups of K.
+- `stored.py`: the formats of weights that are converted as they are multiplied.
 - `loads.py`: the operands, by the axes along which they vary; `tables.py`: those that vary in blocks.
 - `results/`: the forms in which values are stored: planes, by heads or in a cache, and values of blocks;
   `forms.py` lists them.

@@ -78,6 +78,8 @@ class Dim:
     width: int = 0
     """Columns of a segment, for N, BLOCKS and TILES of a tensor that belongs to one; 0 where N is the
     plane's. For CACHE_ROWS, the rows that the cache has for each batch."""
+    values: int = 1
+    """For K, the elements of the other operand for each element of this one."""
 
     def size(self, sizes: Mapping[Extent, Any]) -> Any:
         """The size of this axis for these sizes of extents. That of BLOCKS follows from N, that of CACHE_ROWS
@@ -89,6 +91,8 @@ class Dim:
             return sizes[Extent.M] // self.block * sizes[Extent.N]
         if self.extent is Extent.BLOCK:
             return self.block
+        if self.extent is Extent.K:
+            return sizes[Extent.K] // self.values
         if self.extent is Extent.BLOCKS:
             return (self.width or sizes[Extent.N]) // self.block
         if self.extent is Extent.TILES:

@@ -146,6 +146,7 @@ class _Module:
         enums = [*(["Axis"] if reductions else []), *(["Order"] if has_columns else [])]
         enums += ["BColumns"] if self.tile.b_columns is not BColumns.APART else []
         enums += {name for _, scales in self.spec.scaled for name in scales.names}
+        enums += ["DType"] if self.spec.product.is_converted and "DType" not in enums else []
         enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
         draws = any(each.draws() for each in epilogues)
         is_split, several = self.tile.sums_in_memory, len(epilogues) > 1

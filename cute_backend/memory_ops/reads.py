@@ -22,12 +22,14 @@ CUTE_TYPES = {
     DType.I64: "Int64",
     DType.BOOL: "Uint8",
     DType.E2M1X2: "Uint8",
+    DType.U4X2: "Uint8",
+    DType.I4X2: "Uint8",
     DType.E8M0: "Uint8",
     DType.BF16X2: "Int32",
     DType.F16X2: "Int32",
 }
-"""The DSL's element types in memory. A bool of torch is a byte, and kernels take two fp4 values, or one E8M0
-scale, as a byte, and a pair of 16-bit values as an integer."""
+"""The DSL's element types in memory. A bool of torch is a byte, and kernels take two values of 4 bits, or one
+E8M0 scale, as a byte, and a pair of 16-bit values as an integer."""
 
 
 def begin(load: Load, placement: Placement) -> list[str]:

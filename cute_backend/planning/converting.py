@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.spec import DType, EpilogueSpec, WeightGroups
+from cute_backend.spec import EpilogueSpec, WeightGroups
 
 MOST_CONVERTED_ROWS = 1024
 """The most rows of a product whose kernel converts its weight. Each tile of rows converts all of it again,
@@ -28,20 +28,31 @@ it as they were read, two in each, with those of the 16 that take the place of o
 
 CONVERTING_COLUMNS = 256
 """Columns of a tile that converts its rows from which on a k tile takes twice as long as one of operands of 8
-bits alone: the tensor cores then do twice as much work for the same bytes of the rows. With few columns, the
-bytes take the time, and the conversion is hidden behind them. An estimate from instruction counts, which no
-timing has confirmed."""
+bits alone, or four times if a byte has two values: the tensor cores then do as much more work for the same
+bytes of the rows. With few columns, the bytes take the time, and the conversion is hidden behind them. An
+estimate from instruction counts, which no timing has confirmed."""
 
-CONVERTING_US = {1: 2.0, 2: 1.2}
-"""Microseconds in which a multiprocessor converts 64 rows by 1,024 values of K, by the warpgroups that share
-a tile. It is estimated from 251 instructions of a warp for 128 values of K of each row (sm_90a), at 1.75 GHz;
-one warpgroup alone also waits for what it reads, which two do for each other."""
+CONVERTING_US = {1: 2.1, 2: 1.8}
+"""Microseconds in which a multiprocessor converts 64 rows by 1,024 bytes of K, of one value each, in
+`INSTRUCTIONS[1]` instructions of each warp for each 128 bytes, by the warpgroups that share a tile: two have
+little to do in each other's pauses. Of int8, 64 rows took 1.9 us, of nibbles 2.5 to 2.7, and of nibbles in
+groups of 128 4.0 to 4.2 by one warpgroup and 3.4 by two (H200, 8 and 16 columns)."""
 
-INSTRUCTIONS = 251
-"""The instructions of a warp for 128 values of K of each of its 16 rows, without groups."""
+BLOCKS_IN_GROUPS = 1.4
+"""How many times as long 64 rows take in groups of K if a warpgroup has two blocks of them or more: 4.8 us in
+place of 3.4 (the same weights)."""
+
+CONVERTING_US_OF_COLUMNS = 0.015
+"""Microseconds that each column of a tile adds for each 64 rows by 1,024 bytes of K of two values: these took
+4.9 us with 64 columns, in tiles of 64 and of 128 rows (H200). Bytes of one value have half of the
+products."""
+
+INSTRUCTIONS = {1: 251, 2: 355}
+"""The instructions of a warp for 128 bytes of K of each of its 16 rows, without groups, by the values in a
+byte."""
 
 PAIRS = 32
-"""The pairs of values that a thread converts in them."""
+"""The pairs of values that a thread converts in them, for each value in a byte."""
 
 _ROWS = 2
 """Rows of which a thread has values, of each 64 of a tile."""
@@ -52,14 +63,20 @@ _HALF_K_TILE = 64
 
 @dataclass(frozen=True)
 class Converting:
-    """The conversion of a weight in a kernel, by the weight's groups of K."""
+    """The conversion of a weight in a kernel, by the weight's groups of K and the values in a byte of it.
+    `is_exact` says that zeros are subtracted as numbers are made."""
 
     groups: WeightGroups | None
+    packing: int = 1
+    is_exact: bool = False
 
     @staticmethod
     def of(spec: EpilogueSpec) -> Converting:
         """Returns the conversion of a spec's weight."""
-        return Converting(spec.product.weight_groups)
+        product = spec.product
+        groups = product.weight_groups
+        is_exact = groups is not None and groups.subtracts_exactly(product.stored)
+        return Converting(groups, product.packing, is_exact)
 
     @property
     def registers(self) -> int:
@@ -70,19 +87,26 @@ class Converting:
         at_once = max(_HALF_K_TILE // self.groups.values, 1)
         return CONVERTED + _ROWS * len(self.groups.vectors) * (4 + at_once)
 
-    def k_times(self, config: TileConfig, k_tile_us: float) -> float:
-        """How many times as long a k tile takes as one of operands of 8 bits, which takes `k_tile_us` for
-        each 1,024 bytes of K."""
-        steps = 1 + PAIRS * self._steps_of_pair / INSTRUCTIONS
-        converting = CONVERTING_US[config.sharing] * steps * config.cta_rows / config.block_m
-        return max(1 + config.mma_n / CONVERTING_COLUMNS, converting / k_tile_us)
+    def k_times(self, config: TileConfig) -> float:
+        """How many times as long the products of a k tile take as those of operands of 8 bits."""
+        return 1 + (2 * self.packing - 1) * config.mma_n / CONVERTING_COLUMNS
+
+    def microseconds(self, config: TileConfig) -> float:
+        """How long a multiprocessor converts a tile, for each 1,024 bytes of K, and however many others
+        work."""
+        instructions = INSTRUCTIONS[self.packing] + PAIRS * self.packing * self._steps_of_pair
+        each = CONVERTING_US[config.sharing] * instructions / INSTRUCTIONS[1]
+        each *= BLOCKS_IN_GROUPS if self.groups is not None and config.blocks > 1 else 1
+        each += CONVERTING_US_OF_COLUMNS * self.packing / 2 * config.mma_n
+        return each * config.cta_rows / config.block_m
 
     @property
     def _steps_of_pair(self) -> int:
-        """Instructions for the zero and the scale of two values: one for both values in 16 bits, and in fp32
-        two, with three that convert them there and back."""
+        """Instructions for the zero and the scale of two values, beyond those that convert them: one for both
+        in 16 bits. In fp32 each has its own, and nibbles are not made numbers of 16 bits at once."""
         if self.groups is None:
             return 0
-        computed = [each for each in (self.groups.difference, self.groups.product) if each is not None]
-        wide = computed.count(DType.F32)
-        return len(computed) + wide + (3 if wide else 0)
+        has_zero = self.groups.zero is not None
+        if self.groups.is_scaled_wide:
+            return (2 if self.packing == 1 else 6) + (0 if self.is_exact or not has_zero else 2)
+        return 1 + has_zero + (has_zero and not self.is_exact)

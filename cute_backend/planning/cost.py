@@ -109,6 +109,8 @@ class Work(NamedTuple):
     delivered: Any
     """Bytes of A and B that all CTAs together receive from L2. Each CTA receives its own copy of what a
     cluster multicasts. It is 0 for 8-bit operands and for groups, which it was not found to limit."""
+    converting: Any
+    """Microseconds in which a multiprocessor converts a tile, of a weight that is stored in fewer bits."""
     beside: Any
     """Microseconds that the constants of a tile leave out: those of epilogues that they were not fitted to,
     and of a second kernel."""
@@ -119,6 +121,7 @@ class Work(NamedTuple):
         tiles += self.busy * (tile.busy + self.crossing * tile.crossing) * self.depth
         tiles *= 1 + (self.waves > 1) * (tile.in_waves - 1)
         longest = tiles**_OVERLAP + (self.moved / bytes_per_us) ** _OVERLAP
+        longest += (self.waves * (self.converting + (self.converting > 0) * tile.own)) ** _OVERLAP
         longest += (self.delivered / l2_bytes_per_us) ** _OVERLAP
         return tile.start + longest ** (1 / _OVERLAP) + self.beside
 
@@ -159,8 +162,7 @@ def _k_times(config: TileConfig, spec: EpilogueSpec, m: int, groups: int | None)
     if config.transposed and spec.reduces_rows:
         return TRANSPOSED_ROWS
     if config.converts:
-        time = time_of(config.arch, config.cut)
-        return Converting.of(spec).k_times(config, time.k + time.busy)
+        return Converting.of(spec).k_times(config)
     if scaled := _scaled_times(config, spec):
         return scaled[nearest(scaled, config.cut)]
     if config.pingpong and config.cta_rows > 64 and long_ops(spec):
@@ -218,7 +220,8 @@ def work_of(chosen: Tiled, sizes: Sizes, sm_count: int) -> Work:
     in_flight = max(int(sm_count * reached) * config.occupancy // config.cluster_size, 1)
     parts = config.split_k if config.sums_in_memory else 1
     full, last = divmod(parts * cluster_rows * -(-n // columns) - 1, in_flight)
-    k_bytes = k * spec.product.a_dtype.bits // 8
+    a_bits = spec.product.k_bits(spec.product.a_dtype)
+    k_bytes = k * a_bits // 8
     depth = -(-k_bytes // (config.split_k * TILE_K_BYTES)) * TILE_K_BYTES / 1024
     whole = groups is None and (config.mma_m > 64 or config.cluster_n > 1)
     past = min(cluster_rows * rows - m, config.cta_rows) * config.stacked
@@ -226,9 +229,8 @@ def work_of(chosen: Tiled, sizes: Sizes, sm_count: int) -> Work:
     matrices = 1 if groups is None else min(groups, m)
     if matrices > 1:
         operand_rows = m + n * config.products * matrices
-    # D is (M, N) of the transposed product here, if its weight is converted: B then has further bits.
-    further = spec.product.b_dtype.bits - spec.product.a_dtype.bits if spec.product.is_converted else 0
-    operands = (operand_rows * spec.product.a_dtype.bits + n * further) * of_k // 8
+    # D is (M, N) of the transposed product here, if its weight is converted.
+    operands = (operand_rows * a_bits + n * _further_bits(spec)) * of_k // 8
     moved = operands + m * n * plane_bits(spec) / 8
     if config.sums_in_memory and config.multicasts:
         moved /= PARTS_SHARE
@@ -237,10 +239,17 @@ def work_of(chosen: Tiled, sizes: Sizes, sm_count: int) -> Work:
     delivered = ctas * depth * 1024 / TILE_K_BYTES * config.ab_stage_bytes
     if spec.product.a_dtype.bits < 16 or spec.product.kind.has_offsets:
         delivered = 0.0
+    converting = Converting.of(spec).microseconds(config) * depth if config.converts else 0.0
     depth *= times
     busy = full + (last + 1) / in_flight
     beside = full * _exposed_us(config, spec) + second_us
-    return Work(full + 1, busy, depth, crossing, beyond, moved, delivered, beside)
+    return Work(full + 1, busy, depth, crossing, beyond, moved, delivered, converting, beside)
+
+
+def _further_bits(spec: EpilogueSpec) -> int:
+    """The bits of an element of B beyond those of one of A."""
+    product = spec.product
+    return product.k_bits(product.b_dtype) - product.k_bits(product.a_dtype) if product.is_converted else 0
 
 
 def _cluster_rows(rows: int, m: int, groups: int) -> int:

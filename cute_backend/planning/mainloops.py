@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cute_backend.planning.registers import is_promoted, k_tiles_a_step, pieces_of_sums, sets_of_sums
 from cute_backend.planning.shared_memory import SumScales
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.spec import DType, EpilogueSpec
+from cute_backend.spec import EpilogueSpec
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,18 @@ def _converts_by_warps(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def _weight(config: TileConfig, spec: EpilogueSpec) -> str:
-    groups, given = spec.product.weight_groups, []
+    groups, given = spec.product.weight_groups, [f"DType.{spec.product.stored.name}"]
     if groups is not None:
         dtypes = (groups.scale, groups.product, groups.zero, groups.difference)
         names = [f"DType.{dtype.name}" for dtype in dtypes if dtype is not None]
         given.append(f"WeightGroups({', '.join([str(groups.values), *names])})")
-    return ", ".join([*given, *(["unsigned=True"] if spec.product.stored is DType.U8 else [])])
+    return ", ".join(given)
 
 
 def _weight_by_bits(config: TileConfig, spec: EpilogueSpec) -> str:
     """Without conversions of fp8, bits are moved."""
-    given = [_weight(config, spec), "" if config.target.fp8 else "by_bits=True"]
-    return ", ".join(filter(None, given))
+    by_bits = spec.product.stored.is_fp8 and not config.target.fp8
+    return _weight(config, spec) + ", by_bits=True" * by_bits
 
 
 def _blocks(config: TileConfig, spec: EpilogueSpec) -> str:

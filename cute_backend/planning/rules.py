@@ -79,7 +79,7 @@ def rows_of_converted_values(config: TileConfig, spec: EpilogueSpec) -> TileConf
         return config
     able = spec.product.a_dtype in config.target.converts and config.products == 1
     able = able and not config.multicasts and not config.pingpong
-    return replace(config, converts=True) if able else None
+    return replace(config, converts=True, packing=spec.product.packing) if able else None
 
 
 def whole_subtiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:

@@ -127,8 +127,9 @@ class TileConfig:
     A `shallow` kernel is for few k tiles. A and B keep fewer stages (`enough_ab_stages`), and the planes of
     the epilogue get the shared memory.
 
-    A tile that `converts` multiplies values of 8 bits, its rows, by values of 16 bits. It converts the former
-    between shared memory and the MMA, and has 128 values of K in a stage.
+    A tile that `converts` multiplies stored values, its rows, by values of 16 bits. It converts the former
+    between shared memory and the MMA, and has 128 bytes of K of them in a stage. Each byte has `packing`
+    values.
 
     With two `products` a tile has two accumulators, and the MMA is twice as wide: it has the columns of one B
     beside those of another, or, INTERLEAVED, the even columns of one B among its odd ones. If it is
@@ -156,6 +157,7 @@ class TileConfig:
     shallow: bool = False
     box_subtiles: int = 1
     converts: bool = False
+    packing: int = 1
 
     def __post_init__(self) -> None:
         if self.split_k not in SPLITS:
@@ -428,7 +430,7 @@ class TileConfig:
     @property
     def ab_stage_bytes(self) -> int:
         """Shared memory of one CTA for one stage of A and B."""
-        columns = self.mma_n // self.ctas * (2 if self.converts else 1)
+        columns = self.mma_n // self.ctas * (2 * self.packing if self.converts else 1)
         return (self.mma_m + columns) * TILE_K_BYTES
 
     @property
@@ -499,7 +501,9 @@ class TileConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for cache keys and manifests."""
         enums = {"arch": self.arch.value, "b_columns": self.b_columns.value, "rowvecs": self.rowvecs.value}
-        return {**asdict(self), **enums}
+        # Only where it is needed, so that other kernels keep their names.
+        left_out = {"packing"} if self.packing == 1 else set()
+        return {name: value for name, value in (asdict(self) | enums).items() if name not in left_out}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> TileConfig:

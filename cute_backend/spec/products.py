@@ -7,6 +7,7 @@ from enum import Enum
 
 from cute_backend.dtypes import DType
 from cute_backend.kinds.scales import Scales, Scaling, WeightGroups
+from cute_backend.kinds.stored import STORED, Stored
 
 
 class Major(str, Enum):
@@ -44,9 +45,8 @@ FP8_K_STEP = 16
 kernel rounds other ends down, except for that of the last group."""
 
 
-STORED_DTYPES = (DType.I8, DType.U8, DType.E4M3, DType.E5M2)
-"""The dtypes of weights that are converted to the 16 bits of the other operand as they are multiplied. bf16
-and fp16 have all of their values."""
+STORED_DTYPES = tuple(STORED)
+"""The dtypes of weights that are converted to the 16 bits of the other operand as they are multiplied."""
 
 
 class Columns(str, Enum):
@@ -73,8 +73,9 @@ class BColumns(str, Enum):
 class Accumulator:
     """One matrix product of A and B, accumulated in fp32, or of int8 in int32; `kind` has their shapes.
 
-    B may be stored in 8 bits beside an A of 16, as a weight that was quantised to save memory is. The kernel
-    converts its values to A's dtype, which has all of them, between shared memory and the MMA. If they have
+    B may be stored in 8 or 4 bits beside an A of 16, as a weight that was quantised to save memory is. The
+    kernel converts its values to A's dtype, which has all of them, between shared memory and the MMA. Where
+    an element has two values, which are neighbours along K, B is (K / 2, N). If they have
     `weight_groups` (groups of K), it also subtracts zeros there, and multiplies by scales.
 
     The accumulators of a spec share one A, and one MMA computes them all. Accumulators of EVEN and ODD
@@ -133,6 +134,20 @@ class Accumulator:
         """Whether the values of one operand, of `STORED_DTYPES`, are converted to the other one's dtype as
         they are multiplied."""
         return self.a_dtype.bits != self.b_dtype.bits
+
+    @property
+    def format(self) -> Stored | None:
+        """The format of the operand that is converted, if one `is_converted`."""
+        return STORED[self.stored] if self.is_converted else None
+
+    @property
+    def packing(self) -> int:
+        """The elements along K of the other operand for each of the one that is converted; 1 if none is."""
+        return 1 if self.format is None else self.format.values
+
+    def k_bits(self, dtype: DType) -> int:
+        """The bits of an operand of this dtype for each element along K of the one that has the most."""
+        return dtype.bits // (self.packing if dtype is self.stored else 1)
 
     @property
     def is_wideable(self) -> bool:

@@ -1,9 +1,9 @@
-"""Products of values of 8 bits by values of 16, on Hopper: wgmma takes the former from registers. All GPUs
-convert alike (`converted`).
+"""Products of values of 8 or 4 bits by values of 16, on Hopper: wgmma takes the former from registers. All
+GPUs convert alike (`stored_values.py`).
 
 The stored values, as those of a quantised weight, are the rows of A. TMA brings them to shared memory as they
 lie in memory. Each thread reads those of its fragments, two neighbours of K at a time, and converts them to
-the dtype of B, which has all of them (`stored_values.py`), while the tensor cores work on those before. From
+the dtype of B, which has all of them, while the tensor cores work on those before. From
 values in groups of K it makes the weights of a program that subtracts zeros and multiplies by scales
 (`weight_groups.py`).
 """
@@ -15,24 +15,32 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Int32, Numeric, Uint8
+from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
+from cute_backend.kinds.scales import SPAN
 from cute_backend.planning import TILE_K_BYTES
-from cute_backend.spec import WeightGroups
+from cute_backend.spec import DType, WeightGroups
 from cute_backend.templates.instructions import assembled
 from cute_backend.templates.mainloop import State, WarpgroupOperands
-from cute_backend.templates.stored_values import converted
+from cute_backend.templates.stored_values import StoredPairs, stored_pairs
 from cute_backend.templates.weight_groups import Arithmetic, GroupVectors, HeldGroups, KGroup
+
+VECTOR_BYTES = 16
+"""Bytes of a line that the swizzle moves together."""
 
 WARP_ROWS = 16
 """Rows of a block of 64 that one warp has."""
 
-K_BYTES = 16
-"""Stored bytes of K that one MMA multiplies."""
+MMA_VALUES = 16
+"""Values of K that one MMA multiplies."""
 
-PARTS = 2
-"""The parts of a k tile. The values of one are converted while the tensor cores multiply the other's."""
+PART = 4
+"""The MMAs of a part of a k tile. The values of one part are converted while the tensor cores multiply those
+of the one before, so that a thread has registers for two."""
+
+HELD_VALUES = 2 * PART * MMA_VALUES
+"""Values of K of which a thread has registers, those of a span of groups."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +49,11 @@ class StoredTile:
 
     A row is a line of 128 bytes, the values of a k tile, whose vectors of 16 bytes are swizzled by the number
     of the line. A thread has two rows of each block of 64, eight apart, and of the 16 values of K of an MMA
-    two neighbours from each half (PTX ISA, wgmma register fragments, matrix A).
+    two neighbours from each half (PTX ISA, wgmma register fragments, matrix A). The registers of MMA i are
+    those of MMA i - 2 * `PART` too.
     """
 
-    stored: type[Numeric]
+    stored: StoredPairs
     fragments: cute.Tensor
     first: Int32
     """The address of its first value in stage 0."""
@@ -57,14 +66,13 @@ class StoredTile:
 
     @staticmethod
     def of(
-        s_a: cute.Tensor, stored: type[Numeric], fragments: cute.Tensor, row: Int32, block_rows: int
+        s_a: cute.Tensor, stored: StoredPairs, fragments: cute.Tensor, row: Int32, block_rows: int
     ) -> StoredTile:
-        """The tile of a thread whose warp has the 16 rows from `row` on of each `block_rows` rows of A, of
-        values of dtype `stored`."""
+        """The tile of a thread whose warp has the 16 rows from `row` on of each `block_rows` rows of A."""
         lane = cute.arch.lane_idx()
         line = lane // 4
         first = Int32(s_a.iterator.toint()) + (row + line) * TILE_K_BYTES
-        first += (line << 4) + lane % 4 * 2
+        first += (line << 4) + lane % 4 * stored.bytes
         rows = cute.size(s_a, mode=[0])
         stage, block = rows * TILE_K_BYTES, block_rows * TILE_K_BYTES
         return StoredTile(stored, fragments, first, row + line, stage, block)
@@ -74,22 +82,36 @@ class StoredTile:
         rows, block_rows = 2 * cute.size(self.fragments, mode=[1]), self.block_bytes // TILE_K_BYTES
         to = self.fragments.element_type
         arithmetic = Arithmetic(groups, self.stored, to)
-        vectors = GroupVectors(arithmetic, list(tensors), rows, block_rows, self.first_row, Int32(0))
+        vectors = GroupVectors(arithmetic, list(tensors), rows, block_rows, self.first_row, Int32(0), SPAN)
         return replace(self, vectors=vectors)
 
     def at(self, row: Int32, k_tile: Int32) -> StoredTile:
         """The tile of A whose first row is this, and whose part of K begins with this k tile."""
-        return self if self.vectors is None else replace(self, vectors=self.vectors.at(row, k_tile))
+        if self.vectors is None:
+            return self
+        return replace(self, vectors=self.vectors.at(row, k_tile * self.spans))
+
+    @property
+    def k_blocks(self) -> int:
+        """The MMAs of a k tile."""
+        return TILE_K_BYTES // (MMA_VALUES // 2 * self.stored.bytes)
+
+    @property
+    def spans(self) -> int:
+        """The spans of groups of a k tile."""
+        return self.k_blocks * MMA_VALUES // SPAN
 
     def load(self, k_block: int, stage: Int32) -> list[Int32]:
         """Reads the pairs of values that one MMA multiplies, of all blocks of rows."""
+        half_bytes = MMA_VALUES // 4 * self.stored.bytes
+        vector, within = divmod(k_block * 2 * half_bytes, VECTOR_BYTES)
         # The bits of the vector's place in its line are 0 in all other terms, so one instruction swizzles it.
-        place = (self.first + stage * self.stage_bytes) ^ (k_block * K_BYTES)
+        place = (self.first + stage * self.stage_bytes) ^ (vector * VECTOR_BYTES)
         blocks = range(0, cute.size(self.fragments, mode=[1]) * self.block_bytes, self.block_bytes)
         return [
-            assembled("ld.shared.u16 $0, [$1];", place + (block + half + rows))
+            assembled(f"ld.shared.u{8 * self.stored.bytes} $0, [$1];", place + (block + within + half + rows))
             for block in blocks
-            for half in (0, K_BYTES // 2)
+            for half in (0, half_bytes)
             for rows in (0, 8 * TILE_K_BYTES)
         ]
 
@@ -99,8 +121,8 @@ class StoredTile:
         words, to = cute.recast_tensor(self.fragments, Int32), self.fragments.element_type
         for i, pair in enumerate(pairs):
             row = i // 4 * 2 + i % 2
-            word = converted(pair, self.stored, to) if group is None else group.weights(row, pair)
-            words[k_block * len(pairs) + i] = word
+            word = self.stored.converted(pair, to) if group is None else group.weights(row, pair)
+            words[k_block % (2 * PART) * len(pairs) + i] = word
 
 
 @dataclass(frozen=True)
@@ -113,19 +135,19 @@ class Held:
 
 
 class Sm90Converted:
-    """The tensor cores add up all k tiles. A k tile is multiplied in two parts: while they work on one, a
-    thread converts the other. It reads a part's stored values as it converts those of the part before, so
-    that it does not wait for them: a step multiplies the second part of the k tile before and the first part
-    of its own. The registers of a part are free again once its products have been waited for. So is a stage,
-    all of whose values have been read by then."""
+    """The tensor cores add up all k tiles. A k tile is multiplied in parts: while they work on one, a thread
+    converts the next. It reads a part's stored values as it converts those of the part before, so that it
+    does not wait for them: a step multiplies the last part of the k tile before, and all but the last of its
+    own. The registers of a part are free again once its products have been waited for. So is a stage, all of
+    whose values have been read by then."""
 
     lead, k_tiles_a_step, pieces = 1, 1, 1
     scaling = None
     converts = True
 
-    def __init__(self, groups: WeightGroups | None = None, *, unsigned: bool = False) -> None:
-        """Integers are `unsigned` only if this says so: a kernel's tensors have the same type for both."""
-        self.groups, self.unsigned = groups, unsigned
+    def __init__(self, stored: DType, groups: WeightGroups | None = None) -> None:
+        """`stored` is the dtype of A, since a kernel's tensors have bytes for several."""
+        self.pairs, self.groups = stored_pairs(stored), groups
 
     def stored(
         self,
@@ -134,24 +156,27 @@ class Sm90Converted:
         fragments: cute.Tensor,
         row: Int32,
         block_rows: int,
+        rows: Int32,
     ) -> StoredTile:
-        """The rows of A that a thread converts, as `StoredTile.of` has them. `vectors` are the scales and
-        zeros of its groups of K, each (rows, groups)."""
-        dtype = Uint8 if self.unsigned else s_a.element_type
-        tile = StoredTile.of(s_a, dtype, fragments, row, block_rows)
+        """The rows of A that a thread converts, as `StoredTile.of` has them, of `rows` rows in all. `vectors`
+        are the scales and zeros of its groups of K, each (rows, groups)."""
+        tile = StoredTile.of(s_a, self.pairs.in_thread(rows), fragments, row, block_rows)
         return tile if self.groups is None else tile.with_groups(self.groups, vectors)
 
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
     ) -> tuple[Held, State]:
         stored: StoredTile = operands.a
-        groups = None if stored.vectors is None else HeldGroups.of(stored.vectors, state.count)
+        groups = None
+        if stored.vectors is not None:
+            groups = HeldGroups.of(stored.vectors, state.count * stored.spans)
         held = Held(cute.make_rmem_tensor(self._pairs(operands), Int32), groups)
         operands.ring.consumer_wait(state)
-        first = [stored.load(k_block, state.index) for k_block in self._k_blocks(operands, 0)]
+        first = [stored.load(k_block, state.index) for k_block in range(PART)]
         for i, pair in enumerate(pair for pairs in first for pair in pairs):
             held.read[i] = pair
         self._multiply(operands, acc, held, state, 0, state, anew=True)
+        self._further_parts(operands, acc, held, state)
         state.advance()
         return held, state
 
@@ -165,9 +190,10 @@ class Sm90Converted:
         count: int,
     ) -> tuple[State, State]:
         operands.ring.consumer_wait(state)
-        self._multiply(operands, acc, held, release, 1, state)
+        tile: StoredTile = operands.a
+        self._multiply(operands, acc, held, release, self._last(operands), state)
         if held.groups is not None:
-            held.groups.advance(state.count)
+            held.groups.advance(state.count * tile.spans)
         # The registers of the first part are those of the k tile before.
         warpgroup.wait_group(1)
         self._multiply(operands, acc, held, state, 0, state)
@@ -175,23 +201,35 @@ class Sm90Converted:
         warpgroup.wait_group(1)
         _release(operands, release)
         release.advance()
+        self._further_parts(operands, acc, held, state)
         state.advance()
         return state, release
 
     def end(self, operands: WarpgroupOperands, acc: cute.Tensor, held: Held, release: State) -> None:
-        self._multiply(operands, acc, held, release, 1, None)
+        self._multiply(operands, acc, held, release, self._last(operands), None)
         warpgroup.wait_group(0)
         _release(operands, release)
 
-    def _k_blocks(self, operands: WarpgroupOperands, part: int) -> range:
-        """The MMAs of a part of a k tile."""
-        count = cute.size(operands.b[0], mode=[2]) // PARTS
-        return range(part * count, (part + 1) * count)
+    def _last(self, operands: WarpgroupOperands) -> int:
+        """The last part of a k tile."""
+        tile: StoredTile = operands.a
+        return tile.k_blocks // PART - 1
+
+    def _further_parts(self, operands: WarpgroupOperands, acc: cute.Tensor, held: Held, state: State) -> None:
+        """Multiplies the parts of a k tile between the first one and the last. No products are under way but
+        those of the first one."""
+        for part in range(1, self._last(operands)):
+            if part > 1:
+                warpgroup.wait_group(1)
+            if held.groups is not None and part * PART * MMA_VALUES % SPAN == 0:
+                tile: StoredTile = operands.a
+                held.groups.advance(state.count * tile.spans + part * PART * MMA_VALUES // SPAN)
+            self._multiply(operands, acc, held, state, part, state)
 
     def _pairs(self, operands: WarpgroupOperands) -> int:
         """The pairs of stored values of a part that a thread reads."""
         tile: StoredTile = operands.a
-        return cute.size(cute.recast_tensor(tile.fragments, Int32)) // PARTS
+        return cute.size(cute.recast_tensor(tile.fragments, Int32)) // 2
 
     def _multiply(
         self,
@@ -204,26 +242,28 @@ class Sm90Converted:
         anew: bool = False,
     ) -> None:
         """Converts the stored values of a part of a stage, which `held` has, and issues its wgmmas as one
-        group; `anew` overwrites the sums. In the place of those of each MMA it reads those of the other part
-        of the stage `following`."""
+        group; `anew` overwrites the sums. In the place of those of each MMA it reads those of the next part,
+        which is in the stage `following`."""
         tile: StoredTile = operands.a
-        k_blocks, others = self._k_blocks(operands, part), self._k_blocks(operands, 1 - part)
+        k_blocks = range(part * PART, (part + 1) * PART)
+        span = part * PART * MMA_VALUES // SPAN
         groups: dict[int, KGroup] = {}
-        each = self._pairs(operands) // len(k_blocks)
+        each = self._pairs(operands) // PART
         for i, k_block in enumerate(k_blocks):
-            index = 0 if self.groups is None else k_block * K_BYTES // self.groups.values
+            index = 0 if self.groups is None else k_block * MMA_VALUES % SPAN // self.groups.values
             if held.groups is not None and index not in groups:
-                groups[index] = held.groups.group(state.count, index)
+                groups[index] = held.groups.group(state.count * tile.spans + span, index)
             place = range(i * each, (i + 1) * each)
             pairs = [held.read[at] for at in place]
             if following is not None:
-                for at, pair in zip(place, tile.load(others[i], following.index), strict=True):
+                read = tile.load((k_block + PART) % tile.k_blocks, following.index)
+                for at, pair in zip(place, read, strict=True):
                     held.read[at] = pair
             tile.convert(k_block, pairs, groups.get(index))
         warpgroup.fence()
         for k_block in k_blocks:
             mma = operands.setting if anew and k_block == 0 else operands.adding
-            a = tile.fragments[(None, None, k_block)]
+            a = tile.fragments[(None, None, k_block % (2 * PART))]
             cute.gemm(mma, acc, a, operands.b[0][(None, None, k_block, state.index)], acc)
         warpgroup.commit_group()
 

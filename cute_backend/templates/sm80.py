@@ -149,8 +149,9 @@ class Sm80Gemm(FragmentGemm):
         m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
         self.a_stage = Stage(a.element_type, config.tile_m, tile_k, _is_k_major(a))
         b_k_major = _is_k_major(bs[0])
-        self.b_stage = Stage(multiplied, config.mma_n, tile_k, b_k_major)
-        self.piece = Stage(multiplied, config.piece_n, tile_k, b_k_major)
+        b_k = tile_k * config.packing
+        self.b_stage = Stage(multiplied, config.mma_n, b_k, b_k_major)
+        self.piece = Stage(multiplied, config.piece_n, b_k, b_k_major)
         check_stage(config, self.a_stage.bytes + self.b_stage.bytes)
         mma_k = MMA_K_BYTES * 8 // multiplied.width
         warps = cute.make_layout((WARPS * config.sharing, 1, 1))

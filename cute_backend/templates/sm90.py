@@ -54,7 +54,7 @@ from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import ScaleStages
-from cute_backend.templates.converted import WARP_ROWS, Sm90Converted
+from cute_backend.templates.converted import HELD_VALUES, WARP_ROWS, Sm90Converted
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.epilogue import Epilogue
@@ -177,16 +177,17 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         (rows, k), then those of each B's, (k, columns); `offsets` are the offsets of a grouped product."""
         config = self.config
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
-        # Values that are converted have 8 bits, and the other operand has those that are multiplied.
+        # The operand that is not converted has the values that are multiplied.
         multiplied = self.b_dtype if self.mainloop.converts else self.a_dtype
         self.sum_type = sums_of(self.a_dtype, self.b_dtype)
         self.tile_k = tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
+        b_k = tile_k * config.packing
         self.group_step = 1 if offsets is None else batches.group_step(a, self.is_k_grouped)
         a, bs = batches.operands(a, bs, self.kind, tile_k)
         m, n = a.shape[0], self._width(cute.size(bs[0], mode=[0]))
         a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(bs[0])
         tile = (config.mma_m, config.mma_n, tile_k)
-        piece = (config.tile_m, config.piece_n, tile_k)
+        b_tile, piece = (config.mma_m, config.mma_n, b_k), (config.tile_m, config.piece_n, b_k)
         # Two identical MMAs: the first will add to the accumulators, the second will overwrite them.
         add_mma, set_mma = [
             hopper.make_trivial_tiled_mma(
@@ -202,13 +203,13 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
             for _ in range(2)
         ]
         a_smem = hopper.make_smem_layout_a(a_layout, tile, self.a_dtype, self.stages.ab)
-        b_smem = hopper.make_smem_layout_b(b_layout, tile, self.b_dtype, self.stages.ab)
+        b_smem = hopper.make_smem_layout_b(b_layout, b_tile, self.b_dtype, self.stages.ab)
         apart = config.tile_m == BLOCK_M and config.cluster_n == 1 and a_layout.is_k_major_a()
         apart = apart and not self.is_k_grouped and config.stacked == 1
         self.a_boxes = A_BOXES if cutlass.const_expr(apart) else 1
         box_m = config.tile_m // self.a_boxes
         _check_shares("A", box_m if a_layout.is_k_major_a() else tile_k, config.cluster_n)
-        _check_shares("B", config.piece_n if b_layout.is_k_major_b() else tile_k, config.cluster_m)
+        _check_shares("B", config.piece_n if b_layout.is_k_major_b() else b_k, config.cluster_m)
         a_box = hopper.make_smem_layout_a(a_layout, (box_m, config.tile_n, tile_k), self.a_dtype, 1)
         a_tmas = [_tma_load(each, a_box, (box_m, tile_k), config.cluster_n) for each in (a, *further_as)]
         piece_smem = hopper.make_smem_layout_b(b_layout, piece, self.b_dtype, self.stages.ab)
@@ -462,11 +463,12 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         """The fragments of all stages of A, or A itself, as a thread converts it."""
         if not self.mainloop.converts:
             return mma.make_fragment_A(mma.partition_A(shared.s_a))
-        shape = mma.partition_shape_A((self.config.mma_m, self.tile_k))
+        shape = mma.partition_shape_A((self.config.mma_m, HELD_VALUES))
         fragments = cute.make_rmem_tensor(shape, self.b_dtype)
         row = share * BLOCK_M + shared.warp % WARPS * WARP_ROWS
         mainloop = cast(Sm90Converted, self.mainloop)
-        return mainloop.stored(shared.s_a, shared.given.scales, fragments, row, self.config.sharing * BLOCK_M)
+        given, block_rows = shared.given, self.config.sharing * BLOCK_M
+        return mainloop.stored(shared.s_a, given.scales, fragments, row, block_rows, Int32(given.m))
 
     def _at(self, shared: Sm90Shared, seat: Seat, place: Place) -> Seat:
         """The seat of a thread at a place, where A in groups of K has scales and zeros of its own."""

@@ -80,9 +80,8 @@ class WarpCopies(Feed):
 
     def _is_whole(self, shared: Sm80Shared, ahead: Ahead) -> Boolean:
         """Whether a k tile lies wholly within A and B. All B have one shape."""
-        column = ahead.k * ahead.columns
-        a_filled = self.gemm.a_stage.is_filled(shared.a, ahead.rows_a, column)
-        return a_filled & self.gemm.piece.is_filled(shared.bs[0], ahead.rows_b, column)
+        a_filled = self.gemm.a_stage.is_filled(shared.a, ahead.rows_a, ahead.k * ahead.columns_a)
+        return a_filled & self.gemm.piece.is_filled(shared.bs[0], ahead.rows_b, ahead.k * ahead.columns_b)
 
     def _copies(self, shared: Sm80Shared, ahead: Ahead) -> Copies:
         """The copies of a k tile."""
@@ -131,13 +130,14 @@ class WarpCopies(Feed):
             cutlass.select_(valid, Int32(operand.shape[0] - row), Int32(0))
             for operand, row in ((shared.a, m0), (shared.bs[0], b0))
         )
-        columns, batch = self.gemm.a_stage.columns, Int32(place.batch)
+        columns_a, columns_b = self.gemm.a_stage.columns, self.gemm.piece.columns
+        batch = Int32(place.batch)
         k = shared.items.begin_k(batch)
-        place_a = self.gemm.a_stage.place(shared.a, Int32(m0), k * columns, batch, shared.thread)
+        place_a = self.gemm.a_stage.place(shared.a, Int32(m0), k * columns_a, batch, shared.thread)
         places_b = tuple(
-            self.gemm.piece.place(b, Int32(b0), k * columns, batch, shared.thread) for b in shared.bs
+            self.gemm.piece.place(b, Int32(b0), k * columns_b, batch, shared.thread) for b in shared.bs
         )
-        return Ahead(item, k, Int32(0), place_a, places_b, rows_a, rows_b, batch, columns)
+        return Ahead(item, k, Int32(0), place_a, places_b, rows_a, rows_b, batch, columns_a, columns_b)
 
     def _beside(self, shared: Sm80Shared, ahead: Ahead) -> Ahead:
         """The next k tile of the same work item."""
@@ -162,8 +162,8 @@ class Ahead:
 
     A thread's first vectors are at `place_a` of A and at `places_b` of each B. At most `rows_a` and
     `rows_b` rows are copied from there on, and at most those of the stage. They are None if the k tile is
-    known to lie wholly within A and B. It is of the `batch`-th product. `columns` is the number of elements
-    of K in a k tile.
+    known to lie wholly within A and B. It is of the `batch`-th product. `columns_a` and `columns_b` are the
+    numbers of elements of A and B along K in a k tile.
     """
 
     item: Int32
@@ -174,7 +174,8 @@ class Ahead:
     rows_a: Int32 | None
     rows_b: Int32 | None
     batch: Int32
-    columns: int
+    columns_a: int
+    columns_b: int
 
     @property
     def whole(self) -> Ahead:
@@ -184,11 +185,11 @@ class Ahead:
     @property
     def of_a(self) -> Lines:
         """Its rows of A."""
-        return Lines(self.place_a, self.rows_a, self.k * self.columns)
+        return Lines(self.place_a, self.rows_a, self.k * self.columns_a)
 
     def of_b(self, index: int) -> Lines:
         """Its rows of a B."""
-        return Lines(self.places_b[index], self.rows_b, self.k * self.columns)
+        return Lines(self.places_b[index], self.rows_b, self.k * self.columns_b)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
     scale_b  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     exact0   exact   bf16  cp_async        a subtile at a time by cp.async, the first ones ahead of the products
 
-cute_scaled_mm_residual_128x64_625afb9f:
-sm_80, tile 128x64_1x1_transposed, planes aligned to 16 bytes:
-128 by 64 of the transposed product, subtiles of 32 columns, raster 8.
+cute_scaled_mm_residual_64x64_fc181d35:
+sm_80, tile 64x64_1x1_transposed, planes aligned to 16 bytes:
+64 by 64 of the transposed product, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -18,7 +18,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.spec import Order
+from cute_backend.spec import DType, Order
 from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand, transpose
@@ -62,7 +62,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 64, transposed=True, converts=True), Stages(ab=4, exact=4, store=1), Sm80Converted(by_bits=True))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 64, 64, transposed=True, converts=True), Stages(ab=5, exact=4, store=1), Sm80Converted(DType.E4M3, by_bits=True))
 
 
 @cute.jit

@@ -57,7 +57,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 64, 16, subtile_n=16, unrolled=True, transposed=True, converts=True), Stages(ab=13, store=1), Sm80Converted(WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16), by_bits=True))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 64, 16, subtile_n=16, unrolled=True, transposed=True, converts=True), Stages(ab=13, store=1), Sm80Converted(DType.I8, WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16)))
 
 
 @cute.jit

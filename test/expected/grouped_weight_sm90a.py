@@ -57,7 +57,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 16, subtile_n=16, raster_m=16, unrolled=True, transposed=True, converts=True), Stages(ab=10, store=4), Sm90Converted(WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16)))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 16, subtile_n=16, raster_m=16, unrolled=True, transposed=True, converts=True), Stages(ab=10, store=4), Sm90Converted(DType.I8, WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16)))
 
 
 @cute.jit

@@ -4,9 +4,9 @@
     rowvec0  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     rowvec1  colvec  bf16  row_read        one value for each row of a thread, before the accumulator wait
 
-cute_mm_scale_bias_silu_64x32_a200e78a:
-sm_120a, tile 64x32_1x1_transposed, planes aligned to 16 bytes:
-64 by 32 of the transposed product, subtiles of 32 columns, raster 8.
+cute_mm_scale_bias_silu_64x16_d80959bf:
+sm_120a, tile 64x16_1x1_by16_unrolled_transposed, planes aligned to 16 bytes:
+64 by 16 of the transposed product, subtiles of 16 columns, unrolled, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.spec import Order
+from cute_backend.spec import DType, Order
 from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand, transpose
@@ -64,7 +64,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm120Gemm(Epilogue(), TileConfig(Arch.SM120A, 64, 32, transposed=True, converts=True), Stages(ab=5, store=1), Sm80Converted())
+gemm = Sm120Gemm(Epilogue(), TileConfig(Arch.SM120A, 64, 16, subtile_n=16, unrolled=True, transposed=True, converts=True), Stages(ab=7, store=1), Sm80Converted(DType.I8))
 
 
 @cute.jit

@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.spec import Order
+from cute_backend.spec import DType, Order
 from cute_backend.planning import Arch, Stages, TileConfig
 from cute_backend.templates.drain import Visit
 from cute_backend.templates.epilogue import SmemOperand, transpose
@@ -64,7 +64,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 256, 64, transposed=True, converts=True), Stages(ab=4, store=4), Sm90Converted())
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 256, 64, transposed=True, converts=True), Stages(ab=4, store=4), Sm90Converted(DType.I8))
 
 
 @cute.jit

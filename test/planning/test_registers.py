@@ -36,7 +36,7 @@ def test_scales_and_zeros_of_a_weight_are_counted_and_take_time() -> None:
     assert Converting(small).registers == CONVERTED + 2 * (1 + 1 + 2 + 2)
     assert Converting(wide).registers == CONVERTED + 2 * 2 * (1 + 1 + 1 + 2)
     tile = TileConfig(Arch.SM90A, 64, 8, subtile_n=8, transposed=True, converts=True)
-    times = [Converting(each).k_times(tile, 0.1) for each in (None, small, wide)]
+    times = [Converting(each).microseconds(tile) for each in (None, small, wide)]
     assert times == sorted(times) and times[0] < times[1] < times[2]
 
 

@@ -70,9 +70,10 @@ def test_operands_and_planes_have_no_conflict(
 
 
 @pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM120A], ids=lambda arch: arch.value)
-def test_operands_that_are_converted_have_no_conflict(arch: Arch) -> None:
-    tile = TileConfig(arch, 64, 32, transposed=True, converts=True)
-    _, conflicts = of_tiles(tile, scaled_residual(DType.BF16, DType.I8), 144)
+@pytest.mark.parametrize("stored", [DType.I8, DType.U4X2], ids=lambda dtype: dtype.value)
+def test_operands_that_are_converted_have_no_conflict(stored: DType, arch: Arch) -> None:
+    tile = TileConfig(arch, 64, 32, transposed=True, converts=True, packing=stored.values)
+    _, conflicts = of_tiles(tile, scaled_residual(DType.BF16, stored), 144 * stored.values)
     assert not +conflicts
 
 

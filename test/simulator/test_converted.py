@@ -1,7 +1,9 @@
-"""Weights of 8 bits that kernels convert on their way to the MMA, on the simulated machine: every stored
-value, tails of all sizes, and every way in which a tile is computed."""
+"""Weights of 8 and 4 bits that kernels convert on their way to the MMA, on the simulated machine: every
+stored value, tails of all sizes, and every way in which a tile is computed."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from _pytest.mark import ParameterSet
 from torch import Tensor
 
 import cute_backend
+from cute_backend.kinds.stored import STORED
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import TORCH_DTYPES
@@ -66,6 +69,8 @@ def spec(stored: DType, other: DType) -> EpilogueSpec:
 def weight(stored: DType, n: int, k: int) -> Tensor:
     """Values of the whole range of int8, or small integers, which every sum has exactly."""
     generator = torch.Generator().manual_seed(n + k)
+    if stored.values > 1:
+        return torch.randint(0, 256, (n, k // 2), generator=generator).to(torch.uint8)
     if stored is not DType.I8:
         return torch.randint(-4, 5, (n, k), generator=generator).to(TORCH_DTYPES[stored])
     values = torch.randint(-128, 128, (n, k), dtype=torch.int8, generator=generator)
@@ -79,7 +84,7 @@ def check(stored: DType, other: DType, config: TileConfig, problem: tuple[int, i
     a = torch.randint(-2, 3, (m, k), generator=generator).to(TORCH_DTYPES[other])
     residual = torch.randint(-99, 100, (m, n), generator=generator).bfloat16()
     given = [a], [weight(stored, n, k).t()], [torch.arange(n) % 67 + 1.0, residual]
-    results, _ = run_region(spec(stored, other), *given, machine(config))
+    results, _ = run_region(spec(stored, other), *given, machine(replace(config, packing=stored.values)))
     for actual, expected in zip(results, replay(spec(stored, other), *given), strict=True):
         assert torch.equal(actual, expected), wrong(actual, expected)
 
@@ -130,6 +135,21 @@ def test_dtypes(tile: TileConfig, stored: DType, other: DType) -> None:
 def test_every_stored_value(tile: TileConfig, stored: DType, other: DType) -> None:
     """A unit matrix picks each of the 256 values, in fp8 also infinities and NaN, from two columns."""
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    if stored.values > 1:
+        elements = codes.view(16, 16)
+        values = STORED[stored].unpacked(elements.t())
+        a = torch.eye(32, dtype=TORCH_DTYPES[other])
+        product = EpilogueSpec(
+            (Accumulator("acc", other, stored),), (), (), (Store("out0", "acc", DType.F32),)
+        )
+        (result,), _ = run_region(
+            product, [a], [elements.t()], [], machine(replace(tile, converts=True, packing=2))
+        )
+        low = 0 if stored is DType.U4X2 else -8
+        expected = torch.stack([codes.view(16, 16) % 16, codes.view(16, 16) // 16], 2).int() + low
+        assert torch.equal(result, expected.view(16, 32).t().float())
+        assert torch.equal(result, values.float())
+        return
     values = torch.stack([codes, codes.flip(0)]).view(TORCH_DTYPES[stored])
     finite = values.float().isfinite()
     product = EpilogueSpec((Accumulator("acc", other, stored),), (), (), (Store("out0", "acc", DType.F32),))

@@ -1,8 +1,9 @@
-"""Weights of 8 bits in groups of K on the simulated machine: the bits of weights, tails of all sizes, and
-every way in which a tile is computed."""
+"""Weights of 8 and 4 bits in groups of K on the simulated machine: the bits of weights, tails of all sizes,
+and every way in which a tile is computed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from cute_backend.spec import STORED_DTYPES, Accumulator, DType, EpilogueSpec, S
 from support.simulator.exact import RESIDUAL, machine, op, sm90, wrong
 
 F32, BF16, F16, I8, U8 = DType.F32, DType.BF16, DType.F16, DType.I8, DType.U8
+U4X2, I4X2 = DType.U4X2, DType.I4X2
 
 
 def converting(tile_m: int, tile_n: int, **options: int) -> TileConfig:
@@ -32,7 +34,7 @@ TILES = {
     "8 rows": converting(64, 8, subtile_n=8),
     "two warpgroups": converting(128, 64),
     "two blocks": converting(256, 32),
-    "wide": converting(128, 128),
+    "wide": converting(64, 128),
     "cluster": converting(64, 16, subtile_n=16, split_k=2),
     "memory": converting(128, 32, split_k=6),
 }
@@ -61,6 +63,12 @@ GROUPS = {
     "fp32": (I8, F16, WeightGroups(64, F32, F32, F32, F32)),
     "zeros in fp32": (U8, BF16, WeightGroups(32, F32, BF16, F32, F32)),
     "rounded as they are read": (I8, BF16, WeightGroups(256, F16, BF16, U8, BF16)),
+    "nibbles": (U4X2, BF16, WeightGroups(128, BF16, BF16, I8, BF16)),
+    "nibbles by 32": (U4X2, BF16, WeightGroups(32, BF16, BF16, U8, BF16)),
+    "nibbles by 256 in fp32": (I4X2, BF16, WeightGroups(256, F32, F32, I8, BF16)),
+    "nibbles by 64 in fp16": (I4X2, F16, WeightGroups(64, F16, F16, F16, F16)),
+    "nibbles and fp32": (U4X2, F16, WeightGroups(128, F32, F32, F32, F32)),
+    "nibbles without zeros": (I4X2, BF16, WeightGroups(64, BF16, BF16)),
 }
 
 
@@ -71,6 +79,9 @@ def spec(stored: DType, other: DType, groups: WeightGroups) -> EpilogueSpec:
 
 
 def weight(stored: DType, n: int, k: int, generator: torch.Generator) -> Tensor:
+    """The elements (N, K / values) of a weight."""
+    if stored.values > 1:
+        return torch.randint(0, 256, (n, k // 2), generator=generator).to(torch.uint8)
     low, high = {I8: (-128, 128), U8: (0, 256)}.get(stored, (-4, 5))
     return torch.randint(low, high, (n, k), generator=generator).to(TORCH_DTYPES[stored])
 
@@ -91,7 +102,7 @@ def check(case: str, config: TileConfig, problem: tuple[int, int, int]) -> None:
     vectors = [each.t() for each in whole(groups, n, k, generator)]
     given = [a], [weight(stored, n, k, generator).t(), *vectors], [residual]
     product = spec(stored, other, groups)
-    (actual,), _ = run_region(product, *given, machine(config))
+    (actual,), _ = run_region(product, *given, machine(replace(config, packing=stored.values)))
     (expected,) = replay(product, *given)
     assert torch.equal(actual, expected), wrong(actual, expected)
 
@@ -144,7 +155,9 @@ def test_weights_have_the_bits_of_the_chain(case: str, tile: TileConfig) -> None
     """A unit matrix picks the weights of 130 of 256 values of K, with scales and zeros of any bits."""
     stored, other, groups = GROUPS[case]
     generator = torch.Generator().manual_seed(len(case))
-    values = weight(stored, 72, 256, generator)
+    elements = weight(stored, 72, 256, generator)
+    values = torch.stack([elements & 15, elements >> 4], 2).view(72, 256) if stored.values > 1 else elements
+    values = values.float() - 8 * (stored is I4X2)
     shape = (72, 256 // groups.values)
     drawn = torch.rand(shape, generator=generator), torch.rand(shape, generator=generator) * 200
     vectors = [each.to(TORCH_DTYPES[of]) for each, of in zip(drawn, groups.vectors, strict=False)]
@@ -153,8 +166,8 @@ def test_weights_have_the_bits_of_the_chain(case: str, tile: TileConfig) -> None
     bare = EpilogueSpec((acc,), (), (), (Store("out0", "acc", F32),))
     for first in (0, 126):
         a = torch.eye(256, dtype=TORCH_DTYPES[other])[first : first + 130]
-        given = [a], [values.t(), *(each.t() for each in vectors)], []
-        (actual,), _ = run_region(bare, *given, machine(tile))
+        given = [a], [elements.t(), *(each.t() for each in vectors)], []
+        (actual,), _ = run_region(bare, *given, machine(replace(tile, packing=stored.values)))
         assert torch.equal(actual, expected[first : first + 130])
         assert torch.equal(actual, replay(bare, *given)[0])
 
@@ -230,6 +243,7 @@ def test_dtypes(tile: TileConfig, stored: DType) -> None:
     a = torch.randint(-2, 3, (5, 384), generator=generator).bfloat16()
     values, (scales,) = weight(stored, 104, 384, generator), whole(groups, 104, 384, generator)
     given = [a], [values.t(), scales.t()], [torch.zeros(5, 104).bfloat16()]
+    tile = replace(tile, packing=stored.values)
     (actual,), _ = run_region(spec(stored, BF16, groups), *given, machine(tile))
     assert torch.equal(actual, replay(spec(stored, BF16, groups), *given)[0])
 

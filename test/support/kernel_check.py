@@ -144,7 +144,7 @@ def operands_of(
     bs = [
         _of_heads(product(2 * each.width, k, acc.b_dtype), each.b_block)
         if each.b_block
-        else product(each.width or columns, k, acc.b_dtype).t()
+        else product(each.width or columns, k // acc.packing, acc.b_dtype).t()
         if acc.b_major is Major.K
         else product(k, wide_n, acc.b_dtype)[:, : each.width or columns]
         for each in spec.first_of_each_b

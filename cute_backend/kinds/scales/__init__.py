@@ -4,18 +4,19 @@ zeros of a weight's groups of K in `weight_groups.py`. `vectors.py` has the face
 
 from cute_backend.kinds.scales.blocks import SCALE_BLOCK, BlockFormat, Scaling, sum_of_blocks
 from cute_backend.kinds.scales.vectors import Scales, Side, Vector, shown
-from cute_backend.kinds.scales.weight_groups import GROUP_SIZES, K_TILE_VALUES, WeightGroups
+from cute_backend.kinds.scales.weight_groups import GROUP_SIZES, SPAN, WeightGroups, has_integers
 
 __all__ = [
     "GROUP_SIZES",
-    "K_TILE_VALUES",
     "SCALE_BLOCK",
+    "SPAN",
     "BlockFormat",
     "Scales",
     "Scaling",
     "Side",
     "Vector",
     "WeightGroups",
+    "has_integers",
     "shown",
     "sum_of_blocks",
 ]

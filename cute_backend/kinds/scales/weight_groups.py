@@ -9,34 +9,37 @@ from typing import TYPE_CHECKING, Any
 from cute_backend.dtypes import DType
 from cute_backend.kinds.axes import Dim, Extent, Stride
 from cute_backend.kinds.scales.vectors import Scales, Side, Vector, shown
+from cute_backend.kinds.stored import STORED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from cute_backend.kinds.scales.vectors import Round
 
-K_TILE_VALUES = 128
-"""Values of K of a k tile of values of 8 bits."""
+SPAN = 128
+"""Values of K whose groups a thread goes on to at once: those of a k tile of values of 8 bits, and of half of
+one of values of 4 bits."""
 
 GROUP_SIZES = (32, 64, 128, 256)
-"""The values of K in a group. Groups of fewer than `K_TILE_VALUES` divide a k tile, and others are whole k
-tiles."""
+"""The values of K in a group. Groups of fewer than `SPAN` divide a span, and others are whole spans."""
 
 _SCALES = (DType.F32, DType.BF16, DType.F16)
 
-_INTEGERS = {DType.I8: (-128, 127), DType.U8: (0, 255)}
-"""The least and the largest value of each integer dtype."""
+_ZEROS = (*_SCALES, DType.I8, DType.U8)
 
-_ZEROS = (*_SCALES, *_INTEGERS)
+_SIGNIFICANT = {DType.F32: 24, DType.BF16: 8, DType.F16: 11}
+"""The significant bits of dtypes."""
 
-_ALL_INTEGERS = {DType.F32: 2**24, DType.BF16: 2**8, DType.F16: 2**11}
-"""The magnitude up to which a dtype has all integers: two to the number of its significant bits."""
+
+def has_integers(dtype: DType, most: int) -> bool:
+    """Whether a dtype has all integers of magnitudes up to `most`."""
+    return most <= 1 << _SIGNIFICANT[dtype]
 
 
 @dataclass(frozen=True)
 class WeightGroups(Scales):
-    """The groups of K of a weight of 8 bits: `values` neighbours along K of one column share a `scale`, and a
-    `zero` unless that is None. Both are dtypes in memory.
+    """The groups of K of a weight that is stored in few bits: `values` neighbours along K of one column share
+    a `scale`, and a `zero` unless that is None. Both are dtypes in memory.
 
     A weight is (stored - zero) * scale. The difference is rounded to the dtype `difference`, and the product
     to `product`, which are fp32 or the dtype of the other operand, to which the weight is rounded then. In
@@ -50,11 +53,6 @@ class WeightGroups(Scales):
     difference: DType | None = None
 
     @property
-    def of_k_tile(self) -> int:
-        """Groups of a k tile, of which there is at least one."""
-        return max(K_TILE_VALUES // self.values, 1)
-
-    @property
     def vectors(self) -> tuple[DType, ...]:
         """The dtypes of the scales and, if there are any, of the zeros."""
         return (self.scale,) if self.zero is None else (self.scale, self.zero)
@@ -66,12 +64,13 @@ class WeightGroups(Scales):
 
     def subtracts_exactly(self, stored: DType) -> bool:
         """Whether no difference of a value of dtype `stored` and a zero is rounded: both are integers, and
-        the dtype `difference` has all integers up to the largest difference. That is 255 if both have signs
-        or neither has, and 383 otherwise, which bf16 has not."""
-        if self.zero not in _INTEGERS or stored not in _INTEGERS or self.difference is None:
+        the dtype `difference` has all integers up to the largest difference. Of bytes that is 255 if both
+        have signs or neither has, and 383 otherwise, which bf16 has not."""
+        zero, values = STORED.get(self.zero or DType.F32), STORED[stored].integers
+        if zero is None or zero.integers is None or values is None or self.difference is None:
             return False
-        (low, high), (least, most) = _INTEGERS[stored], _INTEGERS[self.zero]
-        return max(high - least, most - low) <= _ALL_INTEGERS[self.difference]
+        (low, high), (least, most) = values, zero.integers
+        return has_integers(self.difference, max(high - least, most - low))
 
     def contradiction(self, other: DType) -> str:
         """The rule that these groups break beside an operand of dtype `other`; empty if they break none."""

@@ -141,13 +141,14 @@ def check_operands(spec: EpilogueSpec, a: Tensors, b: Tensors, loads: Tensors) -
         if (
             left.dim() != rank_a
             or len(shape) != rank_b
-            or left.shape[-1] != shape[-2]
+            or left.shape[-1] != shape[-2] * acc.packing
             or tuple(shape[:-2]) != tuple(leading)
             or (acc.b_block and right.shape[-1] != acc.b_block)
             or any(each.dim() != 1 for each in offsets)
         ):
             given = " and ".join(shown(tensor.shape) for tensor in (left, *offsets, right))
             blocks = f", with columns in blocks of {acc.b_block}" if acc.b_block else ""
+            blocks += f", with {acc.packing} of K in an element of B" if acc.packing > 1 else ""
             raise ValueError(f"{acc.name} wants {wanted}{blocks}, not {given}")
         if acc.width and shape[-1] != acc.width:
             raise ValueError(f"{acc.name} has a segment of {acc.width} columns, and its B is {shown(shape)}")

@@ -27,6 +27,7 @@ class WideningLauncher(Launcher):
         of: Callable[[EpilogueSpec, int, Constraints], Launcher],
     ) -> None:
         super().__init__(spec, device, constraints)
+        self._format = spec.product.format
         self._of_many_rows = lambda: of(spec.widened, device, constraints)
 
     def consider(
@@ -37,5 +38,6 @@ class WideningLauncher(Launcher):
         count("weights_widened")
         # The rows of its transpose are contiguous, and stay so if they are a slice of longer ones.
         with torch.no_grad():
-            wide = [each.mT.to(a[0].dtype, memory_format=torch.contiguous_format).mT for each in b]
+            values = (each if self._format is None else self._format.unpacked(each) for each in b)
+            wide = [each.mT.to(a[0].dtype, memory_format=torch.contiguous_format).mT for each in values]
         return self._of_many_rows()(a, wide, loads, given)

@@ -109,6 +109,8 @@ LARGE = (-128, -63)
 
 
 def integers(shape: tuple[int, int], dtype: DType, generator: torch.Generator) -> Tensor:
+    if dtype in (DType.U4X2, DType.I4X2):
+        return torch.randint(0, 256, (shape[0], shape[1] // 2), generator=generator).to(torch.uint8)
     low, high = {DType.I8: LARGE, DType.U8: (0, 256)}.get(dtype, (-2, 3))
     values = torch.randint(low, high, shape, generator=generator)
     return fp4(values) if dtype is DType.E2M1X2 else values.to(TORCH_DTYPES[dtype])

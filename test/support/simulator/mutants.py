@@ -135,7 +135,23 @@ GROUPED_WEIGHT = replace(
         ),
     ),
 )
+# The same of two values in a byte, with integer zeros: with signs, or without and in the smallest groups.
+GROUPED_NIBBLES, LESS_UNSIGNED = (
+    replace(
+        CONVERTED,
+        accumulators=(
+            Accumulator(
+                "acc",
+                DType.BF16,
+                DType.U4X2,
+                weight_groups=WeightGroups(values, DType.BF16, DType.BF16, zero, DType.BF16),
+            ),
+        ),
+    )
+    for values, zero in ((64, DType.I8), (32, DType.U8))
+)
 # The same of int8, with scales in fp32 and zeros of int8, for whole k tiles.
+
 INTEGER_ZEROS = replace(
     CONVERTED,
     accumulators=(
@@ -370,6 +386,18 @@ CONVERTING_GROUPS = Subject(
     sm90(64, 16, subtile_n=16, transposed=True, converts=True), (24, 136, 1472), spec=GROUPED_WEIGHT
 )
 CONVERTING_INTEGERS = replace(CONVERTING_GROUPS, problem=(24, 136, 1408), spec=INTEGER_ZEROS)
+NIBBLES = Subject(
+    sm90(64, 16, subtile_n=16, transposed=True, converts=True, packing=2),
+    (24, 136, 1472),
+    spec=GROUPED_NIBBLES,
+)
+NIBBLES_LESS_UNSIGNED = replace(NIBBLES, spec=LESS_UNSIGNED)
+NIBBLES_BY_WARPS = replace(
+    NIBBLES_LESS_UNSIGNED,
+    config=sm80(64, 32, transposed=True, converts=True, packing=2),
+    problem=(24, 136, 1312),
+)
+NIBBLES_BESIDE_TMA = replace(NIBBLES_BY_WARPS, config=replace(NIBBLES_BY_WARPS.config, arch=Arch.SM120A))
 GROUPS_IN_PARTS = replace(CONVERTING_GROUPS, config=replace(CONVERTING_GROUPS.config, split_k=2))
 GROUPS_BY_WARPS = replace(CONVERTING_GROUPS, config=CONVERTING_BY_WARPS.config)
 GROUPS_BESIDE_TMA = replace(CONVERTING_GROUPS, config=CONVERTING_BESIDE_TMA.config)

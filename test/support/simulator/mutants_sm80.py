@@ -13,7 +13,7 @@ from cutlass.cute.atom import Trait, make_atom
 from cutlass.cute.core import _pack_shape
 
 from cute_backend.simulator.simulation_errors import IllegalAccess, RaceError
-from cute_backend.templates.stored_values import _integers
+from cute_backend.templates.stored_values import _signed
 from cute_backend.templates.warp_instructions import MmaI8Op
 from cute_backend.templates.warp_mainloop import MMA_K_BYTES
 from support.simulator.mutants import (
@@ -28,6 +28,8 @@ from support.simulator.mutants import (
     HALF_BOXES,
     INT8_BY_WARPS,
     MANY_SUBTILES,
+    NIBBLES_BESIDE_TMA,
+    NIBBLES_BY_WARPS,
     ROWS_BESIDE_TMA,
     SHARED,
     STILL_READ,
@@ -42,7 +44,7 @@ from support.simulator.mutants import (
     Mutant,
     WrongNumbers,
 )
-from support.simulator.mutants_sm90 import zeros_of_the_next
+from support.simulator.mutants_sm90 import exchanged, zeros_of_the_next
 from support.simulator.planting import Call, Wrong, as_written, changed, early, instead, threads, without
 
 
@@ -85,6 +87,17 @@ def _take_columns_in_order(call: Call) -> Any:
     """Leaves out that lanes 1 and 2 of four have the odd vectors of a half."""
     lane = cute.arch.lane_idx() % 4
     return call(self=changed(call.self, first_b=call.self.first_b ^ ((lane ^ lane >> 1) & 1) << 5))
+
+
+def _take_halves_in_order(call: Call) -> Any:
+    """Leaves out that lanes 1 and 3 of four multiply the second half of a vector first."""
+    lane = cute.arch.lane_idx() % 4
+    return call(self=changed(call.self, first_b=call.self.first_b ^ (lane & 1) << 5))
+
+
+def _of_the_first_vector(call: Call) -> Any:
+    """The group of the even vector of a lane's two."""
+    return call(index=call.index & ~1)
 
 
 def _add_one_less(call: Call) -> Any:
@@ -415,7 +428,7 @@ MUTANTS = [
     Mutant(
         "stored values of the other half of a k tile",
         CONVERTING_BESIDE_TMA,
-        instead("warp_converted.ConvertedOperands.rows", lambda call: call(half=1 - call.half)),
+        instead("warp_converted.ConvertedOperands.rows", lambda call: call(step=call.step ^ 1)),
         WrongNumbers,
     ),
     Mutant(
@@ -467,7 +480,7 @@ MUTANTS = [
         "scales and zeros overwritten before they are taken",
         GROUPS_BY_WARPS,
         (
-            *without("weight_groups.HeldGroups.advance", inside="warp_converted.Sm80Converted._group"),
+            *without("weight_groups.HeldGroups.advance", inside="warp_converted.Sm80Converted._groups"),
             Wrong("weight_groups.HeldGroups.group", _load_over),
         ),
         WrongNumbers,
@@ -475,7 +488,7 @@ MUTANTS = [
     Mutant(
         "the scales and zeros of a chunk after it has ended, by warps",
         GROUPS_BY_WARPS,
-        without("weight_groups.HeldGroups.advance", inside="warp_converted.Sm80Converted._group"),
+        without("weight_groups.HeldGroups.advance", inside="warp_converted.Sm80Converted._groups"),
         WrongNumbers,
     ),
     Mutant(
@@ -499,7 +512,32 @@ MUTANTS = [
     Mutant(
         "unsigned values taken for signed ones, by warps",
         GROUPS_BY_WARPS,
-        instead("stored_values._unsigned", lambda call: _integers(call.pair, call.to)),
+        instead("stored_values.Integers.converted", lambda call: _signed(call.pair, call.to)),
+        WrongNumbers,
+    ),
+    # Two values in a byte.
+    Mutant(
+        "nibbles exchanged, by warps",
+        NIBBLES_BY_WARPS,
+        instead("stored_values.Nibbles._apart", exchanged),
+        WrongNumbers,
+    ),
+    Mutant(
+        "the same half of a vector of B in all lanes",
+        NIBBLES_BESIDE_TMA,
+        instead("warp_converted.ConvertedOperands.columns", _take_halves_in_order),
+        WrongNumbers,
+    ),
+    Mutant(
+        "both vectors of a lane have the group of the first",
+        NIBBLES_BY_WARPS,
+        instead("weight_groups.HeldGroups.group", _of_the_first_vector),
+        WrongNumbers,
+    ),
+    Mutant(
+        "the first four groups of a chunk alone",
+        NIBBLES_BESIDE_TMA,
+        instead("weight_groups.GroupVectors.of_group", lambda call: call(group=call.group & ~4)),
         WrongNumbers,
     ),
     Mutant(

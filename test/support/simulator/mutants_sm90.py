@@ -26,7 +26,7 @@ from cute_backend.templates.crew import WARPS
 from cute_backend.templates.epilogue import release_planes
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.rings import in_ring, named_barrier
-from cute_backend.templates.stored_values import MAGIC, _integers
+from cute_backend.templates.stored_values import MAGIC, _signed
 from cute_backend.templates.warpgroups import Turn
 from support.simulator.effects import RELEASED_UNREAD, first_b, has_not, one_part_less, signs_alone
 from support.simulator.mutants import (
@@ -47,6 +47,8 @@ from support.simulator.mutants import (
     K_GROUPS_FP8,
     K_TAILS,
     KEEPS,
+    NIBBLES,
+    NIBBLES_LESS_UNSIGNED,
     PARTS,
     PASSES,
     PIECES,
@@ -193,6 +195,11 @@ def zeros_of_the_next(call: Call) -> Any:
     return call()[:scales] + call(group=call.group + 1)[scales:]
 
 
+def exchanged(call: Call) -> Any:
+    """The nibbles of a byte with their neighbours' numbers."""
+    return call(pair=(call.pair >> 4 | call.pair << 4) & 0xFF)
+
+
 def _round_sums(call: Call) -> None:
     """Rounds the sums of a thread to fp32."""
     call()
@@ -331,7 +338,7 @@ MUTANTS = [
     Mutant(
         "stored values taken without their signs",
         CONVERTING,
-        instead("stored_values._integers", lambda call: call(pair=call.pair & 0x7F7F)),
+        instead("stored_values._signed", lambda call: call(pair=call.pair & 0x7F7F)),
         WrongNumbers,
     ),
     Mutant(
@@ -381,19 +388,19 @@ MUTANTS = [
     Mutant(
         "unsigned values taken for signed ones",
         CONVERTING_GROUPS,
-        instead("stored_values._unsigned", lambda call: _integers(call.pair, call.to)),
+        instead("stored_values.Integers.converted", lambda call: _signed(call.pair, call.to)),
         WrongNumbers,
     ),
     Mutant(
         "integer zeros added",
         CONVERTING_INTEGERS,
-        instead("stored_values.numbers", lambda call: call(start=MAGIC - (call.start - MAGIC))),
+        instead("stored_values.Integers.numbers", lambda call: call(start=MAGIC - (call.start - MAGIC))),
         WrongNumbers,
     ),
     Mutant(
         "stored values exchanged with their neighbours",
         CONVERTING_INTEGERS,
-        instead("stored_values.numbers", lambda call: call()[::-1]),
+        instead("stored_values.Integers.numbers", lambda call: call()[::-1]),
         WrongNumbers,
     ),
     Mutant(
@@ -401,6 +408,50 @@ MUTANTS = [
         CONVERTING_INTEGERS,
         without("weight_groups.HeldGroups._begin", inside="weight_groups.HeldGroups.advance"),
         WrongNumbers,
+    ),
+    # Two values in a byte.
+    Mutant(
+        "nibbles exchanged",
+        NIBBLES,
+        instead("stored_values.Nibbles._apart", exchanged),
+        WrongNumbers,
+    ),
+    Mutant(
+        "a zero of another group of nibbles",
+        NIBBLES,
+        instead("weight_groups.GroupVectors.of_group", zeros_of_the_next),
+        WrongNumbers,
+    ),
+    Mutant(
+        "nibbles' scales of the next column",
+        NIBBLES,
+        instead("weight_groups.KGroup.weights", lambda call: call(row=call.row ^ 1)),
+        WrongNumbers,
+    ),
+    Mutant(
+        "nibbles of the next 16 of K",
+        NIBBLES,
+        instead("converted.StoredTile.load", lambda call: call(k_block=call.k_block ^ 1)),
+        WrongNumbers,
+    ),
+    Mutant(
+        "zeros without signs subtracted from nibbles that are not inverted",
+        NIBBLES_LESS_UNSIGNED,
+        instead("stored_values._Large.before", lambda call: call(is_inverted=False)),
+        WrongNumbers,
+    ),
+    Mutant(
+        "a k tile of nibbles has the groups of its first half",
+        NIBBLES_LESS_UNSIGNED,
+        without("weight_groups.HeldGroups.advance", inside="converted.Sm90Converted._further_parts"),
+        WrongNumbers,
+    ),
+    Mutant(
+        "weights of the third part of a k tile overwrite those of the first",
+        NIBBLES,
+        without("warpgroup.wait_group", inside="converted.Sm90Converted._further_parts"),
+        RaceError,
+        r"touches registers of a wgmma\.mma_async that it has not waited for",
     ),
     # Split-K over a cluster.
     Mutant(
