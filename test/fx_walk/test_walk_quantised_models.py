@@ -61,6 +61,7 @@ LIBRARIES: dict[str, tuple[Callable[[], torch.nn.Module], DType]] = {
     ),
     "torchao int8 by int8": (torchao("Int8DynamicActivationInt8WeightConfig"), DType.I8),
     "Gemma int8": (gemma(8), DType.I8),
+    "Gemma int4": (gemma(4), DType.I4X2),
     "Gemma int2, which Inductor unpacks": (gemma(2), DType.I8),
 }
 """Linears, each with the dtype in which a kernel reads the weight."""

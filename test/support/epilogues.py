@@ -144,6 +144,9 @@ MAKERS: dict[str, Maker] = {
     "a_int8": lambda p, g: (p.operand(p.m, p.k, dtype=torch.float32, generator=g) * 2).to(torch.int8),
     "b_int8": lambda p, g: (p.operand(p.n, p.k, dtype=torch.float32, generator=g) * 2).to(torch.int8).t(),
     "w_int8": lambda p, g: (p.operand(p.n, p.k, dtype=torch.float32, generator=g) * 2).to(torch.int8),
+    "w_nibbles": lambda p, g: (p.operand(p.n, p.k // 2, dtype=torch.float32, generator=g) * 2).to(
+        torch.uint8
+    ),
     "group_scales": lambda p, g: p.blocks(p.n, p.k // 128),
     "group_zeros": lambda p, g: (p.blocks(p.n, p.k // 128) * 2).to(torch.int8),
     "b": _b(E4M3),
@@ -339,6 +342,15 @@ def grouped_weight(a_bf16, w_int8, group_scales, group_zeros, bias):
     n, k = w_int8.shape
     w = w_int8.reshape(n, -1, 128).to(a_bf16.dtype) - group_zeros[..., None].to(a_bf16.dtype)
     return a_bf16 @ (w * group_scales[..., None]).reshape(n, k).to(a_bf16.dtype).t() + bias
+
+
+@epilogue({"rowvec0": "rowvec"}, "bf16", table=STORED)
+def nibble_weight(a_bf16, w_nibbles, group_scales, group_zeros, bias):
+    """Two values in a byte, in groups of 128 of K: zeros of int8, scales in bf16, and a bias."""
+    n, dtype = len(w_nibbles), a_bf16.dtype
+    w = torch.stack([w_nibbles & 15, w_nibbles >> 4], -1).view(n, -1, 128).to(dtype)
+    w = (w - group_zeros[..., None].to(dtype)) * group_scales[..., None].to(dtype)
+    return a_bf16 @ w.view(n, -1).t() + bias
 
 
 @epilogue({**ROWWISE, "bias": "rowvec"}, "bf16")

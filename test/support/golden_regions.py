@@ -70,7 +70,13 @@ OTHER_SIZES = {
         "grouped_weight",
         "sm_80",
         Problem(16, 14336, 4096),
-        "DType.BF16), by_bits=True",
+        "Sm80Converted(DType.I8, WeightGroups",
+    ),
+    "nibble_weight_sm90a.py": (
+        "nibble_weight",
+        "sm_90a",
+        Problem(16, 14336, 4096),
+        "WeightGroups(128, DType.F32, DType.BF16, DType.I8, DType.BF16)",
     ),
     "rowwise_large_sm100a.py": (
         "rowwise",

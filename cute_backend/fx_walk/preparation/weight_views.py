@@ -13,12 +13,14 @@ from torch import fx
 from cute_backend.fx_walk.graph.new_calls import call
 from cute_backend.fx_walk.graph.static import (
     DTYPES,
+    Size,
     arguments,
     fake,
     first_argument,
     target_name,
 )
 from cute_backend.fx_walk.products.capability import Capability, target_of
+from cute_backend.fx_walk.products.packed_weights import packed_values, stored_dtype
 from cute_backend.fx_walk.products.questions import is_cast_of_stored
 from cute_backend.fx_walk.products.stored_weights import StoredWeight, may_be_few, stored_weight
 from cute_backend.fx_walk.products.weight_groups import (
@@ -53,7 +55,7 @@ def bring_weights_to_products(graph: fx.Graph, capability: Capability) -> None:
         found = stored_weight(b)
         if found is None or not _may_be_converted(node, found.node, capability, in_groups=False):
             continue
-        if any(step.is_swapped for step in found.steps):
+        if found.is_swapped or any(step.is_swapped for step in found.steps):
             with graph.inserting_before(node):
                 node.replace_input_with(b, _rebuilt(graph, found))
         _cast_scales_last(graph, node)
@@ -67,7 +69,7 @@ def _may_be_converted(product: fx.Node, weight: fx.Node, capability: Capability,
         target = target_of(result.device, capability)
     except Refused:
         return False
-    able = target is None or DTYPES[fake(weight).dtype] in target.converts
+    able = target is None or stored_dtype(weight) in target.converts
     return able and may_be_few(result.shape[0], in_groups)
 
 
@@ -86,9 +88,7 @@ def _along_k(graph: fx.Graph, weight: GroupedWeight) -> fx.Node:
     k, n, values, groups = weight.k, weight.n, weight.values, weight.k // weight.values
     like, value = weight.steps[0][0], weight.node
     if weight.axes is not Axes.ALONG_K:
-        if fake(value).shape != (n, k):
-            value = call(graph, like, aten.reshape.default, value, [n, k])
-        value = call(graph, like, aten.permute.default, value, [1, 0])
+        value = _turned(graph, value, k, n)
     value = call(graph, like, aten.reshape.default, value, [groups, values, n])
     for node, vector in weight.steps:
         if vector is None:
@@ -105,6 +105,15 @@ def _along_k(graph: fx.Graph, weight: GroupedWeight) -> fx.Node:
         given = call(graph, node, aten.reshape.default, given, [groups, 1, n])
         value = call(graph, node, node.target, value, given)
     return call(graph, like, aten.reshape.default, value, [k, n])
+
+
+def _turned(graph: fx.Graph, values: fx.Node, k: Size, n: Size) -> fx.Node:
+    """Stored values (N, K), in any shape, as (K, N), also if they are taken from bytes of two."""
+    if (packed := packed_values(values)) is not None and packed.is_along_last:
+        return packed.along_k(graph, k, n)
+    if fake(values).shape != (n, k):
+        values = call(graph, values, aten.reshape.default, values, [n, k])
+    return call(graph, values, aten.permute.default, values, [1, 0])
 
 
 def _cast_scales_last(graph: fx.Graph, product: fx.Node) -> None:
@@ -127,7 +136,9 @@ def _cast_scales_last(graph: fx.Graph, product: fx.Node) -> None:
 
 def _rebuilt(graph: fx.Graph, weight: StoredWeight) -> fx.Node:
     """The result of a weight's steps, as the product reads it, with all views in front of them."""
-    value = _exchanged(graph, weight.node) if weight.is_swapped else weight.node
+    value = weight.node
+    if weight.is_swapped:
+        value = _turned(graph, value, *reversed(fake(value).shape))
     for step in weight.steps:
         if step.operand is None:
             assert target_name(step.node) == CONVERSION

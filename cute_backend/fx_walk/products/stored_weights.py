@@ -1,4 +1,4 @@
-"""Weights that are stored in 8 bits, and converted to those of the input in front of their product.
+"""Weights that are stored in 8 or 4 bits, and converted to those of the input in front of their product.
 
 A quantised weight reaches the pass as a chain from the stored values: a conversion, often to fp32, a
 multiplication by a scale of each column of B or of the whole weight, a conversion to the input's dtype, and
@@ -15,7 +15,6 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.graph.mutation import root
 from cute_backend.fx_walk.graph.static import (
-    DTYPES,
     Size,
     arguments,
     fake,
@@ -26,6 +25,7 @@ from cute_backend.fx_walk.graph.static import (
     tensor_of,
 )
 from cute_backend.fx_walk.products.anchor import Anchor
+from cute_backend.fx_walk.products.packed_weights import in_memory, packed_values, stored_dtype
 from cute_backend.fx_walk.products.product_operands import accumulator_of
 from cute_backend.fx_walk.products.scaling_recipes import VectorView
 from cute_backend.fx_walk.products.weight_groups import (
@@ -40,7 +40,7 @@ from cute_backend.fx_walk.products.weight_groups import (
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.values.classify import classify_vector
 from cute_backend.planning import MOST_CONVERTED_ROWS, MOST_ROWS_IN_GROUPS, Target
-from cute_backend.spec import STORED_DTYPES, LoadKind, Precision, ProductKind
+from cute_backend.spec import DType, LoadKind, Precision, ProductKind
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,12 @@ def stored_weight(b: fx.Node) -> StoredWeight | None:
         tensor = tensor_of(node)
         if tensor is None or tensor.dim() != 2:
             return None
-        if DTYPES.get(tensor.dtype) in STORED_DTYPES:
+        target = target_name(node) if node.op == "call_function" else ""
+        is_view_of_packed = target in SWAPS and packed_values(arguments(node)["self"]) is not None
+        if stored_dtype(node) is not None and not is_view_of_packed:
             return StoredWeight(node, is_swapped, tuple(reversed(steps))) if steps else None
         if node.op != "call_function" or len(node.users) != 1:
             return None
-        target = target_name(node)
         if target in SWAPS:
             node, is_swapped = arguments(node)["self"], is_swapped is not exchanges(node)
         elif target == CONVERSION and tensor.dtype.is_floating_point:
@@ -113,19 +114,19 @@ def with_stored_weight(anchor: Anchor) -> Anchor | Refused | None:
         return _in_groups(anchor)
     if found.is_swapped or any(step.is_swapped for step in found.steps):
         return None
-    if not _is_along_k(found.node):
+    stored, dtype = in_memory(found.node), stored_dtype(found.node)
+    if dtype is None or not _is_along_k(stored, dtype, *fake(found.node).shape):
         return None
     scales = [_uncast(step.operand) for step in found.steps if step.operand is not None]
     if len(scales) > 1 or not all(_is_of_columns(scale, anchor.n) for scale in scales):
         return None
     try:
-        dtype = DTYPES[fake(found.node).dtype]
-        acc = accumulator_of(anchor.node, anchor.a, found.node, dtype, dtype, fast_accum=True)
+        acc = accumulator_of(anchor.node, anchor.a, stored, dtype, dtype, fast_accum=True)
         views = [classify_vector(scale, LoadKind.ROWVEC, anchor.device) for scale in scales]
     except Refused:
         return None
     acc = replace(acc, a_dtype=anchor.accumulator.a_dtype)
-    return replace(anchor, b=found.node, accumulator=acc, scale_b=views[0] if views else None)
+    return replace(anchor, b=stored, accumulator=acc, scale_b=views[0] if views else None)
 
 
 def _in_groups(anchor: Anchor) -> Anchor | Refused | None:
@@ -136,11 +137,11 @@ def _in_groups(anchor: Anchor) -> Anchor | Refused | None:
         return None
     to = anchor.accumulator.a_dtype
     try:
-        groups = found.groups(to)
-        if found.axes is not Axes.ALONG_K or not _is_along_k(found.node):
+        groups, stored, dtype = found.groups(to), in_memory(found.node), stored_dtype(found.node)
+        is_along_k = dtype is not None and _is_along_k(stored, dtype, found.k, found.n)
+        if found.axes is not Axes.ALONG_K or dtype is None or not is_along_k:
             return None
-        dtype = DTYPES[fake(found.node).dtype]
-        acc = accumulator_of(anchor.node, anchor.a, found.node, dtype, dtype, fast_accum=True)
+        acc = accumulator_of(anchor.node, anchor.a, stored, dtype, dtype, fast_accum=True)
     except Refused as refused:
         return refused if refused.reason is Reason.WEIGHT_GROUPS else None
     vectors = (found.vectors.get(name) for name in (SCALING, SUBTRACTION))
@@ -150,7 +151,7 @@ def _in_groups(anchor: Anchor) -> Anchor | Refused | None:
     if not all(each.device == anchor.device and same_sizes(each.shape, shape) for each in given):
         return None
     acc = replace(acc, a_dtype=to, weight_groups=groups)
-    return replace(anchor, b=found.node, accumulator=acc, b_vectors=nodes)
+    return replace(anchor, b=stored, accumulator=acc, b_vectors=nodes)
 
 
 def _uncast(scale: fx.Node) -> fx.Node:
@@ -168,9 +169,12 @@ def _is_of_columns(scale: fx.Node, n: Size) -> bool:
     return known(fake(scale).numel() == 1) or (known(shape[0] == 1) and known(shape[1] == n))
 
 
-def _is_along_k(stored: fx.Node) -> bool:
-    """Whether the stored values (K, N) of a column of B lie side by side."""
-    return fake(stored).dim() == 2 and known(fake(stored).stride(0) == 1)
+def _is_along_k(stored: fx.Node, dtype: DType, k: Size, n: Size) -> bool:
+    """Whether the elements (K, N) of a column of B lie side by side, or those (K / 2, N) of two values."""
+    tensor = fake(stored)
+    if tensor.dim() != 2 or not known(tensor.stride(0) == 1):
+        return False
+    return known(tensor.shape[0] * dtype.values == k) and known(tensor.shape[1] == n)
 
 
 def may_be_few(m: Size, in_groups: bool) -> bool:

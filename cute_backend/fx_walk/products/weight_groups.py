@@ -1,4 +1,4 @@
-"""Weights that are stored in 8 bits with a scale, and maybe a zero, for each column and group of K.
+"""Weights that are stored in 8 or 4 bits with a scale, and maybe a zero, for each column and group of K.
 
 Such a weight reaches the pass as a chain from the stored values: a conversion, a subtraction of zeros, a
 multiplication by scales, and conversions and views between them. The groups are an axis of their own while
@@ -28,8 +28,9 @@ from cute_backend.fx_walk.graph.static import (
     target_name,
     tensor_of,
 )
+from cute_backend.fx_walk.products.packed_weights import stored_dtype
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, user_label
-from cute_backend.spec import GROUP_SIZES, STORED_DTYPES, DType, WeightGroups
+from cute_backend.spec import GROUP_SIZES, DType, WeightGroups
 
 CONVERSION = "prims.convert_element_type.default"
 SCALING = "aten.mul.Tensor"
@@ -161,7 +162,7 @@ def grouped_weight(b: fx.Node) -> GroupedWeight | None:
         tensor = tensor_of(node)
         if tensor is None:
             return None
-        if DTYPES.get(tensor.dtype) in STORED_DTYPES:
+        if stored_dtype(node) is not None:
             break
         if node.op != "call_function" or len(node.users) != 1:
             return None
