@@ -116,6 +116,7 @@ def test_every_spelling_of_weights_is_drawn() -> None:
         wanted = [grouping.stored, *(shape for shape, _ in grouping.vectors)]
         assert shapes >= {tuple(size.replace("@", "N") for size in shape) for shape in wanted}
     assert stored >= set(weights.STORED)
+    assert texts >= {text for halves in weights.HALVES for text in halves} | set(weights.JOINED)
     assert any("repeat_interleave" in text for text in texts)
 
 

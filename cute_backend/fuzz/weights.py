@@ -1,9 +1,10 @@
-"""Draws programs with weights that are stored in 8 bits, and converted in front of their products.
+"""Draws programs with weights that are stored in 8 or 4 bits, and converted in front of their products.
 
 A weight (N, K) has scales for each column or for each group of K, in front of the product or behind it, and
 maybe zeros. The views, the casts and the order in which they come are those of libraries and of people. Some
 groups are not as kernels take them: of too few values, of a number that does not divide K, or with zeros of
-another shape. Some weights have several readers.
+another shape. Some bytes have two values of a weight, seldom in an order that kernels don't take. Some
+weights have several readers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,19 @@ from cute_backend.fuzz.draw import BF16, E4M3, E5M2, F16, F32, Drawing
 from cute_backend.fuzz.drawn_program import Fill, Program, Rule
 
 STORED = (torch.int8, torch.int8, torch.uint8, E4M3, E5M2)
+
+HALVES = (
+    ("{0} & 15", "{0} >> 4"),
+    ("{0} & 0xF", "({0} >> 4) & 15"),
+    ("{0} % 16", "{0} // 16"),
+    ("{0} >> 4", "{0} & 15"),
+)
+"""The two values of a byte. Kernels don't take the last order."""
+
+JOINED = (
+    "torch.stack([{0}, {1}], -1).flatten(-2)",
+    "torch.cat([{0}.unsqueeze(2), {1}.unsqueeze(2)], -1).reshape({0}.shape[0], -1)",
+)
 
 SIZES = (32, 64, 128, 256, 64, 128, 16, 512)
 """Values in a group, of which kernels take most."""
@@ -155,6 +169,24 @@ class _Weights(Drawing):
         fill = Fill.INTEGERS if self.exact and dtype.is_floating_point else Fill.BYTES
         return self.input(shape, dtype, Fill.NORMAL if dtype.is_floating_point and not self.exact else fill)
 
+    def packed(self, shape: Shape) -> str | None:
+        """Values of this shape, two in each byte of an input, as they are or less 8."""
+        lines, along = shape
+        data = self.input((lines, f"({along}) // 2"), torch.uint8, Fill.BYTES)
+        offset, halves = self.random.random() < 0.5, list[str]()
+        for text in self.random.choice((*HALVES, *HALVES[:2])):
+            half = self.step(text, [data], Rule.EXACT)
+            half = self.to(half, torch.int8) if offset else half
+            half = half and self.step("{0} - 8", [half], Rule.EXACT) if offset else half
+            if half is None:
+                return None
+            halves.append(half)
+        return self.step(self.random.choice(JOINED), halves, Rule.JOIN)
+
+    def codes(self, shape: Shape) -> str | None:
+        """The values of a weight: stored, or in bytes of two."""
+        return self.packed(shape) if self.random.random() < 0.3 else self.stored(shape)
+
     def to(self, name: str | None, dtype: torch.dtype) -> str | None:
         """A cast, which is sometimes one that changes nothing."""
         return name and self.step(f"{{0}}.to({dtype})", [name], Rule.CAST)
@@ -167,7 +199,7 @@ class _Weights(Drawing):
 
     def whole(self, columns: str, dtype: torch.dtype) -> str | None:
         """A weight whose scales, if there are any, are of columns."""
-        weight = self.to(self.stored((columns, "K")), self.random.choice((dtype, dtype, F32)))
+        weight = self.to(self.codes((columns, "K")), self.random.choice((dtype, dtype, F32)))
         if self.random.random() < 0.6:
             shape, there, back = self.random.choice(COLUMN_SCALES)
             scales: str | None = self.input(
@@ -184,7 +216,7 @@ class _Weights(Drawing):
         if self.sizes["K"] % self.sizes["G"]:
             return self.by_repeated_scales(columns, dtype)
         grouping = self.random.choice(GROUPINGS)
-        weight: str | None = self.stored(self.of_columns(grouping.stored, columns))
+        weight = self.codes(self.of_columns(grouping.stored, columns))
         there = self.text_of(f"{{0}}{grouping.there}", columns)
         first = self.random.random() < 0.5
         if first:
