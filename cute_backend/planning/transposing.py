@@ -20,12 +20,10 @@ from cute_backend.spec import (
     EpilogueSpec,
     Load,
     LoadKind,
-    Order,
     ProductKind,
     Store,
 )
 
-_ORDERS = {Order.ROW: Order.COLUMN, Order.COLUMN: Order.ROW}
 _INDICES = ("row_index", "column_index")
 
 
