@@ -432,7 +432,7 @@ MALFORMED = {
     "unknown precision": lambda data: {**data, "precision": "exact"},
     "two forms of a result": lambda data: {
         **data,
-        "stores": [{**data["stores"][0], "part": {"index": 0, "count": 2}, "block": 8}],
+        "stores": [{**data["stores"][0], "heads": {"rows": 128, "columns": 64}, "block": 8}],
     },
     "a number for a list": lambda data: {**data, "ops": 3},
     "a bare number operand": lambda data: {**data, "ops": [{**data["ops"][0], "operands": ["acc", 1.0]}]},
