@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cute_backend.planning.registers import NARROW_SUBTILE_N, leaves_registers, long_ops
 from cute_backend.planning.rung import Rung
-from cute_backend.planning.shared_memory import has_planes, holds_planes
+from cute_backend.planning.shared_memory import Rings, has_planes, holds_planes, room_bytes
 from cute_backend.planning.subtiles import with_half_subtiles
 from cute_backend.planning.targets import Arch, Kind
 from cute_backend.planning.tiles import Alignment, TileConfig
@@ -54,9 +54,9 @@ def can_split(config: TileConfig, spec: EpilogueSpec) -> bool:
     the device, nor for scales that the MMA applies, nor if a value is kept in tensor memory, to which each
     read adds the sums of other CTAs.
 
-    Sums may go through memory only if `_can_leave_sums`. Where there are clusters, the second kernel does not
-    use TMA, which a repeating operand with blocks needs, and its tile has to be the same however planes are
-    aligned.
+    Sums may go through memory only if `_can_leave_sums`, and if the first kernel, which has no epilogue, has
+    room for its stages. Where there are clusters, the second kernel does not use TMA, which a repeating
+    operand with blocks needs, and its tile has to be the same however planes are aligned.
     """
     if spec.product.kind.has_offsets or spec.product.a_scaling.by_mma:
         return False
@@ -66,7 +66,7 @@ def can_split(config: TileConfig, spec: EpilogueSpec) -> bool:
         return False
     if not config.sums_in_memory:
         return True
-    if not _can_leave_sums(spec):
+    if not _can_leave_sums(spec) or room_bytes(config, Rings(), None) < 0:
         return False
     if not config.target.clusters:
         return len(spec.accumulators) == 1 and not spec.reductions

@@ -41,6 +41,7 @@ from torch._dynamo.utils import counters
 from support.epilogues import EPILOGUES, Problem
 import cute_backend.registration
 from cute_backend.fx_walk.replacement import tuning_jobs
+from cute_backend.planning import TileConfig, plan
 from cute_backend.runtime.calls import launch
 from cute_backend.runtime.tuning.tuning_results import remembered
 from cute_backend.runtime.tuning import tuning_results
@@ -71,13 +72,17 @@ error = ((result.double() - right).norm() / right.norm()).item()
 if dynamic:
     for m in (16, 700, 3000, 1000):
         compiled(*epilogue.inputs(Problem(m, 4096, 1024, device="cuda")))
-used = [
-    choice.fitted is not None
-    and [key[0].to_dict() for key, ready in launcher.kernels._kernels.items() if ready is choice.fitted.ready]
-    for launcher in launch._launchers.values()
-    for size, choice in launcher.kernels.choices.items() if size[0] == 1000
-]
 entries = json.loads((remembered()._files[-1]._path).read_text())["problems"]
+tiles = [TileConfig.from_dict(entry["config"]) for entry in entries.values()]
+running = [
+    [planned for planned, ready in launcher.kernels._kernels.items() if ready is choice.fitted.ready]
+    for launcher in launch._launchers.values()
+    for size, choice in launcher.kernels.choices.items() if size[0] == 1000 and choice.fitted is not None
+]
+used = [
+    [tile.to_dict() for tile in tiles for each in plans if plan(each.spec, tile, each.alignment) == each]
+    for plans in running
+]
 count = dict(counters["cute_backend"])
 with cute_backend.config.patch(max_autotune=True):
     told = cute_backend.explain(epilogue.fn, *given)
