@@ -31,9 +31,10 @@ COPYING = 40
 """Registers for addresses of operands if the warps that multiply also copy them, without TMA."""
 
 
-READING = 5
-"""Registers for the addresses of planes that an unrolled visit reads from shared memory under ping-pong, if
-it has no more columns than a warp copies at once: the compiler computes those of all visits at once."""
+WRITING, READING = 2, 3
+"""Registers for the addresses of shared memory that an unrolled visit under ping-pong writes planes to, and
+reads them from, if it has no more columns than a warp copies at once: the compiler computes those of all
+visits at once."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Registers:
     each function but the first."""
     copying: int
     """Addresses of operands."""
-    reading: int = 0
-    """Addresses of planes that narrow visits read under ping-pong."""
+    visits: int = 0
+    """Addresses of the planes of narrow visits under ping-pong."""
 
     @staticmethod
     def of(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Registers:
@@ -80,13 +81,13 @@ class Registers:
         narrow = config.pingpong and config.unrolled and config.subtile_n <= WARP_COLUMNS
         visits = config.blocks * config.group_n // config.subtile_n
         read = any(not _by_element(load, config, alignment) for load in loads)
-        reading = READING * visits if narrow and read else 0
-        return Registers(accumulators, sums, (2 * planes + others) * elements, steps, copying, reading)
+        visits *= WRITING * bool(spec.planes) + READING * read if narrow else 0
+        return Registers(accumulators, sums, (2 * planes + others) * elements, steps, copying, visits)
 
     @property
     def total(self) -> int:
         """Registers at once: no k tiles are multiplied during visits."""
-        visits = self.fragments + self.steps + self.reading
+        visits = self.fragments + self.steps + self.visits
         return self.accumulators + max(self.sums, visits) + self.copying
 
 

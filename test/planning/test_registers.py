@@ -13,6 +13,7 @@ from cute_backend.planning.registers import (
     MARGIN,
     MARGIN_OF_TENSOR_MEMORY,
     READING,
+    WRITING,
     Registers,
     hoist_budget,
     holds_values,
@@ -58,16 +59,17 @@ def test_what_a_thread_has_of_a_visit_is_counted() -> None:
     assert Registers.of(bare, TileConfig(Arch.SM80, 128, 64), Alignment.TMA).copying == COPYING
 
 
-def test_addresses_that_narrow_visits_read_from_are_counted_under_ping_pong() -> None:
+def test_addresses_of_narrow_visits_are_counted_under_ping_pong() -> None:
     """Those of 22 visits of 8 columns, and none of 7 of 24, nor by element, where visits are a loop's."""
     tile = TileConfig(Arch.SM90A, 128, 88, subtile_n=8, pingpong=True, unrolled=True)
     bare, residual = spec_of(dtype=DType.BF16), spec_of(exact("exact0"), dtype=DType.BF16)
-    assert Registers.of(residual, tile, Alignment.TMA).reading == 22 * READING
+    assert Registers.of(bare, tile, Alignment.TMA).visits == 22 * WRITING
+    assert Registers.of(residual, tile, Alignment.TMA).visits == 22 * (WRITING + READING)
     assert leaves_registers(tile, bare) and not leaves_registers(tile, residual)
-    others = (replace(tile, pingpong=False), replace(tile, tile_m=64, tile_n=168, subtile_n=24))
-    for config, spec in ((tile, bare), *((each, residual) for each in others)):
-        assert Registers.of(spec, config, Alignment.TMA).reading == 0
-    assert Registers.of(residual, replace(tile, unrolled=False), Alignment.PLAIN).reading == 0
+    assert not leaves_registers(replace(tile, tile_n=136), bare), "34 visits"
+    for config in (replace(tile, pingpong=False), replace(tile, tile_m=64, tile_n=168, subtile_n=24)):
+        assert Registers.of(residual, config, Alignment.TMA).visits == 0
+    assert Registers.of(residual, replace(tile, unrolled=False), Alignment.PLAIN).visits == 0
 
 
 def test_steps_of_all_functions_but_the_first_are_counted() -> None:
