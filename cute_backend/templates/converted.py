@@ -216,7 +216,7 @@ class Sm90Converted:
         return tile.k_blocks // PART - 1
 
     def _further_parts(self, operands: WarpgroupOperands, acc: cute.Tensor, held: Held, state: State) -> None:
-        """Multiplies the parts of a k tile between the first one and the last. No products are under way but
+        """Multiplies the parts of a k tile between the first one and the last. No products are in flight but
         those of the first one."""
         for part in range(1, self._last(operands)):
             if part > 1:
