@@ -4,9 +4,9 @@
     rowvec0  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     rowvec1  colvec  bf16  row_read        one value for each row of a thread, before the accumulator wait
 
-cute_mm_scale_bias_silu_64x16_d80959bf:
-sm_120a, tile 64x16_1x1_by16_unrolled_transposed, planes aligned to 16 bytes:
-64 by 16 of the transposed product, subtiles of 16 columns, unrolled, raster 8.
+cute_mm_scale_bias_silu_64x8_9f003dbf:
+sm_120a, tile 64x8_1x1_by8_unrolled_transposed, planes aligned to 16 bytes:
+64 by 8 of the transposed product, subtiles of 8 columns, unrolled, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -64,7 +64,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm120Gemm(Epilogue(), TileConfig(Arch.SM120A, 64, 16, subtile_n=16, unrolled=True, transposed=True, converts=True), Stages(ab=7, store=1), Sm80Converted(DType.I8))
+gemm = Sm120Gemm(Epilogue(), TileConfig(Arch.SM120A, 64, 8, subtile_n=8, unrolled=True, transposed=True, converts=True), Stages(ab=9, store=1), Sm80Converted(DType.I8))
 
 
 @cute.jit

@@ -375,7 +375,7 @@ def test_every_tile_leaves_room_for_its_stages(name: str) -> None:
 
 def test_parts_of_many_rows_leave_room_for_the_stages_of_two_values_in_a_byte() -> None:
     """A k tile of 256 values of a weight is 128 bytes, and of 160 rows of activations 80 KiB: two stages."""
-    spec = the_region("nibble_weight", "sm_90a", Problem(16, 14336, 4096)).spec
+    spec = the_region("nibble_weight", "sm_90a").spec
     for m in (256, 600, 1000):
         every = candidates(Arch.SM90A, spec, Sizes(m, 136, 4096), 132)
         assert any(config.sums_in_memory for config in every)
