@@ -91,7 +91,7 @@ class Dim:
             return sizes[Extent.M] // self.block * sizes[Extent.N]
         if self.extent is Extent.BLOCK:
             return self.block
-        if self.extent is Extent.K:
+        if self.extent is Extent.K and self.values > 1:
             return sizes[Extent.K] // self.values
         if self.extent is Extent.BLOCKS:
             return (self.width or sizes[Extent.N]) // self.block

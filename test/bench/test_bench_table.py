@@ -84,6 +84,8 @@ def test_weights_are_converted_by_the_kernel_of_the_same_operations(monkeypatch)
         x, weight, scales, *zeros = args = workload.inputs()
         (region,) = explain(workload.fn, *args, arch="sm_90a").regions
         assert region.spec.product.is_converted
+        if weight.shape[1] < x.shape[1]:
+            weight = torch.stack([weight & 15, weight >> 4], -1).flatten(1)
         exact = x.double() @ dequantised(weight, scales, *zeros).t()
         for runner in (Runner.EAGER, Runner.CUTE):
             assert relative_error(compiled(runner, workload.fn)(*args), exact) < workload.tolerance
