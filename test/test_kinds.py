@@ -99,7 +99,7 @@ def combined(kind: ReductionKind, row: list[float], order: list[int]) -> Tensor:
     return kind.result(MATH, partials[0], torch.tensor(len(row)))
 
 
-@pytest.mark.parametrize("kind", REDUCTIONS)
+@pytest.mark.parametrize("kind", REDUCTIONS, ids=lambda kind: kind.name)
 @given(row=st.lists(VALUES, min_size=1, max_size=9), draw=st.randoms(use_true_random=False))
 def test_the_arithmetic_of_a_kernel_is_the_reference(
     kind: ReductionKind, row: list[float], draw: Any
@@ -113,7 +113,9 @@ def test_the_arithmetic_of_a_kernel_is_the_reference(
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in REDUCTIONS if kind.several or kind.follow])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in REDUCTIONS if kind.several or kind.follow], ids=lambda kind: kind.name
+)
 @given(row=st.lists(VALUES, min_size=1, max_size=9))
 def test_shorter_ways_agree(kind: ReductionKind, row: list[float]) -> None:
     """Several values at once, and elements in the order of their places."""

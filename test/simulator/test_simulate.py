@@ -100,6 +100,15 @@ def test_an_unwritten_element_disagrees():
     assert not simulate.compare(full + 1e-3, full)[0].agrees
 
 
+def test_integers_that_are_off_by_one_everywhere_do_not_agree() -> None:
+    """A few may be, as values round the other way."""
+    counts = torch.arange(200, 300)
+    few = counts + (counts % 10 == 0)
+    assert simulate.compare(few, counts)[0].agrees
+    off = simulate.compare(counts + 1, counts)[0]
+    assert off.relative < off.allowed and not off.agrees
+
+
 def test_what_is_allowed_is_shown(capsys):
     full = torch.ones(4, 4)
     for actual, verdict in ((full, "agrees"), (full + 1e-3, "WRONG")):

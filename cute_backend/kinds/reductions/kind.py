@@ -36,11 +36,12 @@ def floats(value: DType) -> tuple[DType, ...]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ReductionKind(Kind):
-    """How a reduction combines elements, which are fp32.
+    """How a reduction combines elements, which are fp32; a bool is 1.0 or 0.0.
 
     `element`, `combine`, `result`, `several` and `follow` are the arithmetic of a kernel. Their first
-    argument, `math`, has the functions of `memory_ops/device_math.py`, and numbers have Python's operators. A
-    test runs the same arithmetic on torch's tensors, in random orders, beside `reference`.
+    argument, `math`, has the functions of `memory_ops/device_math.py`, and numbers have Python's operators.
+    Elements beyond the plane are left out. `test/test_kinds.py` runs the same arithmetic on torch's tensors,
+    in random orders, beside `reference`; a function that its `MATH` lacks is added there.
     """
 
     name: str
@@ -63,7 +64,8 @@ class ReductionKind(Kind):
     """Combines a partial with that of an element of a higher place, which is ignored if it is not inside the
     plane; a kind has it if it is cheaper than `combine`."""
     stored_as: Callable[[DType], tuple[DType, ...]] = floats
-    """The dtypes that a store of it may have, from the dtype of the elements."""
+    """The dtypes that a store of it may have, from the dtype of the elements; none if it has no such
+    elements."""
     is_place: bool = False
     """Whether the result is the place of an element."""
     is_element: bool = False
@@ -76,7 +78,8 @@ class ReductionKind(Kind):
     by its column, and for one with `noise`, in place of its name. None if the name of the op says it."""
     aten: tuple[str | tuple[str, int], ...] = ()
     """The calls that compute it, whose arguments are `self`, the axes and, for some, `dtype`: targets, or a
-    target with the number of its result. Kinds that share a call differ in the dtypes of `stored_as`."""
+    target with the number of its result. Kinds that share a call differ in the dtypes of `stored_as`; a
+    refusal names the first of them in `REDUCTIONS`."""
     drawn: tuple[str, ...] = ()
     """How random programs spell it: texts with `@` for the axes."""
     drawn_element: str = ""
