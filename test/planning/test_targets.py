@@ -72,6 +72,7 @@ def test_facts_that_contradict_are_refused(target: Target, changes: dict[str, An
             (Shape(128, 128, subtile_n=8),),
             "subtiles of 8 columns; its columns have subtiles of 16, ",
         ),
+        (HOPPER, (Shape(128, 272, subtile_n=16),), "272 columns; an MMA has at most 256"),
         (HOPPER, (Shape(128, 80),), "subtiles of 32 columns; its columns have subtiles of 8, 16, 40"),
         (BLACKWELL, (Shape(128, 128, pingpong=True),), "is ping-pong, but tensor memory"),
     ],

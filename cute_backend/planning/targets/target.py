@@ -355,6 +355,8 @@ class Target:
         rows, block_m = shape.tile_m // shape.ctas, self.accumulators.block_m
         if shape.tile_m % shape.ctas or rows % block_m:
             return f"tile {tile} gives each of {shape.ctas} CTAs {rows} rows; it takes blocks of {block_m}"
+        if shape.tile_n > WIDEST:
+            return f"tile {tile} has {shape.tile_n} columns; an MMA has at most {WIDEST}"
         widths = [each for each in range(self.least_subtile_n, 65, 8) if shape.tile_n % each == 0]
         if shape.subtile_n not in widths:
             return (
