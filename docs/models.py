@@ -38,6 +38,7 @@ from cute_backend.fx_walk.products.capability import Capability, Named, device_c
 from cute_backend.fx_walk.refusals.reasons import Rejection
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.planning import Arch
+from cute_backend.tracing.attention import attend_as_on
 from cute_backend.tracing.shape_rules import shape_rules
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -136,6 +137,11 @@ def scheduled(
             compile_fx_inner(copy.deepcopy(gm), inputs, **how)
         return lambda *_: zeros(gm)
 
+    def backend(gm: fx.GraphModule, inputs: Any) -> Any:
+        if isinstance(CAPABILITY, Named):
+            attend_as_on(CAPABILITY.arch.target.capability, gm)
+        return compile_fx(gm, inputs, inner_compile=inner)
+
     torch._dynamo.reset()
     with (
         shape_rules(),
@@ -145,7 +151,6 @@ def scheduled(
         ),
         functorch_config.patch(force_non_lazy_backward_lowering=True),
     ):
-        backend: Any = lambda gm, inputs: compile_fx(gm, inputs, inner_compile=inner)  # noqa: E731
         torch.compile(fn, backend=backend, dynamic=False)(*args)
     return len(moved), sum(moved)
 
