@@ -98,6 +98,39 @@ def test_processes_divide_what_a_file_lacks(tmp_path: Path) -> None:
     assert arguments.problems == drawn and sweep._missing(arguments)[0].operands.value == "fp16"
 
 
+def test_what_loses_is_timed_again_without_what_other_processes_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of earlier runs stay, and so do those that were added and don't lose. The process has the kernels,
+    and neither choices nor graphs of Inductor's."""
+    import sweep
+
+    path, cache = tmp_path / "sweep.csv", tmp_path / "cache"
+    facts = {"k": 64, "operands": "bf16", "agrees": True}
+    times = [(1, "full", 9.0, 8.0), (2, "full", 9.0, 8.0), (3, "full", 7.0, 8.0), (4, "bare", "", 8.0)]
+    with path.open("w", newline="") as file:
+        rows = csv.DictWriter(file, sweep.COLUMNS)
+        rows.writeheader()
+        for m, epilogue, inductor, ours in [(0, "full", 7.0, 8.0), *times]:
+            timed = {"torch": 7.5, "inductor": inductor, "cute": ours}
+            rows.writerow({"m": m, "n": 32, "epilogue": epilogue, **facts, **timed})
+    slower = sweep._slower(path, before={"0x32x64-bf16-full"})
+    assert slower == ["3x32x64-bf16-full", "4x32x64-bf16-bare"]
+    cache.mkdir()
+    for name in ("kernel", "tuned.json"):
+        (cache / name).touch()
+    monkeypatch.setattr(sweep, "writable_cache", lambda: SimpleNamespace(root=cache))
+
+    def run(command: list[str], env: dict[str, str], check: bool) -> None:
+        assert command[-2:] == slower and check
+        assert [each.name for each in Path(env["CUTE_BACKEND_CACHE_DIR"]).iterdir()] == ["kernel"]
+        assert not Path(env["TORCHINDUCTOR_CACHE_DIR"]).exists()
+        assert sweep._names(path) == {f"{m}x32x64-bf16-full" for m in (0, 1, 2)}
+
+    monkeypatch.setattr(sweep.subprocess, "run", run)
+    sweep._time_alone(path, slower)
+
+
 def test_a_bare_product_is_one_of_our_kernels() -> None:
     import sweep
     from problems import Drawn, Epilogue, Operands

@@ -375,9 +375,10 @@ def test_every_tile_leaves_room_for_its_stages(name: str) -> None:
 
 def test_parts_of_many_rows_leave_room_for_the_stages_of_two_values_in_a_byte() -> None:
     """A k tile of 256 values of a weight is 128 bytes, and of 160 rows of activations 80 KiB: two stages."""
-    spec = the_region("nibble_weight", "sm_90a").spec
+    spec = _with(a_dtype=DType.BF16, b_dtype=DType.I4X2, a_major=Major.K, b_major=Major.K)
     for m in (256, 600, 1000):
-        every = candidates(Arch.SM90A, spec, Sizes(m, 136, 4096), 132)
+        chosen = choose(Arch.SM90A, spec, Sizes(m, 136, 4096), 132)
+        every = (chosen, *candidates(Arch.SM90A, spec, Sizes(m, 136, 4096), 132))
         assert any(config.sums_in_memory for config in every)
         for config in every:
             planned = plan(spec, config, Alignment.TMA)
