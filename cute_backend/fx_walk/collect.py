@@ -13,8 +13,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -85,7 +86,7 @@ def collect(
     reports: list[GraphReport] = []
     by_name = {each.value: each for each in Arch}
     capability: Capability = device_capability if arch is None else Named(by_name[arch])
-    backend = _Collector(reports, capability, _user_names(fn))
+    backend = partial(_Collector, reports, capability, _user_names(fn))
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     with _fresh():
         try:
@@ -94,15 +95,14 @@ def collect(
                 given = tuple(args), dict(kwargs)
                 fakes, named_fakes = tree_map(lambda value: _to_fake(mode, value), given)
                 with mode:
-                    torch.compile(call_of(fn), backend=backend.of_fakes(), dynamic=dynamic)(
-                        *fakes, **named_fakes
-                    )
+                    observed = torch.compile(call_of(fn), backend=backend(on_fakes=True), dynamic=dynamic)
+                    observed(*fakes, **named_fakes)
                 return reports
         except (DataDependentOutputException, DynamicOutputShapeException):
             if any(isinstance(value, FakeTensor) for value in tensors):
                 raise
             reports.clear()
-        torch.compile(call_of(fn), backend=backend, dynamic=dynamic)(*args, **kwargs)
+        torch.compile(call_of(fn), backend=backend(on_fakes=False), dynamic=dynamic)(*args, **kwargs)
     return reports
 
 
@@ -183,28 +183,24 @@ def _fake_of(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
 
 class _Collector:
     """A Dynamo backend that observes each graph at the point where the pass would run, and runs it
-    unchanged."""
+    unchanged. `on_fakes` says that all tensors of the program are fakes."""
 
     def __init__(
         self,
         reports: list[GraphReport],
         capability: Capability,
         name_of: Callable[[str], str],
+        *,
+        on_fakes: bool,
     ) -> None:
         self.reports = reports
         self.capability = capability
         self.name_of = name_of
-        self.runs_on_fakes = False
-
-    def of_fakes(self) -> _Collector:
-        """The backend for a program whose tensors are all fakes."""
-        found = copy(self)
-        found.runs_on_fakes = True
-        return found
+        self.on_fakes = on_fakes
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         names = input_names(gm, example_inputs, self.name_of)
-        if self.runs_on_fakes and isinstance(self.capability, Named):
+        if self.on_fakes and isinstance(self.capability, Named):
             attend_as_on(self.capability.arch.target.capability, gm)
 
         def inner(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:

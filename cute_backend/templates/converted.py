@@ -3,9 +3,8 @@ GPUs convert alike (`stored_values.py`).
 
 The stored values, as those of a quantised weight, are the rows of A. TMA brings them to shared memory as they
 lie in memory. Each thread reads those of its fragments, two neighbours of K at a time, and converts them to
-the dtype of B, which has all of them, while the tensor cores work on those before. From
-values in groups of K it makes the weights of a program that subtracts zeros and multiplies by scales
-(`weight_groups.py`).
+the dtype of B, which has all of them, while the tensor cores work on those before. From values in groups of K
+it makes the weights of a program that subtracts zeros and multiplies by scales (`weight_groups.py`).
 """
 
 from __future__ import annotations
