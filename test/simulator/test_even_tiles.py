@@ -14,9 +14,9 @@ from cute_backend.kinds import reductions
 from cute_backend.kinds.results import WholePlane
 from cute_backend.planning import Alignment, Arch, TileConfig, plan
 from cute_backend.planning.widths import evenly, visit_columns
-from cute_backend.spec import Axis, DType, EpilogueSpec, Major, Order, Reduction, Store
+from cute_backend.spec import Axis, DType, Major, Order, Reduction, Store
 from support.shipped import epilogue_spec
-from support.simulator.exact import check_exact, machine, scaled_residual
+from support.simulator.exact import check_in_tile, scaled_residual
 from support.verdicts import assert_sound
 
 BF16 = DType.BF16
@@ -48,14 +48,6 @@ def tile(arch: Arch, name: str, cluster: int = 1, **options: int) -> TileConfig:
     return TileConfig(arch, tile_m, width, cluster, subtile_n=columns, transposed=True, **options)
 
 
-def checked(spec: EpilogueSpec, config: TileConfig, m: int, n: int, k: int, **machine_of: int) -> None:
-    """Checks a problem in this tile, and that no rule put another in its place."""
-    for alignment in Alignment:
-        planned = plan(spec, config, alignment).tile
-        assert (planned.tile_m, planned.tile_n) == (config.tile_m, config.tile_n)
-    check_exact(spec, (m, n, k), machine(config, **machine_of))
-
-
 @pytest.mark.sim
 @pytest.mark.sweep(5)
 @pytest.mark.parametrize(("arch", "name"), TILES)
@@ -63,7 +55,7 @@ def checked(spec: EpilogueSpec, config: TileConfig, m: int, n: int, k: int, **ma
 def test_edges(arch: Arch, name: str, m: int) -> None:
     """The last tiles of rows, of columns and of K are parts of tiles."""
     config = tile(arch, name)
-    checked(scaled_residual(BF16, BF16), config, m, config.tile_m + 72, 200)
+    check_in_tile(scaled_residual(BF16, BF16), config, m, config.tile_m + 72, 200)
 
 
 @pytest.mark.sim
@@ -83,7 +75,7 @@ def test_parts_of_k_and_clusters(arch: Arch, name: str, options: dict[str, int])
     """Parts are added up in a cluster or, on mma.sync, through memory. Clusters share the rows of a tile."""
     config = tile(arch, name, **options)
     assert config.sums_in_memory is (config.split_k > 1 and not arch.target.clusters)
-    checked(scaled_residual(BF16, BF16), config, 130, 2 * config.tile_m + 8, 16 * 70)
+    check_in_tile(scaled_residual(BF16, BF16), config, 130, 2 * config.tile_m + 8, 16 * 70)
 
 
 @pytest.mark.sim
@@ -97,7 +89,7 @@ def test_planes_of_every_size_and_order(arch: Arch, name: str, dtype: DType, ord
     spec = replace(spec, stores=(replace(spec.stores[0], dtype=dtype, form=WholePlane(order)),))
     config = tile(arch, name)
     assert plan(spec, config, Alignment.TMA).shared_stores
-    checked(spec, config, 144, 208, 104)
+    check_in_tile(spec, config, 144, 208, 104)
 
 
 @pytest.mark.sim
@@ -105,7 +97,7 @@ def test_planes_of_every_size_and_order(arch: Arch, name: str, dtype: DType, ord
 @pytest.mark.parametrize(("arch", "name"), FEW)
 @pytest.mark.parametrize(("m", "n"), [(130, 69), (257, 201)])
 def test_planes_by_element(arch: Arch, name: str, m: int, n: int) -> None:
-    checked(scaled_residual(BF16, BF16), tile(arch, name), m, n, 104)
+    check_in_tile(scaled_residual(BF16, BF16), tile(arch, name), m, n, 104)
 
 
 @pytest.mark.sim
@@ -115,7 +107,7 @@ def test_planes_by_element(arch: Arch, name: str, m: int, n: int) -> None:
 def test_reductions_along_every_axis(arch: Arch, name: str, axis: Axis) -> None:
     spec = scaled_residual(BF16, BF16)
     reduced = Store("out1", "t2", DType.F32, form=Reduction(axis, reductions.named("max")))
-    checked(replace(spec, stores=(*spec.stores, reduced)), tile(arch, name), 130, 200, 104)
+    check_in_tile(replace(spec, stores=(*spec.stores, reduced)), tile(arch, name), 130, 200, 104)
 
 
 @pytest.mark.sim
@@ -126,7 +118,7 @@ def test_reductions_along_every_axis(arch: Arch, name: str, axis: Axis) -> None:
 )
 def test_operands_of_8_bits(arch: Arch, dtype: DType) -> None:
     spec = scaled_residual(dtype, dtype)
-    checked(spec, tile(arch, "128x48"), 130, 208, 208)
+    check_in_tile(spec, tile(arch, "128x48"), 130, 208, 208)
 
 
 @pytest.mark.sim
@@ -134,7 +126,7 @@ def test_operands_of_8_bits(arch: Arch, dtype: DType) -> None:
 @pytest.mark.sweep(2)
 def test_any_order_of_warps_gives_the_same_bits(seed: int) -> None:
     arch, name = FEW[seed]
-    checked(scaled_residual(BF16, BF16), tile(arch, name), 130, 136, 200, seed=seed)
+    check_in_tile(scaled_residual(BF16, BF16), tile(arch, name), 130, 136, 200, seed=seed)
 
 
 @pytest.mark.sweep(6)

@@ -16,9 +16,9 @@ from cute_backend.planning import Alignment, Arch, TileConfig, plan
 from cute_backend.planning.widths import evenly
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
-from cute_backend.spec import Axis, DType, EpilogueSpec, Major, Order, Reduction, Store
+from cute_backend.spec import Axis, DType, Major, Order, Reduction, Store
 from support.shipped import epilogue_spec
-from support.simulator.exact import check_exact, machine, scaled_residual
+from support.simulator.exact import check_in_tile, scaled_residual
 
 TILES = {
     "64x8": (8, 1),
@@ -55,14 +55,6 @@ def tile(name: str, split_k: int = 1, cluster: int | None = None) -> TileConfig:
     )
 
 
-def checked(spec: EpilogueSpec, config: TileConfig, m: int, n: int, k: int, **machine_of: int) -> None:
-    """Checks a problem in this tile, and that no rule put another in its place."""
-    for alignment in Alignment:
-        planned = plan(spec, config, alignment).tile
-        assert (planned.tile_m, planned.tile_n) == (config.tile_m, config.tile_n)
-    check_exact(spec, (m, n, k), machine(config, **machine_of))
-
-
 @pytest.mark.sim
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", TILES)
@@ -71,7 +63,7 @@ def test_edges(name: str, m: int) -> None:
     """The last tiles of rows, of columns and of K are parts of tiles."""
     config = tile(name)
     n = (2 * config.cluster_m - 1) * config.tile_m + 8 if config.tile_m == 64 else config.tile_m + 72
-    checked(scaled_residual(DType.BF16, DType.BF16), config, m, n, 200)
+    check_in_tile(scaled_residual(DType.BF16, DType.BF16), config, m, n, 200)
 
 
 @pytest.mark.sim
@@ -80,7 +72,7 @@ def test_ping_pong(name: str) -> None:
     """More stages of 64 x 8 would fit in shared memory than its barriers have room for."""
     config = replace(tile(name), pingpong=True)
     assert plan(scaled_residual(), config, Alignment.TMA).stages.ab <= 16
-    checked(scaled_residual(DType.BF16, DType.BF16), config, 100, 5 * config.tile_m + 8, 200)
+    check_in_tile(scaled_residual(DType.BF16, DType.BF16), config, 100, 5 * config.tile_m + 8, 200)
 
 
 @pytest.mark.sweep(1)
@@ -102,7 +94,7 @@ def test_no_ping_pong_that_is_offered_spills(m: int) -> None:
 def test_clusters_share_the_rows_of_a_tile(name: str, dtype: DType, cluster: int) -> None:
     """Each of four CTAs brings 22 of 88 rows, in boxes that begin inside the pattern of a swizzle."""
     config = tile(name, cluster=cluster)
-    checked(scaled_residual(dtype, dtype), config, 100, (cluster + 1) * config.tile_m + 8, 208)
+    check_in_tile(scaled_residual(dtype, dtype), config, 100, (cluster + 1) * config.tile_m + 8, 208)
 
 
 @pytest.mark.sim
@@ -120,13 +112,13 @@ def test_parts_of_k(name: str, split_k: int, cluster: int, dtype: DType) -> None
     config = tile(name, split_k, cluster)
     assert config.sums_in_memory is (split_k > 4 or cluster > 1)
     assert not config.sums_in_memory or config.summing.subtile_n == 16
-    checked(scaled_residual(dtype, dtype), config, 130, 200, 16 * 70)
+    check_in_tile(scaled_residual(dtype, dtype), config, 130, 200, 16 * 70)
 
 
 @pytest.mark.sim
 @pytest.mark.parametrize("seed", range(8))
 def test_any_order_of_warps_gives_the_same_bits(seed: int) -> None:
-    checked(scaled_residual(DType.BF16, DType.BF16), tile("64x40"), 130, 264, 200, seed=seed)
+    check_in_tile(scaled_residual(DType.BF16, DType.BF16), tile("64x40"), 130, 264, 200, seed=seed)
 
 
 @pytest.mark.sim
@@ -139,7 +131,7 @@ def test_planes_of_every_size_and_order(name: str, dtype: DType, order: Order) -
     spec = scaled_residual(DType.BF16, DType.BF16)
     spec = replace(spec, stores=(replace(spec.stores[0], dtype=dtype, form=WholePlane(order)),))
     assert bool(plan(spec, tile(name), Alignment.TMA).shared_stores) is (order is Order.ROW or dtype.bits > 8)
-    checked(spec, tile(name), 144, 208, 104)
+    check_in_tile(spec, tile(name), 144, 208, 104)
 
 
 @pytest.mark.sim
@@ -147,7 +139,7 @@ def test_planes_of_every_size_and_order(name: str, dtype: DType, order: Order) -
 @pytest.mark.parametrize("name", ["64x88", "128x136", "64x24", "192x48"])
 @pytest.mark.parametrize(("m", "n"), [(130, 69), (257, 201)])
 def test_planes_by_element(name: str, m: int, n: int) -> None:
-    checked(scaled_residual(DType.BF16, DType.BF16), tile(name), m, n, 104)
+    check_in_tile(scaled_residual(DType.BF16, DType.BF16), tile(name), m, n, 104)
 
 
 @pytest.mark.sim
@@ -159,7 +151,7 @@ def test_reductions_along_every_axis(name: str, axis: Axis, kind: str) -> None:
     spec = scaled_residual(DType.BF16, DType.BF16)
     reduced = Store("out1", "t2", DType.F32, form=Reduction(axis, reductions.named(kind)))
     spec = replace(spec, stores=(*spec.stores, reduced))
-    checked(spec, tile(name), 130, 200, 104)
+    check_in_tile(spec, tile(name), 130, 200, 104)
 
 
 @pytest.mark.sweep(3)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cute_backend.kinds import reductions
 from cute_backend.kinds.results import WholePlane
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Alignment, Arch, TileConfig, plan
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import TORCH_DTYPES
 from cute_backend.simulator.simulate import Launch, Machine, run_region
@@ -209,6 +209,14 @@ def check_exact(spec: EpilogueSpec, problem: tuple[int, int, int], machine: Mach
     for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
         assert torch.equal(actual, expected), wrong(actual, expected)
     return launch
+
+
+def check_in_tile(spec: EpilogueSpec, config: TileConfig, m: int, n: int, k: int, **machine_of: int) -> None:
+    """Checks a problem in a tile, and that no rule put another in its place."""
+    for alignment in Alignment:
+        planned = plan(spec, config, alignment).tile
+        assert (planned.tile_m, planned.tile_n) == (config.tile_m, config.tile_n)
+    check_exact(spec, (m, n, k), machine(config, **machine_of))
 
 
 def wrong(actual: Tensor, expected: Tensor) -> str:
