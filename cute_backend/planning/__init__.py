@@ -7,12 +7,14 @@ of a kernel is written elsewhere (`memory_ops`).
 - Tiles: `tiles`, `rules` (what a spec demands of its tile), `subtiles` (what its alignment does), `rung` (a
   tile as it runs), `constraints` (what a user demands), `sizes`, `search`, `fitting`, `widths` (tiles for a
   known M), `untuned`, `cost`, `doubt` (tiles to measure), `epilogue_time`, `halving`, `hoisting`, `shallow`,
-  `transposing`, `segment_tiles`, `converting`.
+  `transposing`, `segment_tiles`.
+- Mainloops, each with all that planning asks about it: `mainloop` (their face), `mainloops` (all of them),
+  `promoting`, `converting`, `block_scaled` (the face of those with scales), `sum_scales`, `mma_scales`.
 - Reductions of rows: `last_tile`.
 - Placements: `placements`, `placing`.
-- Resources: `registers`, `shared_memory`, `stages`, `mma_scales`, `capacity`.
-- The plan of a kernel, with all of these decisions: `kernel_plan`; its mainloop: `mainloops`; the plans that
-  may take its place: `ladder`.
+- Resources: `registers`, `budget`, `shared_memory`, `stages`, `stage_scales`, `capacity`.
+- The plan of a kernel, with all of these decisions: `kernel_plan`; the plans that may take its place:
+  `ladder`.
 - Names of kernels: `naming`.
 """
 

@@ -72,4 +72,4 @@ def _elements(config: TileConfig) -> int:
 
 def _bits(config: TileConfig) -> int:
     narrow = replace(config, subtile_n=min(config.subtile_n, NARROW_SUBTILE_N))
-    return room_bytes(narrow, Rings(), None) * 8 // (EPILOGUE_STAGES * narrow.stage_elements)
+    return room_bytes(narrow, Rings()) * 8 // (EPILOGUE_STAGES * narrow.stage_elements)

@@ -1,15 +1,17 @@
-"""Products that convert a stored weight themselves: their rows, registers and time.
+"""The mainloop of products that convert a stored weight themselves: their rows, registers and time.
 
 A thread converts two values of K at a time. If the weight has groups of K, it also subtracts zeros and
-multiplies by scales. `Converting` has all that planning asks about a weight.
+multiplies by scales.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
+from cute_backend.planning.mainloop import Constructor, Mainloop
+from cute_backend.planning.targets import Kind, Target
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.spec import EpilogueSpec, WeightGroups
+from cute_backend.spec import Accumulator, WeightGroups
 
 MOST_CONVERTED_ROWS = 1024
 """The most rows of a product whose kernel converts its weight. Each tile of rows converts all of it again,
@@ -61,43 +63,52 @@ _HALF_K_TILE = 64
 """Values of K whose groups a thread multiplies by at once."""
 
 
-@dataclass(frozen=True)
-class Converting:
-    """The conversion of a weight in a kernel, by the weight's groups of K and the values in a byte of it.
-    `is_exact` says that zeros are subtracted as numbers are made."""
+class Converting(Mainloop):
+    """Values that are converted are the rows of the MMA, which wgmma takes from registers."""
 
-    groups: WeightGroups | None
-    packing: int = 1
-    is_exact: bool = False
+    kind = Kind.CONVERTED
 
     @staticmethod
-    def of(spec: EpilogueSpec) -> Converting:
-        """Returns the conversion of a spec's weight."""
-        product = spec.product
-        groups = product.weight_groups
-        is_exact = groups is not None and groups.subtracts_exactly(product.stored)
-        return Converting(groups, product.packing, is_exact)
+    def serves(product: Accumulator, target: Target) -> bool:
+        return product.is_converted
+
+    @staticmethod
+    def lacking(product: Accumulator, target: Target) -> str:
+        if not product.is_converted or product.b_dtype in target.converts:
+            return ""
+        pair = f"{product.b_dtype.value} to {product.a_dtype.value}"
+        return f"no mainloop of {target.name} converts {pair}, as {product.name} has it"
 
     @property
-    def registers(self) -> int:
-        """Registers of a thread for each 64 rows of a tile: of the values, and of the scales and zeros of a
-        chunk of groups, of the next one, and of the groups of half of a k tile. An address takes two."""
+    def groups(self) -> WeightGroups | None:
+        """The groups of K of the weight."""
+        return self.product.weight_groups
+
+    def suited(self, config: TileConfig) -> TileConfig | None:
+        """Requires that the rows are the values that are converted. The CTAs of a cluster share no operands:
+        few rows of D leave little to share. Both warpgroups convert at the same time, so there is no
+        ping-pong, under which one waits while the other multiplies. There is one product."""
+        able = self.product.a_dtype in self.target.converts and config.products == 1
+        able = able and not config.multicasts and not config.pingpong
+        return replace(config, converts=True, packing=self.product.packing) if able else None
+
+    def registers(self, config: TileConfig) -> int:
+        """For each 64 rows: of the values, and of the scales and zeros of a chunk of groups, of the next one,
+        and of the groups of half of a k tile. An address takes two."""
         if self.groups is None:
-            return CONVERTED
+            return CONVERTED * config.blocks
         at_once = max(_HALF_K_TILE // self.groups.values, 1)
-        return CONVERTED + _ROWS * len(self.groups.vectors) * (4 + at_once)
+        return (CONVERTED + _ROWS * len(self.groups.vectors) * (4 + at_once)) * config.blocks
 
     def k_times(self, config: TileConfig) -> float:
-        """How many times as long the products of a k tile take as those of operands of 8 bits."""
-        return 1 + (2 * self.packing - 1) * config.mma_n / CONVERTING_COLUMNS
+        return 1 + (2 * self.product.packing - 1) * config.mma_n / CONVERTING_COLUMNS
 
     def microseconds(self, config: TileConfig) -> float:
-        """How long a multiprocessor converts a tile, for each 1,024 bytes of K, and however many others
-        work."""
-        instructions = INSTRUCTIONS[self.packing] + PAIRS * self.packing * self._steps_of_pair
+        packing = self.product.packing
+        instructions = INSTRUCTIONS[packing] + PAIRS * packing * self._steps_of_pair
         each = CONVERTING_US[config.sharing] * instructions / INSTRUCTIONS[1]
         each *= BLOCKS_IN_GROUPS if self.groups is not None and config.blocks > 1 else 1
-        each += CONVERTING_US_OF_COLUMNS * self.packing / 2 * config.mma_n
+        each += CONVERTING_US_OF_COLUMNS * packing / 2 * config.mma_n
         return each * config.cta_rows / config.block_m
 
     @property
@@ -107,6 +118,20 @@ class Converting:
         if self.groups is None:
             return 0
         has_zero = self.groups.zero is not None
+        is_exact = self.groups.subtracts_exactly(self.product.stored)
         if self.groups.is_scaled_wide:
-            return (2 if self.packing == 1 else 6) + (0 if self.is_exact or not has_zero else 2)
-        return 1 + has_zero + (has_zero and not self.is_exact)
+            return (2 if self.product.packing == 1 else 6) + (0 if is_exact or not has_zero else 2)
+        return 1 + has_zero + (has_zero and not is_exact)
+
+    def constructor(self, config: TileConfig) -> Constructor:
+        groups, arguments = self.groups, [f"DType.{self.product.stored.name}"]
+        if groups is not None:
+            dtypes = (groups.scale, groups.product, groups.zero, groups.difference)
+            names = [f"DType.{dtype.name}" for dtype in dtypes if dtype is not None]
+            arguments.append(f"WeightGroups({', '.join([str(groups.values), *names])})")
+        module, name = "cute_backend.templates.converted", "Sm90Converted"
+        if not self.target.planes_by_tma:
+            module, name = "cute_backend.templates.warp_converted", "Sm80Converted"
+            # Without conversions of fp8, bits are moved.
+            arguments += ["by_bits=True"] * (self.product.stored.is_fp8 and not self.target.fp8)
+        return Constructor(module, name, ", ".join(arguments))

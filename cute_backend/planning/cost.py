@@ -7,18 +7,18 @@ machine that they were measured on.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import cache
 from typing import Any, NamedTuple
 
-from cute_backend.planning.converting import Converting
+from cute_backend.planning.mainloops import mainloop_of
 from cute_backend.planning.registers import long_ops
-from cute_backend.planning.shared_memory import SumScales, plane_bits
+from cute_backend.planning.shared_memory import plane_bits
 from cute_backend.planning.sizes import Sizes
 from cute_backend.planning.targets import Arch, Cut, TileTime
 from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
 from cute_backend.planning.transposing import Tiled
-from cute_backend.spec import EpilogueSpec, Major, ProductKind, Scaling
+from cute_backend.spec import EpilogueSpec, Major, ProductKind
 
 _OVERLAP = 8
 """The exponent of the norm that combines the time of the tiles with the time of memory. The two overlap, and
@@ -142,34 +142,24 @@ def cost(config: TileConfig, spec: EpilogueSpec, sizes: Sizes, sm_count: int, ca
     timing = config.target.timing
     tile = time_of(config.arch, config.cut)
     if careful:
-        scaled = _scaled_times(config, spec)
-        tile = tile.longer(tile.error if not scaled else UNSCALED_ERROR * (config.cut not in scaled))
+        timed = mainloop_of(spec, config.target).timed
+        tile = tile.longer(tile.error if not timed else UNSCALED_ERROR * (config.cut not in timed))
     work = work_of(Tiled(spec, config), sizes, sm_count)
     return float(work.microseconds(tile, timing.beyond_us, timing.bytes_per_us, timing.l2_bytes_per_us))
-
-
-def _scaled_times(config: TileConfig, spec: EpilogueSpec) -> Mapping[Cut, float]:
-    """Returns how many times as long the k tiles of each timed tile take if sums are scaled by blocks; none
-    if they are not."""
-    if SumScales.of(spec) is None:
-        return {}
-    timing = config.target.timing
-    return timing.by_lines if spec.product.b_scaling is Scaling.LINE else timing.by_blocks
 
 
 def _k_times(config: TileConfig, spec: EpilogueSpec, m: int, groups: int | None) -> float:
     """Returns how many times as long a k tile takes as the constants of its tile say."""
     if config.transposed and spec.reduces_rows:
         return TRANSPOSED_ROWS
-    if config.converts:
-        return Converting.of(spec).k_times(config)
-    if scaled := _scaled_times(config, spec):
-        return scaled[nearest(scaled, config.cut)]
+    mainloop = mainloop_of(spec, config.target)
+    if timed := mainloop.timed:
+        return timed[nearest(timed, config.cut)]
     if config.pingpong and config.cta_rows > 64 and long_ops(spec):
         return DRAWING
     if spec.product.kind is ProductKind.GROUPED and groups and -(-m // groups) in SMALL_GROUPS:
         return config.target.timing.in_small_groups.get(config.cut, 1.0)
-    return 1.0
+    return mainloop.k_times(config)
 
 
 def _exposed_us(config: TileConfig, spec: EpilogueSpec) -> float:
@@ -230,7 +220,8 @@ def work_of(chosen: Tiled, sizes: Sizes, sm_count: int) -> Work:
     if matrices > 1:
         operand_rows = m + n * config.products * matrices
     # D is (M, N) of the transposed product here, if its weight is converted.
-    operands = (operand_rows * a_bits + n * _further_bits(spec)) * of_k // 8
+    further_bits = spec.product.k_bits(spec.product.b_dtype) - a_bits
+    operands = (operand_rows * a_bits + n * further_bits) * of_k // 8
     moved = operands + m * n * plane_bits(spec) / 8
     if config.sums_in_memory and config.multicasts:
         moved /= PARTS_SHARE
@@ -239,17 +230,11 @@ def work_of(chosen: Tiled, sizes: Sizes, sm_count: int) -> Work:
     delivered = ctas * depth * 1024 / TILE_K_BYTES * config.ab_stage_bytes
     if spec.product.a_dtype.bits < 16 or spec.product.kind.has_offsets:
         delivered = 0.0
-    converting = Converting.of(spec).microseconds(config) * depth if config.converts else 0.0
+    converting = mainloop_of(spec, config.target).microseconds(config) * depth
     depth *= times
     busy = full + (last + 1) / in_flight
     beside = full * _exposed_us(config, spec) + second_us
     return Work(full + 1, busy, depth, crossing, beyond, moved, delivered, converting, beside)
-
-
-def _further_bits(spec: EpilogueSpec) -> int:
-    """The bits of an element of B beyond those of one of A."""
-    product = spec.product
-    return product.k_bits(product.b_dtype) - product.k_bits(product.a_dtype) if product.is_converted else 0
 
 
 def _cluster_rows(rows: int, m: int, groups: int) -> int:

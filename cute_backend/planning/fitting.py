@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from cute_backend.planning.mainloops import mainloop_of
 from cute_backend.planning.registers import NARROW_SUBTILE_N, leaves_registers, long_ops
 from cute_backend.planning.rung import Rung
 from cute_backend.planning.shared_memory import Rings, has_planes, holds_planes, room_bytes
@@ -17,12 +18,9 @@ from cute_backend.spec import BColumns, EpilogueSpec, ProductKind
 
 def kind_of(arch: Arch, spec: EpilogueSpec) -> Kind:
     """The kind of a spec, by which it has tiles if its sizes are unknown."""
-    if spec.product.a_scaling.by_mma:
-        return Kind.SCALED
-    if spec.product.is_converted:
-        return Kind.CONVERTED
-    if arch.target.promotes and not spec.product.fast_accum:
-        return Kind.PROMOTED
+    of_mainloop = mainloop_of(spec, arch.target).kind
+    if of_mainloop is not None:
+        return of_mainloop
     return Kind.PLANES if has_planes(spec) else Kind.REDUCED
 
 
@@ -51,14 +49,16 @@ def has_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 def can_split(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a tile may have split-K. It may not for groups, whose tiles or k tiles are only counted on
-    the device, nor for scales that the MMA applies, nor if a value is kept in tensor memory, to which each
+    the device, nor if its mainloop takes all of K, nor if a value is kept in tensor memory, to which each
     read adds the sums of other CTAs.
 
-    Sums may go through memory only if `_can_leave_sums`, and if the first kernel, which has no epilogue, has
-    room for its stages. Where there are clusters, the second kernel does not use TMA, which a repeating
-    operand with blocks needs, and its tile has to be the same however planes are aligned.
+    Sums may go through memory only if the mainloop and `_can_leave_sums` allow it, and if the first kernel,
+    which has no epilogue, has room for its stages. Where there are clusters, the second kernel does not use
+    TMA, which a repeating operand with blocks needs, and its tile has to be the same however planes are
+    aligned.
     """
-    if spec.product.kind.has_offsets or spec.product.a_scaling.by_mma:
+    mainloop = mainloop_of(spec, config.target)
+    if spec.product.kind.has_offsets or not mainloop.splits:
         return False
     in_registers = config.target.accumulators.in_registers
     # Where accumulators are in tensor memory, each pass would read the sums of other CTAs again.
@@ -66,15 +66,14 @@ def can_split(config: TileConfig, spec: EpilogueSpec) -> bool:
         return False
     if not config.sums_in_memory:
         return True
-    if not _can_leave_sums(spec) or room_bytes(config, Rings(), None) < 0:
+    if not (mainloop.leaves_sums and _can_leave_sums(spec)) or room_bytes(config, Rings()) < 0:
         return False
     if not config.target.clusters:
         return len(spec.accumulators) == 1 and not spec.reductions
     tables = any(load.is_table and load.blocks is not None for load in spec.loaded_planes)
     by_tma, plain = (Rung.of(spec, config, alignment).tile.summing for alignment in Alignment)
     same = by_tma == config.summing and (plain.tile_m, plain.tile_n) == (by_tma.tile_m, by_tma.tile_n)
-    suited = kind_of(config.arch, spec) in (Kind.PLANES, Kind.CONVERTED) and has_planes(spec)
-    return same and not tables and suited
+    return same and not tables and has_planes(spec)
 
 
 def _can_leave_sums(spec: EpilogueSpec) -> bool:
@@ -82,7 +81,6 @@ def _can_leave_sums(spec: EpilogueSpec) -> bool:
     pair only if each product has a B of its own."""
     return (
         spec.product.kind is ProductKind.DENSE
-        and not spec.product.is_block_scaled
         and spec.b_columns is BColumns.APART
         and spec.block_columns == 1
         and not long_ops(spec)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cute_backend.planning.epilogue_time import epilogue_cycles, mma_cycles
-from cute_backend.planning.shared_memory import SumScales, ab_stages
+from cute_backend.planning.mainloops import mainloop_of
+from cute_backend.planning.shared_memory import ab_stages
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import EpilogueSpec
 
@@ -26,11 +27,11 @@ memory latency. Not measured."""
 def halving(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
     """Returns the configuration for a problem of depth `k`.
 
-    It adds a second warpgroup if the MMA does not hide the epilogue of one. If the warps of the epilogue add
-    up the sums of k tiles, the MMA never hides it, since they do that while the MMA multiplies. So such
-    kernels have a second warpgroup wherever they can.
+    It adds a second warpgroup if the MMA does not hide the epilogue of one, as it never does whose warps have
+    other work while it multiplies.
     """
-    hidden = mma_cycles(config, spec, k) > epilogue_cycles(config, spec) and SumScales.of(spec) is None
+    hidden = mma_cycles(config, spec, k) > epilogue_cycles(config, spec)
+    hidden = hidden and mainloop_of(spec, config.target).frees_epilogue
     return config if hidden or not can_halve(config, spec) else replace(config, column_groups=2)
 
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from cute_backend.planning.epilogue_time import epilogue_instructions, mma_cycles
 from cute_backend.planning.halving import MAX_THREAD_COLUMNS
+from cute_backend.planning.mainloops import mainloop_of
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import hoist_budget, hoisted_registers, long_ops
 from cute_backend.planning.rung import Rung
-from cute_backend.planning.shared_memory import SumScales
 from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig
 from cute_backend.spec import EpilogueSpec, Load, LoadKind
 
@@ -63,12 +63,11 @@ def can_hoist(config: TileConfig, spec: EpilogueSpec) -> bool:
 def _hoisted(config: TileConfig, spec: EpilogueSpec) -> Sequence[Load]:
     """The rowvecs of a spec, unless the configuration, once unrolled, lacks registers for some.
 
-    The MMA hides nothing of warps that add up the scaled sums of k tiles, since they do that while it
-    multiplies. Reductions and passes are left in a loop: unrolled, the compiler keeps their partials of
-    several visits beside the vectors. So are more columns than `MAX_THREAD_COLUMNS`, of which each would be a
-    load before the wait.
+    The MMA hides nothing of warps that work while it multiplies. Reductions and passes are left in a loop:
+    unrolled, the compiler keeps their partials of several visits beside the vectors. So are more columns than
+    `MAX_THREAD_COLUMNS`, of which each would be a load before the wait.
     """
-    if config.target.unrolled_subtile_n is not None or SumScales.of(spec) is not None:
+    if config.target.unrolled_subtile_n is not None or not mainloop_of(spec, config.target).frees_epilogue:
         return ()
     wide = config.products * config.group_n > MAX_THREAD_COLUMNS
     if wide or long_ops(spec) or spec.reductions or spec.pass_columns:

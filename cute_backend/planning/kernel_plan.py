@@ -9,11 +9,12 @@ from typing import Any
 
 from cute_backend.planning.ladder import first_rung, lower_rungs
 from cute_backend.planning.last_tile import counters_needed, may_finish_rows
-from cute_backend.planning.mainloops import Mainloop, mainloop_of
+from cute_backend.planning.mainloop import Constructor
+from cute_backend.planning.mainloops import mainloop_of
 from cute_backend.planning.placements import Placement, Ring
 from cute_backend.planning.placing import Placing, placed
 from cute_backend.planning.rung import Rung
-from cute_backend.planning.shared_memory import Rings, scaling_of
+from cute_backend.planning.shared_memory import Rings
 from cute_backend.planning.stages import Stages
 from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import Alignment, TileConfig
@@ -37,7 +38,7 @@ class Plan:
     segments: tuple[Placing, ...] = field(compare=False, repr=False)
     """The places of operands, for each segment of columns of `computed`."""
     stages: Stages = field(compare=False)
-    mainloop: Mainloop | None = field(compare=False)
+    mainloop: Constructor | None = field(compare=False)
     """None stands for the template's own."""
     finishes_rows: bool = field(compare=False)
     """Whether the last tile of a row may finish its reductions, so that `counters` follow the workspace."""
@@ -50,12 +51,14 @@ class Plan:
         rung = Rung(spec, tile, alignment)
         computed = rung.computed
         segments = tuple(placed(each, tile.summing, rung.moves) for each in computed.segments)
-        stages = Stages.of(tile.summing, _rings(computed, tile.summing, segments), scaling_of(computed))
+        mainloop = mainloop_of(computed, tile.target)
+        stages = Stages.of(tile.summing, _rings(computed, tile.summing, segments), mainloop.scales)
         if tile.sums_in_memory:
             parts = Stages.of(tile, Rings())
             stages = Stages(parts.ab, stages.exact, stages.row, stages.store)
         counts = may_finish_rows(computed, tile)
-        return Plan(spec, tile, alignment, computed, segments, stages, mainloop_of(computed, tile), counts)
+        made = mainloop.constructor(tile)
+        return Plan(spec, tile, alignment, computed, segments, stages, made, counts)
 
     @property
     def arch(self) -> Arch:

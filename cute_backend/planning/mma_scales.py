@@ -1,4 +1,4 @@
-"""The space of block scales that the MMA applies, in shared memory and in tensor memory.
+"""Blocks whose scales the MMA applies (MXFP8, MXFP4 and NVFP4): their mainloop, and their space in memory.
 
 A word holds four scales of one row, consecutive along K. A tile of 128 such words is 512 bytes, which
 tcgen05.cp copies to four columns of tensor memory (PTX ISA, tcgen05.cp.32x128b.warpx4).
@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Protocol
 
+from cute_backend.planning.block_scaled import BlockScaled
+from cute_backend.planning.mainloop import Constructor
+from cute_backend.planning.stage_scales import ACC_STAGES, StageScales
+from cute_backend.planning.targets import Kind, Target
 from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
-from cute_backend.spec import SCALE_TILE, DType, EpilogueSpec, Scaling
-
-TMEM_COLUMNS = 512
-"""Columns of tensor memory (PTX ISA, "Tensor Memory")."""
-
-ACC_STAGES = 2
-"""Accumulators in tensor memory, if they hold the sums of all k tiles. With two, the epilogue of one tile
-runs under the MMA of the next. There is one if two leave no columns for scales."""
+from cute_backend.spec import SCALE_TILE, Accumulator, DType, Scaling
 
 _ROWS, _A_WORD = SCALE_TILE
 _TILE_BYTES = _ROWS * _A_WORD
@@ -26,19 +22,13 @@ _TILE_COLUMNS = 4
 
 
 @dataclass(frozen=True)
-class MmaScales:
+class MmaScales(StageScales):
     """The scales of one k tile of operands of `dtype`."""
 
     scaling: Scaling
     dtype: DType
 
-    most_accumulators = ACC_STAGES
-
-    @staticmethod
-    def of(spec: EpilogueSpec) -> MmaScales | None:
-        """The scales of a spec's products, or None if the MMA scales none."""
-        product = spec.product
-        return MmaScales(product.a_scaling, product.a_dtype) if product.a_scaling.by_mma else None
+    by_tma = True
 
     @property
     def words(self) -> int:
@@ -57,7 +47,6 @@ class MmaScales:
         return -(-(columns + _ROWS - gcd(columns, _ROWS)) // _ROWS)
 
     def stage_bytes(self, config: TileConfig) -> int:
-        """Shared memory of one CTA for the scales of a k tile."""
         tiles = self.a_tiles(config) + config.pieces * self.b_tiles(config)
         return tiles * self.words * _TILE_BYTES
 
@@ -66,27 +55,33 @@ class MmaScales:
         return self.a_tiles(config) * self.words * _TILE_COLUMNS
 
     def columns(self, config: TileConfig) -> int:
-        """Columns of tensor memory for all scales."""
         tiles = self.a_tiles(config) + config.pieces * self.b_tiles(config)
         return tiles * self.words * _TILE_COLUMNS
 
 
-class TmemScales(Protocol):
-    """The tensor memory that scales of blocks take: `columns` of it, beside at most `most_accumulators`."""
+class MmaScaled(BlockScaled):
+    """The MMA multiplies both operands by their scales as it reads them."""
 
-    most_accumulators: int
+    kind = Kind.SCALED
+    splits = False
 
-    def columns(self, config: TileConfig) -> int: ...
+    @staticmethod
+    def serves(product: Accumulator, target: Target) -> bool:
+        return product.a_scaling.by_mma and BlockScaled.serves(product, target)
 
+    @property
+    def scales(self) -> MmaScales:
+        return MmaScales(self.product.a_scaling, self.product.a_dtype)
 
-def tmem_columns(config: TileConfig, scales: TmemScales | None) -> int:
-    """Returns the columns to allocate for all accumulators and scales, a power of two (PTX ISA,
-    tcgen05.alloc)."""
-    columns = acc_stages(config, scales) * config.mma_n + (scales.columns(config) if scales else 0)
-    return 1 << (columns - 1).bit_length()
+    def suited(self, config: TileConfig) -> TileConfig | None:
+        """Requires room in tensor memory for two accumulators beside the scales. With two Bs, one is enough,
+        because no other tile remains: tcgen05.cp copies tiles of 128 columns of B, so each B's share of the
+        MMA must begin and end with such a tile."""
+        alone = config.pieces == 1
+        whole = alone or (config.ctas == 1 and config.piece_n % SCALE_TILE[0] == 0)
+        fits = self.scales.acc_stages(config) >= (ACC_STAGES if alone else 1)
+        return config if whole and fits else None
 
-
-def acc_stages(config: TileConfig, scales: TmemScales | None) -> int:
-    """Returns how many accumulators tensor memory has beside the scales; 0 if none fits."""
-    columns, most = (scales.columns(config), scales.most_accumulators) if scales else (0, ACC_STAGES)
-    return min(most, (TMEM_COLUMNS - columns) // config.mma_n)
+    def constructor(self, config: TileConfig) -> Constructor:
+        arguments = f"Scaling.{self.product.a_scaling.name}, DType.{self.product.a_dtype.name}"
+        return Constructor("cute_backend.templates.mma_scaled", "Sm100MmaScaled", arguments)

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cute_backend.planning.mainloops import mainloop_of
 from cute_backend.planning.placements import PLACEMENTS, Need, Placement, Ring, Room
 from cute_backend.planning.placements.planes import RUNS, VECTOR
 from cute_backend.planning.registers import NARROW_SUBTILE_N, hoist_budget
-from cute_backend.planning.shared_memory import Rings, ring_bytes, room_bytes, scaling_of
+from cute_backend.planning.shared_memory import Rings, ring_bytes, room_bytes
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import BColumns, EpilogueSpec, Load, ProductKind, Store
 
@@ -34,7 +35,8 @@ def placed(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plac
     Shared memory is reserved for all vectors along N first, then given to outputs, then to loads, in order.
     """
     vectors = Rings.of(config, [], [[load.dtype for load in spec.staged_loads]], [])
-    room = Room(hoist_budget(spec, config, alignment), room_bytes(config, vectors, scaling_of(spec)))
+    scales = mainloop_of(spec, config.target).scales
+    room = Room(hoist_budget(spec, config, alignment), room_bytes(config, vectors, scales))
     shared_stores = []
     for store in spec.planes:
         need = Need(smem_bytes=ring_bytes(config.stage_elements, store.dtype, config.store_stages))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cute_backend.planning.converting import Converting
-from cute_backend.planning.shared_memory import SumScales
+from cute_backend.planning.budget import register_budget
+from cute_backend.planning.mainloops import mainloop_of
 from cute_backend.planning.targets.target import MAX_REGISTERS, WARPGROUP
 from cute_backend.planning.tiles import WARP_COLUMNS, Alignment, TileConfig
-from cute_backend.spec import EpilogueSpec, Load, Scaling
+from cute_backend.spec import EpilogueSpec, Load
 
 NARROW_SUBTILE_N = 32
 """Columns of a subtile if wider subtiles would leave planes no room in shared memory, or gain nothing."""
@@ -19,13 +19,6 @@ NARROW_SUBTILE_N = 32
 MAX_ROW_IN_A_THREAD = 64
 """The most columns of a row that one thread has in a visit: each is a register, beside those that the planes
 of the visit take."""
-
-MARGIN = 40
-"""Registers of a thread beside those that `Registers` counts, for addresses and the ops of the chain, if
-accumulators are in registers, whose place the results of a visit take."""
-
-MARGIN_OF_TENSOR_MEMORY = 56
-"""The same if accumulators are in tensor memory."""
 
 COPYING = 40
 """Registers for addresses of operands if the warps that multiply also copy them, without TMA."""
@@ -64,13 +57,8 @@ class Registers:
         """Counts the registers for a spec and an alignment. The configuration must have the subtiles of that
         alignment (`Rung.of`)."""
         in_registers = config.target.accumulators.in_registers
-        if in_registers:
-            accumulators = config.thread_accumulators
-            sums = sets_of_sums(config, spec) * accumulators // pieces_of_sums(config, spec)
-            sums += Converting.of(spec).registers * config.blocks if config.converts else 0
-        else:
-            accumulators = config.products * config.subtile_n
-            sums = 0 if SumScales.of(spec) is None else config.products * config.group_n
+        accumulators = config.thread_accumulators if in_registers else config.products * config.subtile_n
+        sums = mainloop_of(spec, config.target).registers(config)
         loads = spec.loaded_planes
         planes = max(len(spec.planes) - 1, 0) + sum(_by_element(load, config, alignment) for load in loads)
         others = len(spec.stores) - max(len(spec.planes), 1)
@@ -94,13 +82,7 @@ class Registers:
 def spare_registers(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> int:
     """The registers that the estimate leaves a thread for hoisted rowvecs; below 0 if a tile is too large.
     The spec is the transposed one if the tile is transposed, and a segment if columns are in segments."""
-    return _budget(config, spec) - Registers.of(spec, config, alignment).total
-
-
-def _budget(config: TileConfig, spec: EpilogueSpec) -> int:
-    vectors = len(spec.staged_loads)
-    margin = MARGIN if config.target.accumulators.in_registers else MARGIN_OF_TENSOR_MEMORY
-    return config.epilogue_registers(spec.product.kind, vectors) - margin
+    return register_budget(config, spec) - Registers.of(spec, config, alignment).total
 
 
 def leaves_registers(config: TileConfig, spec: EpilogueSpec, alignment: Alignment = Alignment.TMA) -> bool:
@@ -113,14 +95,14 @@ def holds_values(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether the estimate leaves a thread registers if the compiler interleaves no visits. If no tile leaves
     more, such a tile serves a spec. The spec is as for `spare_registers`."""
     needed = Registers.of(spec, config, Alignment.TMA)
-    return replace(needed, steps=0).total <= _budget(config, spec)
+    return replace(needed, steps=0).total <= register_budget(config, spec)
 
 
 def holds_sums(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether the estimate leaves a thread registers for the scaled sums of k tiles, which it adds up for all
     of its columns at once if accumulators are in tensor memory. The spec is as for `spare_registers`."""
     needed = Registers.of(spec, config, Alignment.TMA)
-    return needed.accumulators + needed.sums <= _budget(config, spec)
+    return needed.accumulators + needed.sums <= register_budget(config, spec)
 
 
 def most_written(width: int, read: int, tables: int) -> int | None:
@@ -166,59 +148,6 @@ def _by_element(load: Load, config: TileConfig, alignment: Alignment) -> bool:
     if load.in_runs:
         return False
     return alignment is not Alignment.TMA or load.order is None
-
-
-def is_promoted(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether fp8 sums are promoted to fp32 as they grow."""
-    return config.target.promotes and not spec.product.fast_accum
-
-
-def sets_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
-    """Returns how many sets of sums a thread has beside its accumulators: 0 unless fp8 sums are promoted.
-
-    With two sets, a thread adds one while the tensor cores work on the other. There is only one without
-    wgmma, and with block scales if the accumulators leave no registers for two.
-    """
-    if not is_promoted(config, spec):
-        return 0
-    if not spec.product.is_block_scaled:
-        return 2 if config.target.planes_by_tma else 1
-    return 2 if _leaves_sums(config, spec, 2) else 1
-
-
-def pieces_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
-    """Returns the number of pieces that a tile's columns are cut into, for products with block scales.
-
-    A thread has the sums of one piece at a time. There are two pieces if the accumulators leave no registers
-    for all sums: halves of the columns if a warpgroup has 64 rows. If it has two blocks of 64 rows, and rows
-    and columns have scales of their own, they are the pieces, and scales of columns stay in registers for
-    both.
-    """
-    if not is_promoted(config, spec) or not spec.product.is_block_scaled:
-        return 1
-    lines = spec.product.a_scaling is spec.product.b_scaling is Scaling.LINE
-    able = config.blocks == 1 or (config.blocks == 2 and lines)
-    return 2 if able and not _leaves_sums(config, spec, 1) else 1
-
-
-def _leaves_sums(config: TileConfig, spec: EpilogueSpec, sets: int) -> bool:
-    """Whether a tile's accumulators leave registers for this many sets of sums."""
-    return (1 + sets) * config.thread_accumulators <= _budget(config, spec)
-
-
-def k_tiles_a_step(config: TileConfig, spec: EpilogueSpec) -> int:
-    """Returns how many k tiles a step of the main loop has, for products with block scales.
-
-    With one set of sums, 4096 rows took 0.96 to 1.00 times as long with eight k tiles as with two, if columns
-    share scales and the epilogue reads no plane. If it reads one, 4096 x 24576 x 1536 took 1.05 times as long
-    with eight. If each column has a scale, 256 x 128 is the fastest with two, and 128 x 256 with four (H100,
-    benchmarks/findings.md).
-    """
-    if sets_of_sums(config, spec) > 1:
-        return 4
-    if spec.product.b_scaling is Scaling.LINE:
-        return 2 if config.cta_rows > config.block_m * config.sharing else 4
-    return 2 if spec.loaded_planes else 8
 
 
 def long_ops(spec: EpilogueSpec) -> int:

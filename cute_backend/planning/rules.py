@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import gcd
 
 from cute_backend.planning.halving import MAX_THREAD_COLUMNS, can_halve
-from cute_backend.planning.mma_scales import ACC_STAGES, MmaScales, acc_stages
+from cute_backend.planning.mainloops import mainloop_of
 from cute_backend.planning.registers import (
     MAX_ROW_IN_A_THREAD,
     NARROW_SUBTILE_N,
@@ -19,12 +19,12 @@ from cute_backend.planning.registers import (
     holds_visit,
     long_ops,
 )
-from cute_backend.planning.shared_memory import SumScales, ab_stages, has_planes, holds_planes
+from cute_backend.planning.shared_memory import ab_stages, has_planes, holds_planes
 from cute_backend.planning.subtiles import WHOLE_VISITS, narrowed, pairs_halves
 from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import ENOUGH_AB_STAGES, TileConfig, tile_k
 from cute_backend.planning.transposing import Tiled, can_transpose
-from cute_backend.spec import LEAST_AHEAD, SCALE_TILE, BColumns, DType, EpilogueSpec, Major, ProductKind
+from cute_backend.spec import LEAST_AHEAD, BColumns, DType, EpilogueSpec, Major, ProductKind
 
 Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
 
@@ -68,18 +68,9 @@ def columns_of_an_instruction(config: TileConfig, spec: EpilogueSpec) -> TileCon
     return config if config.mma_n % step == 0 else None
 
 
-def rows_of_converted_values(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Requires that values which are converted are the rows of the MMA, which wgmma takes from registers.
-
-    The CTAs of a cluster share no operands: few rows of D leave little to share. Both warpgroups convert at
-    the same time, so there is no ping-pong, under which one waits while the other multiplies. There is one
-    product.
-    """
-    if not spec.product.is_converted:
-        return config
-    able = spec.product.a_dtype in config.target.converts and config.products == 1
-    able = able and not config.multicasts and not config.pingpong
-    return replace(config, converts=True, packing=spec.product.packing) if able else None
+def operands_of_the_mainloop(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """Requires what the spec's mainloop does (`Mainloop.suited`)."""
+    return mainloop_of(spec, config.target).suited(config)
 
 
 def whole_subtiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
@@ -293,41 +284,26 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
 def two_warpgroups_for_wide_tiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """Gives half of the columns to a second warpgroup if a thread would have more than `MAX_THREAD_COLUMNS`.
     A thread then has registers for hoisted rowvecs, and the last epilogue, which no MMA hides, takes half the
-    time. Scaled sums of k tiles are columns of all products, since a thread adds them up at once."""
-    products = config.products if SumScales.of(spec) is not None else 1
-    wide = products * config.thread_columns > MAX_THREAD_COLUMNS and can_halve(config, spec)
+    time. Sums that a thread adds up for the mainloop are columns, too, of all products at once."""
+    columns = max(config.thread_columns, mainloop_of(spec, config.target).registers(config))
+    wide = columns > MAX_THREAD_COLUMNS and can_halve(config, spec)
     return replace(config, column_groups=2) if wide else config
 
 
-def registers_for_scaled_sums(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Requires registers for the scaled sums of k tiles if accumulators are in tensor memory: those of at
-    most `MAX_THREAD_COLUMNS` columns of all products. In registers, there are as many sets and pieces of sums
-    as these take."""
-    if config.target.accumulators.in_registers or SumScales.of(spec) is None:
+def registers_for_sums(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """Requires registers for the sums that a thread adds up for the mainloop if accumulators are in tensor
+    memory: those of at most `MAX_THREAD_COLUMNS` columns of all products. In registers, there are as many as
+    these take."""
+    sums = mainloop_of(spec, config.target).registers(config)
+    if config.target.accumulators.in_registers or not sums:
         return config
-    narrow = config.products * config.group_n <= MAX_THREAD_COLUMNS
-    return config if narrow and holds_sums(config, spec) else None
-
-
-def room_in_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Requires room in tensor memory for two accumulators beside the scales that the MMA applies.
-
-    With two Bs, one accumulator is enough, because no other tile remains: tcgen05.cp copies tiles of 128
-    columns of B, so each B's share of the MMA must begin and end with such a tile.
-    """
-    scales = MmaScales.of(spec)
-    if scales is None:
-        return config
-    whole = config.pieces == 1 or (config.ctas == 1 and config.piece_n % SCALE_TILE[0] == 0)
-    least = ACC_STAGES if config.pieces == 1 else 1
-    return config if whole and acc_stages(config, scales) >= least else None
+    return config if sums <= MAX_THREAD_COLUMNS and holds_sums(config, spec) else None
 
 
 RULES: tuple[Rule, ...] = (
     one_mma_for_all_products,
-    rows_of_converted_values,
+    operands_of_the_mainloop,
     columns_of_an_instruction,
-    room_in_tensor_memory,
     equal_shares_of_b,
     whole_blocks_of_b,
     whole_subtiles,
@@ -342,7 +318,7 @@ RULES: tuple[Rule, ...] = (
     halves_of_rotated_blocks,
     subtiles_within_heads,
     two_warpgroups_for_wide_tiles,
-    registers_for_scaled_sums,
+    registers_for_sums,
 )
 """The rules, in the order in which they are applied."""
 

@@ -12,13 +12,14 @@ from cute_backend.planning.cost import cost
 from cute_backend.planning.fitting import can_split, fits, has_registers, in_parts, kind_of
 from cute_backend.planning.halving import can_halve, halving
 from cute_backend.planning.hoisting import can_hoist, hoisting
+from cute_backend.planning.mainloops import mainloop_of
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import holds_values, leaves_registers
 from cute_backend.planning.rules import MAX_BLOCK, suited
 from cute_backend.planning.rung import Rung
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.shallow import can_be_shallow, shallowed
-from cute_backend.planning.shared_memory import SumScales, holds_planes
+from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.sizes import Sizes
 from cute_backend.planning.subtiles import WHOLE_VISITS
 from cute_backend.planning.targets import Arch, Kind, Shape, Target
@@ -157,10 +158,9 @@ def _smallest_alone(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
 
 
 def _is_unfitted(arch: Arch, spec: EpilogueSpec) -> bool:
-    """Whether the cost model was not fitted to products as a spec has them: without planes, or with sums that
-    are promoted without scales."""
-    kind = kind_of(arch, spec)
-    return kind is Kind.REDUCED or (kind is Kind.PROMOTED and SumScales.of(spec) is None)
+    """Whether the cost model was not fitted to products as a spec has them: without planes, or with such a
+    mainloop."""
+    return kind_of(arch, spec) is Kind.REDUCED or not mainloop_of(spec, arch.target).is_fitted
 
 
 @lru_cache(maxsize=512)
@@ -169,9 +169,8 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     of the target, and the smallest tile of the table with split-K, if the target supports it. The smallest
     tile that holds blocks may be one of ping-pong, which has no split-K: it is then split without.
 
-    For a batched product it is the table alone, because the number of products is not known. Of a spec
-    without planes, and of sums that are promoted without scales, only the smallest is split in addition, as
-    the cost model was fitted to neither.
+    For a batched product it is the table alone, because the number of products is not known. If the cost
+    model was not fitted to a spec, only the smallest is split in addition.
     """
     if len(spec.segments) > 1:
         return _of_segments(arch, spec, offered)

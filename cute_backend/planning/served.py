@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cute_backend.planning.mainloops import MAINLOOPS
 from cute_backend.planning.targets import Target
 from cute_backend.spec import EpilogueSpec, ProductKind, Scaling
 
@@ -13,12 +14,8 @@ def unserved(spec: EpilogueSpec, target: Target) -> str | None:
         if not acc.mma_operands <= target.operands:
             pair = f"{acc.a_dtype.value} by {acc.b_dtype.value}"
             return f"no MMA of {target.name} multiplies {pair}, as {acc.name} does; supported: {taken}"
-        if acc.is_converted and acc.b_dtype not in target.converts:
-            pair = f"{acc.b_dtype.value} to {acc.a_dtype.value}"
-            return f"no mainloop of {target.name} converts {pair}, as {acc.name} has it"
-        if not {acc.a_scaling, acc.b_scaling} <= target.scalings | {Scaling.NONE}:
-            blocks = f"{acc.a_scaling.value} by {acc.b_scaling.value}"
-            return f"no mainloop of {target.name} scales blocks of {blocks}, as {acc.name} has them"
+        if lacking := next(filter(None, (each.lacking(acc, target) for each in MAINLOOPS)), ""):
+            return lacking
         if acc.kind.has_offsets and not target.groups:
             what = "rows" if acc.kind is ProductKind.GROUPED else "K"
             return f"{target.name} has no kernel for {what} in groups, which {acc.name} is of"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cute_backend.planning.mainloops import mainloop_of
 from cute_backend.planning.shared_memory import (
     Rings,
     ab_stages,
     has_planes,
     left_bytes,
     plane_bits,
-    scaling_of,
     stage_bytes,
 )
 from cute_backend.planning.tiles import (
@@ -37,20 +37,16 @@ def can_be_shallow(chosen: Tiled) -> bool:
     config, spec = chosen.tile, chosen.computed
     if not config.target.shallow_k_bytes or config.split_k > 1 or not has_planes(spec):
         return False
-    scaling = scaling_of(spec)
-    beside = left_bytes(config, Rings.of_all(config, spec), scaling)
-    beside -= ENOUGH_AB_STAGES * stage_bytes(config, scaling)
+    scales = mainloop_of(spec, config.target).scales
+    beside = left_bytes(config, Rings.of_all(config, spec), scales)
+    beside -= ENOUGH_AB_STAGES * stage_bytes(config, scales)
     wanted = (MAX_STAGES - EPILOGUE_STAGES) * config.stage_elements * plane_bits(spec) // 8
     return ab_stages(config, spec) > SHALLOW_AB_STAGES and beside < wanted
 
 
 def shallowed(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
     """Returns the configuration for a problem of depth `k`, which is shallow if K is short and planes then
-    get further stages.
-
-    Scales of blocks make the MMA of a k tile take longer, and planes don't wait: 4096 x 24576 x 768 with a
-    bias and a residual took 207 us, and 219 with a stage of A and B less (H200).
-    """
+    get further stages."""
     short = k * spec.product.a_dtype.bits // 8 <= config.target.shallow_k_bytes
-    short = short and not spec.product.is_block_scaled
+    short = short and mainloop_of(spec, config.target).makes_planes_wait
     return replace(config, shallow=short and can_be_shallow(Tiled(spec, config)))

@@ -4,69 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import gcd
 from typing import TypeVar
 
-from cute_backend.planning.mma_scales import MmaScales, acc_stages
+from cute_backend.planning.mainloops import mainloop_of
+from cute_backend.planning.stage_scales import NO_SCALES, StageScales
 from cute_backend.planning.tiles import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
-from cute_backend.spec import DType, EpilogueSpec, Scaling
+from cute_backend.spec import DType, EpilogueSpec
 
 T = TypeVar("T")
-
-SCALE_ALIGN = 16
-"""Alignment of each stage of scales in bytes, so that no gap precedes the next buffer."""
-
-
-@dataclass(frozen=True)
-class SumScales:
-    """The blocks of A and B whose fp32 scales multiply the sums of k tiles, as in DeepSeek's fp8. Scales that
-    the MMA applies (MXFP8, MXFP4 and NVFP4) are `MmaScales`."""
-
-    a: Scaling
-    b: Scaling
-
-    most_accumulators = 4
-    """Stages of tensor memory for the sums of k tiles. While the epilogue reads those of the last k tile, the
-    MMA fills the others with those of the next tile."""
-
-    @staticmethod
-    def of(spec: EpilogueSpec) -> SumScales | None:
-        """The scales of a spec's sums, or None if it has no scales of blocks or the MMA applies them."""
-        product = spec.product
-        by_sums = product.is_block_scaled and not product.a_scaling.by_mma
-        return SumScales(product.a_scaling, product.b_scaling) if by_sums else None
-
-    def widths(self, config: TileConfig) -> tuple[int, int]:
-        """Returns how many neighbouring rows, and columns of one B, share a scale wherever a tile begins.
-
-        For a tile of 192 columns it is 64, since the tile may begin in the middle of a block of 128.
-        """
-        return gcd(config.cta_rows, self.a.lines), gcd(config.mma_n // config.pieces, self.b.lines)
-
-    def counts(self, config: TileConfig) -> tuple[int, int]:
-        """Returns how many scales a k tile has: for the tile's rows, and for the columns of all Bs
-        together."""
-        rows, columns = self.widths(config)
-        return config.cta_rows // rows, config.mma_n // columns
-
-    def pitch(self, count: int) -> int:
-        """Returns the distance from one stage of scales to the next, in scales."""
-        step = SCALE_ALIGN * 8 // DType.F32.bits
-        return -(-count // step) * step
-
-    def stage_bytes(self, config: TileConfig) -> int:
-        """Shared memory for the scales of a k tile."""
-        return sum(map(self.pitch, self.counts(config))) * DType.F32.bits // 8
-
-    def ahead(self, config: TileConfig) -> int:
-        """Returns how many more stages the scales have than A and B. In tensor memory, the sums of a k tile
-        wait for their scales after its stage of A and B was released. With one stage more, the load warp
-        would never wait for scales: it waits for A and B, and the MMA for these sums."""
-        return 0 if config.target.accumulators.in_registers else acc_stages(config, self) - 1
-
-    def columns(self, config: TileConfig) -> int:
-        """Columns of tensor memory for scales: none, as threads read them from shared memory."""
-        return 0
 
 
 def has_planes(spec: EpilogueSpec) -> bool:
@@ -141,33 +86,23 @@ class Rings:
 def ab_stages(config: TileConfig, spec: EpilogueSpec) -> int:
     """Returns how many stages of A and B, with their scales, fit in shared memory beside the epilogue's
     buffers, which have their fewest stages here."""
-    scaling = scaling_of(spec)
-    return left_bytes(config, Rings.of_all(config, spec), scaling) // stage_bytes(config, scaling)
+    scales = mainloop_of(spec, config.target).scales
+    return left_bytes(config, Rings.of_all(config, spec), scales) // stage_bytes(config, scales)
 
 
-def left_bytes(config: TileConfig, rings: Rings, scaling: SumScales | MmaScales | None) -> int:
+def left_bytes(config: TileConfig, rings: Rings, scales: StageScales = NO_SCALES) -> int:
     """The shared memory for stages of A and B beside the fewest stages of the epilogue's rings."""
     fewest = (
         config.load_stages * rings.exact + EPILOGUE_STAGES * rings.row + config.store_stages * rings.store
     )
-    return config.smem_bytes - SMEM_RESERVE - config.sum_bytes - fewest - ahead_bytes(config, scaling)
+    return config.smem_bytes - SMEM_RESERVE - config.sum_bytes - fewest - scales.ahead_bytes(config)
 
 
-def room_bytes(config: TileConfig, rings: Rings, scaling: SumScales | MmaScales | None) -> int:
+def room_bytes(config: TileConfig, rings: Rings, scales: StageScales = NO_SCALES) -> int:
     """The shared memory that is left for further rings beside these and the fewest stages of A and B."""
-    return left_bytes(config, rings, scaling) - config.least_ab_stages * stage_bytes(config, scaling)
+    return left_bytes(config, rings, scales) - config.least_ab_stages * stage_bytes(config, scales)
 
 
-def stage_bytes(config: TileConfig, scaling: SumScales | MmaScales | None) -> int:
+def stage_bytes(config: TileConfig, scales: StageScales) -> int:
     """The shared memory of a stage of A and B with their scales."""
-    return config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
-
-
-def scaling_of(spec: EpilogueSpec) -> SumScales | MmaScales | None:
-    """The scales of blocks of A and B that come with a k tile, or None if a spec has none."""
-    return SumScales.of(spec) or MmaScales.of(spec)
-
-
-def ahead_bytes(config: TileConfig, scaling: SumScales | MmaScales | None) -> int:
-    """Returns the bytes of shared memory for stages of scales beyond those of A and B."""
-    return scaling.ahead(config) * scaling.stage_bytes(config) if isinstance(scaling, SumScales) else 0
+    return config.ab_stage_bytes + scales.stage_bytes(config)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cute_backend.planning.mma_scales import MmaScales
-from cute_backend.planning.shared_memory import Rings, SumScales, ahead_bytes, left_bytes, stage_bytes
+from cute_backend.planning.shared_memory import Rings, left_bytes, stage_bytes
+from cute_backend.planning.stage_scales import NO_SCALES, StageScales
 from cute_backend.planning.tiles import EPILOGUE_STAGES, MAX_STAGES, TileConfig
 
 MAX_AB_STAGES = 16
@@ -32,12 +32,12 @@ class Stages:
     store: int = 0
 
     @staticmethod
-    def of(config: TileConfig, rings: Rings, scaling: SumScales | MmaScales | None = None) -> Stages:
+    def of(config: TileConfig, rings: Rings, scales: StageScales = NO_SCALES) -> Stages:
         """Divides the shared memory among the rings. Each ring of the epilogue first gets its fewest stages,
         and A and B get enough of them, or one if there is no room. The rest of the memory makes further
         stages of both.
         """
-        of_ab, left = stage_bytes(config, scaling), left_bytes(config, rings, scaling)
+        of_ab, left = stage_bytes(config, scales), left_bytes(config, rings, scales)
         ab = max(left // of_ab, 1)
         left -= min(ab, config.enough_ab_stages) * of_ab
 
@@ -51,5 +51,5 @@ class Stages:
             store += further(store, rings.store)
             left -= (store - config.store_stages) * rings.store
         ab = min(ab, config.enough_ab_stages) + max(left, 0) // of_ab
-        ab = min(ab, MAX_STAGES_BESIDE_SCALES if ahead_bytes(config, scaling) else MAX_AB_STAGES)
+        ab = min(ab, MAX_STAGES_BESIDE_SCALES if scales.ahead_bytes(config) else MAX_AB_STAGES)
         return Stages(ab, exact, EPILOGUE_STAGES if rings.row else 0, store)

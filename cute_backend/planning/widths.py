@@ -17,6 +17,7 @@ from functools import cache, lru_cache
 from cute_backend.planning.fitting import can_split, fits, in_parts
 from cute_backend.planning.halving import can_halve
 from cute_backend.planning.hoisting import can_hoist
+from cute_backend.planning.mainloops import mainloop_of
 from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.planning.rules import suited
 from cute_backend.planning.shallow import can_be_shallow
@@ -132,16 +133,18 @@ def _of_width(arch: Arch, spec: EpilogueSpec, tile_m: int, width: int) -> tuple[
 
 def _varied(config: TileConfig, spec: EpilogueSpec) -> Iterator[TileConfig]:
     """Yields a tile in every cluster, with every split-K, and under ping-pong if a warpgroup has registers
-    for the accumulators of a tile. A tile whose rows are converted has neither clusters nor ping-pong
-    (`rules.rows_of_converted_values`)."""
+    for the accumulators of a tile, as far as the spec's mainloop has such tiles."""
     target = config.target
+    mainloop = mainloop_of(Tiled(spec, config).computed, target)
 
     @cache
     def splits(parted: TileConfig) -> bool:
         return can_split(parted, spec) and fits(Tiled(spec, parted))
 
-    for cluster_m in (1,) if config.converts else target.tiles.even.clusters:
-        clustered = replace(config, cluster_m=cluster_m)
+    for cluster_m in target.tiles.even.clusters:
+        clustered = mainloop.suited(replace(config, cluster_m=cluster_m))
+        if clustered is None:
+            continue
         clustered = replace(clustered, raster_m=clustered.usual_raster)
         yield clustered
         for each in in_parts(clustered):
@@ -149,10 +152,7 @@ def _varied(config: TileConfig, spec: EpilogueSpec) -> Iterator[TileConfig]:
             alike = replace(config, split_k=target.tiles.splits[-1]) if each.sums_in_memory else each
             if splits(alike):
                 yield each
-        able = target.by_wgmma and not config.converts
-        if (
-            able
-            and config.mma_m <= PINGPONG_ROWS
-            and fits(Tiled(spec, pingpong := replace(clustered, pingpong=True)))
-        ):
-            yield pingpong
+        if target.by_wgmma and config.mma_m <= PINGPONG_ROWS:
+            pingpong = mainloop.suited(replace(clustered, pingpong=True))
+            if pingpong is not None and fits(Tiled(spec, pingpong)):
+                yield pingpong

@@ -10,7 +10,7 @@ from cutlass import Float32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from cute_backend.planning.shared_memory import SumScales
+from cute_backend.planning.sum_scales import SumScales
 from cute_backend.spec import Scaling
 from cute_backend.templates.block_scales import ScaleStages
 from cute_backend.templates.mainloop import Partial, Sm90Promoted, State, WarpgroupOperands

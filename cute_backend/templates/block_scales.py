@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
-from cute_backend.planning.shared_memory import SCALE_ALIGN, SumScales
+from cute_backend.planning.sum_scales import SCALE_ALIGN, SumScales
 from cute_backend.templates.crew import WARP
 
 

@@ -19,6 +19,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from cute_backend.kinds.scales import SPAN
 from cute_backend.planning import TILE_K_BYTES
+from cute_backend.planning.stage_scales import NO_SCALES
 from cute_backend.spec import DType, WeightGroups
 from cute_backend.templates.instructions import assembled
 from cute_backend.templates.mainloop import State, WarpgroupOperands
@@ -141,7 +142,7 @@ class Sm90Converted:
     whose values have been read by then."""
 
     lead, k_tiles_a_step, pieces = 1, 1, 1
-    scaling = None
+    scaling = NO_SCALES
     converts = True
 
     def __init__(self, stored: DType, groups: WeightGroups | None = None) -> None:

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from cute_backend.planning import Stages, TileConfig
-from cute_backend.planning.shared_memory import SumScales
+from cute_backend.planning.stage_scales import NO_SCALES, StageScales
 from cute_backend.spec import BColumns, ProductKind
 from cute_backend.templates.drain import Position, Turns
 from cute_backend.templates.epilogue import Epilogue
@@ -42,7 +42,7 @@ class FragmentGemm(Gemm):
         stages: Stages,
         *,
         kind: ProductKind,
-        scaling: SumScales | None = None,
+        scaling: StageScales = NO_SCALES,
     ):
         if config.rolled and (config.products > 1 or epilogue.shared_loads or epilogue.shared_stores):
             planes = len(epilogue.shared_loads + epilogue.shared_stores)

@@ -13,8 +13,8 @@ import cutlass.pipeline as pipeline
 from cutlass import Int32
 
 from cute_backend.planning import SMEM_RESERVE, Stages, TileConfig
-from cute_backend.planning.mma_scales import MmaScales
-from cute_backend.planning.shared_memory import SumScales, ahead_bytes, stage_bytes
+from cute_backend.planning.shared_memory import stage_bytes
+from cute_backend.planning.stage_scales import NO_SCALES, StageScales
 from cute_backend.spec import ProductKind
 from cute_backend.templates.crew import Crew
 from cute_backend.templates.drain import Drain
@@ -42,7 +42,7 @@ class Gemm(Drain):
         stages: Stages,
         *,
         kind: ProductKind,
-        scaling: SumScales | MmaScales | None = None,
+        scaling: StageScales = NO_SCALES,
     ):
         config.check_visits()
         self.epilogue = epilogue
@@ -136,16 +136,14 @@ class Gemm(Drain):
         shared.row_pipeline.producer_commit(stage)
 
 
-def _check_stages(
-    epilogue: Epilogue, config: TileConfig, stages: Stages, scaling: SumScales | MmaScales | None
-) -> None:
+def _check_stages(epilogue: Epilogue, config: TileConfig, stages: Stages, scaling: StageScales) -> None:
     """Raises ValueError unless exactly the rings that the epilogue uses have stages, A and B have as many as
     the target demands, and shared memory holds all of them. A kernel without A and B has 0 of these."""
     if 0 < stages.ab < config.least_ab_stages:
         raise ValueError(
             f"tile {config.name} has {stages.ab} stages of A and B, which take {config.least_ab_stages}"
         )
-    needed = SMEM_RESERVE + config.sum_bytes + ahead_bytes(config, scaling)
+    needed = SMEM_RESERVE + config.sum_bytes + scaling.ahead_bytes(config)
     needed += stages.ab * stage_bytes(config, scaling)
     for name, operands, elements in (
         ("exact", epilogue.shared_loads, config.stage_elements),

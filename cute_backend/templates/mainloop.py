@@ -28,8 +28,7 @@ from cutlass.cute.nvgpu import tcgen05, warpgroup
 from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
-from cute_backend.planning.mma_scales import MmaScales
-from cute_backend.planning.shared_memory import SumScales
+from cute_backend.planning.stage_scales import NO_SCALES, StageScales
 from cute_backend.templates.block_scales import ScaleStages
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.sums import sums_of
@@ -120,7 +119,7 @@ class Sm90Mainloop(Protocol):
     lead: int
     k_tiles_a_step: int
     pieces: int
-    scaling: SumScales | None
+    scaling: StageScales
     converts: bool
 
     def begin(
@@ -145,7 +144,7 @@ class Sm90Plain:
     next."""
 
     lead, k_tiles_a_step, pieces = 1, 1, 1
-    scaling = None
+    scaling = NO_SCALES
     converts = False
 
     def begin(
@@ -199,7 +198,7 @@ class Sm90Promoted:
     """
 
     lead = 0
-    scaling: SumScales | None = None
+    scaling: StageScales = NO_SCALES
     converts = False
     reads_stages_late = False
     """Whether `promote` reads the stage of A and B, which then can't be released before."""
@@ -296,7 +295,7 @@ class Sm100Mainloop(Protocol):
     ends.
     """
 
-    scaling: MmaScales | SumScales | None
+    scaling: StageScales
 
     def values(self, operand: cute.Tensor) -> cute.Tensor: ...
 
@@ -332,7 +331,7 @@ class Sm100Mainloop(Protocol):
 class Sm100Plain:
     """The tensor cores add up all k tiles, in tensor memory. There are no scales of blocks."""
 
-    scaling: MmaScales | SumScales | None = None
+    scaling: StageScales = NO_SCALES
 
     def values(self, operand: cute.Tensor) -> cute.Tensor:
         return operand

@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 
-from cute_backend.planning.shared_memory import SumScales
+from cute_backend.planning.sum_scales import SumScales
 from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Operands
 from cute_backend.templates.rings import advanced, consumer_state
 from cute_backend.templates.warpgroup_planes import WarpgroupPlanes

@@ -23,7 +23,7 @@ from cutlass.cute.nvgpu import tcgen05
 from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
-from cute_backend.planning.shared_memory import SumScales
+from cute_backend.planning.sum_scales import SumScales
 from cute_backend.spec import Scaling
 from cute_backend.templates.block_scales import ScaleStages
 from cute_backend.templates.crew import Ring

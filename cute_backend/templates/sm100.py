@@ -57,8 +57,7 @@ from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from cute_backend.planning import TILE_K_BYTES, Stages, TileConfig
-from cute_backend.planning.mma_scales import MmaScales, acc_stages, tmem_columns
-from cute_backend.planning.shared_memory import SumScales
+from cute_backend.planning.sum_scales import SumScales
 from cute_backend.planning.tiles import STARTING_REGISTERS
 from cute_backend.spec import SCALE_TILE, ProductKind
 from cute_backend.templates import batch as batches
@@ -128,9 +127,9 @@ class Sm100Gemm(MmaWarp):
         self.mainloop = mainloop or Sm100Plain()
         check_face(self.mainloop, Sm100Mainloop)
         super().__init__(epilogue, config, stages, kind=kind, scaling=self.mainloop.scaling)
-        self.acc_stages = acc_stages(config, self.mainloop.scaling)
-        self.block_scales = scaling if isinstance(scaling := self.mainloop.scaling, SumScales) else None
-        self.scale_rows = SCALE_TILE[0] if isinstance(self.mainloop.scaling, MmaScales) else 0
+        self.acc_stages = self.scaling.acc_stages(config)
+        self.block_scales = cast(SumScales, self.scaling) if self.scaling.by_warps else None
+        self.scale_rows = SCALE_TILE[0] if self.scaling.by_tma else 0
         self.group = tcgen05.CtaGroup.TWO if config.ctas == 2 else tcgen05.CtaGroup.ONE
         self._set_boxes()
         self.crew = self._crew()
@@ -286,8 +285,8 @@ class Sm100Gemm(MmaWarp):
         ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(given.a_smem, (None, None, None, 0)))
         ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(given.b_smem, (None, None, None, 0)))
         check_stage(config, ab_bytes)
-        if cutlass.const_expr(isinstance(self.mainloop.scaling, MmaScales)):
-            ab_bytes += cast(MmaScales, self.mainloop.scaling).stage_bytes(config)
+        if cutlass.const_expr(self.scaling.by_tma):
+            ab_bytes += self.scaling.stage_bytes(config)
         scales_in_ring = ScaleRing.allocate(smem, self.scale_ring, self.block_scales, config)
         ab_pipeline = pipeline.PipelineTmaUmma.create(
             **stages_of(smem, self.ab_ring), tx_count=ab_bytes * config.ctas, cta_layout_vmnk=given.cluster
@@ -428,7 +427,7 @@ class Sm100Gemm(MmaWarp):
         items, of_segments, tmem = shared.items, shared.of_segments(), shared.tmem
         if cutlass.const_expr(config.warpgroups > 1):
             cute.arch.setmaxregister_increase(self.crew.registers[0])
-        tmem.allocate(tmem_columns(config, self.mainloop.scaling))
+        tmem.allocate(self.scaling.tmem_columns(config))
         tmem.wait_for_alloc()
         tmem_ptr = tmem.retrieve_ptr(self.sum_type)
         sums, row = consumer_state(self.acc_stages), consumer_state(stages.row)

@@ -50,7 +50,7 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from cute_backend.planning import TILE_K_BYTES, Stages, TileConfig
-from cute_backend.planning.shared_memory import SumScales
+from cute_backend.planning.sum_scales import SumScales
 from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import ScaleStages
@@ -141,7 +141,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         # A stage is free once every CTA that this one loads for has read it: the CTAs in its row and in its
         # column of the cluster.
         readers = config.cluster_m + config.cluster_n - 1
-        scales = Arrivals(self.scales, 1, WARP) if self.scaling is not None else None
+        scales = Arrivals(self.scales, 1, WARP) if self.scaling.by_warps else None
         emptied = Arrivals(self.consume, warps, 1, readers)
         self.ab_ring = Ring("ab", stages.ab, one(self.load), emptied, scales)
         rings = (self.ab_ring, *self._epilogue_rings(self.consume, warps))
@@ -255,7 +255,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         s_b = swizzled(smem, self.b_dtype, given.b_smem)
         buffers = allocate_buffers(smem, self.epilogue, given.parts, config.staged_n, stages.row)
         scale_stages = None
-        if cutlass.const_expr(self.scaling is not None):
+        if cutlass.const_expr(self.scaling.by_warps):
             scale_stages = ScaleStages.allocate(smem, stages.ab, cast(SumScales, self.scaling), config)
         sums = self._sums(smem, warp, WARPGROUP * config.sharing)
         a_bytes = cute.size_in_bytes(self.a_dtype, of_one_stage(given.a_smem))

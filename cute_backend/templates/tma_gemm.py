@@ -17,7 +17,6 @@ from cutlass import Int32, Numeric
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from cute_backend.planning.shared_memory import SumScales
 from cute_backend.spec import Order
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, Arrivals, Ring, Role, one
@@ -274,7 +273,7 @@ class TmaGemm(Gemm):
         k_tiles = cute.ceil_div(all_k_tiles, config.split_k)
         if cutlass.const_expr(self.in_cluster):
             first, step, first_k = block // config.split_k, schedule.items, rank * k_tiles
-            if cutlass.const_expr(isinstance(self.scaling, SumScales)):
+            if cutlass.const_expr(self.scaling.by_warps):
                 k_tiles = cutlass.max(cutlass.min(k_tiles, all_k_tiles - first_k), 0)
             epilogue = Int32(first)
             if rank > 0:

@@ -35,8 +35,8 @@ from cute_backend.planning import (
 from cute_backend.planning import cost as cost_module
 from cute_backend.planning.cost import RIM, UNTIMED_ERROR, cost, nearest, time_of
 from cute_backend.planning.naming import words
-from cute_backend.planning.registers import k_tiles_a_step
 from cute_backend.planning.search import fastest, for_rows
+from cute_backend.planning.sum_scales import SumsInRegisters
 from cute_backend.planning.targets import Cut
 from cute_backend.planning.targets.h200 import H200
 from cute_backend.runtime.compiling.build import build
@@ -287,7 +287,8 @@ def test_scales_of_columns_are_shared_by_blocks_of_rows() -> None:
 def test_steps_of_block_scaled_products(name: str) -> None:
     """Eight k tiles only if columns share scales and the epilogue reads no plane."""
     spec = shared_spec(name)
-    steps = {each.name: k_tiles_a_step(each, spec) for each in offered(Arch.SM90A, spec)}
+    mainloop = SumsInRegisters(spec, Arch.SM90A.target)
+    steps = {each.name: mainloop.k_tiles(each) for each in offered(Arch.SM90A, spec)}
     expected = {"blockwise": 8, "blockwise_silu_residual": 2, "blockwise_lines_gelu_mul": 4}
     assert steps["128x256_2x1"] == expected[name]
     assert steps["64x128_2x2_pingpong"] == 4

@@ -7,22 +7,22 @@ from dataclasses import replace
 import pytest
 
 from cute_backend.planning import Alignment, Arch, TileConfig, plan
-from cute_backend.planning.converting import CONVERTED, Converting
+from cute_backend.planning.budget import MARGIN, MARGIN_OF_TENSOR_MEMORY
+from cute_backend.planning.converting import CONVERTED
+from cute_backend.planning.mainloops import mainloop_of
+from cute_backend.planning.promoting import Promoted
 from cute_backend.planning.registers import (
     COPYING,
-    MARGIN,
-    MARGIN_OF_TENSOR_MEMORY,
     READING,
     WRITING,
     Registers,
     hoist_budget,
     holds_values,
     leaves_registers,
-    pieces_of_sums,
-    sets_of_sums,
     spare_registers,
 )
-from cute_backend.spec import DType, Op, ProductKind, Scaling, Store, WeightGroups
+from cute_backend.planning.sum_scales import SumsInRegisters
+from cute_backend.spec import DType, EpilogueSpec, Op, ProductKind, Scaling, Store, WeightGroups
 from support.small_specs import block_mean, block_softmax, by_element, exact, row_maximum, rowvec, spec_of
 
 HOPPER, BLACKWELL = TileConfig(Arch.SM90A, 128, 128), TileConfig(Arch.SM100A, 128, 128)
@@ -34,11 +34,18 @@ def test_scales_and_zeros_of_a_weight_are_counted_and_take_time() -> None:
     their addresses."""
     small = WeightGroups(32, DType.BF16, DType.BF16)
     wide = WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16)
-    assert Converting(small).registers == CONVERTED + 2 * (1 + 1 + 2 + 2)
-    assert Converting(wide).registers == CONVERTED + 2 * 2 * (1 + 1 + 1 + 2)
     tile = TileConfig(Arch.SM90A, 64, 8, subtile_n=8, transposed=True, converts=True)
-    times = [Converting(each).microseconds(tile) for each in (None, small, wide)]
+    plain, of_small, of_wide = (mainloop_of(_converted(each), tile.target) for each in (None, small, wide))
+    assert plain.registers(tile) == CONVERTED
+    assert of_small.registers(tile) == CONVERTED + 2 * (1 + 1 + 2 + 2)
+    assert of_wide.registers(tile) == CONVERTED + 2 * 2 * (1 + 1 + 1 + 2)
+    times = [each.microseconds(tile) for each in (plain, of_small, of_wide)]
     assert times == sorted(times) and times[0] < times[1] < times[2]
+
+
+def _converted(groups: WeightGroups | None) -> EpilogueSpec:
+    spec = spec_of(dtype=DType.BF16)
+    return replace(spec, accumulators=(replace(spec.product, b_dtype=DType.I8, weight_groups=groups),))
 
 
 def test_what_a_thread_has_of_a_visit_is_counted() -> None:
@@ -97,16 +104,18 @@ def test_sums_and_visits_take_registers_one_after_the_other() -> None:
 def test_promoted_sums_have_as_many_sets_and_pieces_as_registers_take() -> None:
     by_tensor, by_blocks = spec_of(fast_accum=False), spec_of(fast_accum=False, **LINES)
     wide = replace(HOPPER, tile_n=192)
-    assert [sets_of_sums(each, by_tensor) for each in (HOPPER, wide)] == [2, 2]
-    assert [sets_of_sums(each, by_blocks) for each in (HOPPER, wide)] == [2, 1]
+    of_tensor, of_blocks = Promoted(by_tensor, HOPPER.target), SumsInRegisters(by_blocks, HOPPER.target)
+    assert [of_tensor.registers(each) for each in (HOPPER, wide)] == [2 * 64, 2 * 96]
+    assert [of_blocks.sets(each) for each in (HOPPER, wide)] == [2, 1]
     assert leaves_registers(HOPPER, by_tensor) and not leaves_registers(wide, by_tensor)
     widest, tall = replace(HOPPER, tile_n=256), replace(HOPPER, tile_m=256)
-    assert [pieces_of_sums(each, by_blocks) for each in (HOPPER, wide, widest, tall)] == [1, 1, 2, 2]
+    assert [of_blocks.pieces(each) for each in (HOPPER, wide, widest, tall)] == [1, 1, 2, 2]
     assert all(leaves_registers(each, by_blocks) for each in (wide, widest, tall))
     squares = spec_of(fast_accum=False, a_scaling=Scaling.SQUARE, b_scaling=Scaling.SQUARE)
-    assert pieces_of_sums(tall, squares) == 1 and not leaves_registers(tall, squares)
-    assert sets_of_sums(TileConfig(Arch.SM89, 64, 128), by_tensor) == 1
-    assert sets_of_sums(HOPPER, spec_of()) == 0
+    assert replace(of_blocks, spec=squares).pieces(tall) == 1 and not leaves_registers(tall, squares)
+    ada = TileConfig(Arch.SM89, 64, 128)
+    assert Promoted(by_tensor, ada.target).registers(ada) == ada.thread_accumulators, "one set"
+    assert mainloop_of(spec_of(), HOPPER.target).registers(HOPPER) == 0
 
 
 @pytest.mark.parametrize(("columns", "fits"), [(128, True), (256, False)])

@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 
 from cute_backend.planning import Alignment, Arch, Rowvecs, Rung, TileConfig, rules, table
+from cute_backend.planning.mainloops import mainloop_of
+from cute_backend.planning.mma_scales import MmaScaled
 from cute_backend.planning.rules import RULES, Rule, suited
-from cute_backend.planning.shared_memory import SumScales, holds_planes
+from cute_backend.planning.shared_memory import holds_planes
+from cute_backend.planning.stage_scales import NO_SCALES
 from cute_backend.planning.subtiles import SUBTILE_RULES
+from cute_backend.planning.sum_scales import SumScales
 from cute_backend.planning.targets import Shape
 from cute_backend.spec import (
     DType,
@@ -39,18 +43,13 @@ BY_BLOCKS = spec_of(fast_accum=False, **SCALED)
 PING_PONG = Shape(128, 128, 2, pingpong=True)
 
 CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
-    rules.room_in_tensor_memory: (
-        Shape(128, 256),
-        spec_of(dtype=DType.E2M1X2, a_scaling=Scaling.NV, b_scaling=Scaling.NV),
-        None,
-    ),
     rules.one_mma_for_all_products: (Shape(128, 128), PAIR, "128x64x2_1x1"),
     rules.equal_shares_of_b: (
         Shape(64, 192, 3, pingpong=True),
         spec_of(dtype=DType.BF16, b_major=Major.MN),
         None,
     ),
-    rules.rows_of_converted_values: (Shape(64, 64), CONVERTED, None),
+    rules.operands_of_the_mainloop: (Shape(64, 64), CONVERTED, None),
     rules.whole_blocks_of_b: (Shape(64, 128), spec_of(dtype=DType.BF16, b_block=80), None),
     rules.whole_subtiles: (Shape(128, 128, subtile_n=128), PAIR, None),
     rules.whole_rows_of_the_swizzle: (
@@ -97,7 +96,7 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(exact("exact0", DType.BF16)),
         "256x256_2x1_2cta_halves",
     ),
-    rules.registers_for_scaled_sums: (
+    rules.registers_for_sums: (
         Shape(256, 256, 2, ctas=2),
         spec_of(products=2, fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Scaling.LINE),
         None,
@@ -106,9 +105,8 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
 
 ARCHS = {
     rules.a_multiprocessor_of_its_own: Arch.SM80,
-    rules.room_in_tensor_memory: Arch.SM100A,
     rules.two_warpgroups_for_wide_tiles: Arch.SM100A,
-    rules.registers_for_scaled_sums: Arch.SM100A,
+    rules.registers_for_sums: Arch.SM100A,
 }
 """The architectures of rules that say nothing on sm_90a."""
 
@@ -121,6 +119,13 @@ def test_each_rule_has_a_say(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [config.name for config in served] == ([] if name is None else [name])
     monkeypatch.setattr(rules, "RULES", tuple(each for each in RULES if each is not rule))
     assert suited(arch, [shape], spec) != served
+
+
+def test_scales_that_the_mma_applies_have_room_in_tensor_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(dtype=DType.E2M1X2, a_scaling=Scaling.NV, b_scaling=Scaling.NV)
+    assert not suited(Arch.SM100A, [Shape(128, 256)], spec)
+    monkeypatch.delattr(MmaScaled, "suited")
+    assert suited(Arch.SM100A, [Shape(128, 256)], spec)
 
 
 @pytest.mark.parametrize("rule", [*RULES, *SUBTILE_RULES])
@@ -141,15 +146,17 @@ def test_what_a_tile_above_the_smallest_needs() -> None:
 
 def test_scales_of_blocks_take_shared_memory() -> None:
     config = TileConfig(Arch.SM90A, 128, 128)
-    scales = SumScales.of(BY_BLOCKS)
-    assert scales is not None and scales.counts(config) == (128, 1)
+    scales = SumScales(Scaling.LINE, Scaling.SQUARE)
+    assert mainloop_of(BY_BLOCKS, config.target).scales == scales
+    assert scales.counts(config) == (128, 1)
     assert scales.stage_bytes(config) == 4 * (128 + 4), "that of columns begins at a multiple of 16"
     pair = spec_of(products=2, fast_accum=False, a_scaling=Scaling.SQUARE, b_scaling=Scaling.LINE)
-    scales = SumScales.of(pair)
-    assert scales is not None and scales.counts(suited(Arch.SM90A, [Shape(64, 128)], pair)[0]) == (1, 128)
+    scales = SumScales(Scaling.SQUARE, Scaling.LINE)
+    assert scales.counts(suited(Arch.SM90A, [Shape(64, 128)], pair)[0]) == (1, 128)
     full = (*(exact(f"exact{i}") for i in range(10)), exact("exact10", DType.BF16), rowvec("u"), rowvec("v"))
     small, blockwise = TileConfig(Arch.SM90A, 64, 64), spec_of(*full, fast_accum=False, **SCALED)
-    assert SumScales.of(spec_of(*full)) is None and holds_planes(small, spec_of(*full))
+    assert mainloop_of(spec_of(*full), small.target).scales is NO_SCALES
+    assert holds_planes(small, spec_of(*full))
     assert not holds_planes(small, blockwise), "512 bytes are left for 3 stages of 68 scales"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import cutlass
 
 from cute_backend.planning import Stages, TileConfig
-from cute_backend.planning.shared_memory import Rings, SumScales
+from cute_backend.planning.shared_memory import Rings
+from cute_backend.planning.stage_scales import NO_SCALES, StageScales
 from cute_backend.templates.drain import Sweep, Visit
 from cute_backend.templates.epilogue import Epilogue, SmemOperand
 
@@ -17,7 +18,7 @@ class Bare:
     sweeps: tuple[Sweep, ...] = (Visit(),)
 
 
-def stages_for(epilogue: Epilogue, config: TileConfig, scaling: SumScales | None = None) -> Stages:
+def stages_for(epilogue: Epilogue, config: TileConfig, scales: StageScales = NO_SCALES) -> Stages:
     """The stages that a plan has for such an epilogue."""
 
     def nbytes(operands: tuple[SmemOperand, ...], elements: int) -> int:
@@ -28,4 +29,4 @@ def stages_for(epilogue: Epilogue, config: TileConfig, scaling: SumScales | None
         nbytes(epilogue.staged, config.staged_n),
         nbytes(epilogue.shared_stores, config.stage_elements),
     )
-    return Stages.of(config, rings, scaling)
+    return Stages.of(config, rings, scales)

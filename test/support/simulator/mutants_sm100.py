@@ -13,7 +13,7 @@ from cutlass import Boolean, Int16
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.cutlass_dsl import if_generate
 
-from cute_backend.planning.mma_scales import tmem_columns
+from cute_backend.planning.stage_scales import NO_SCALES
 from cute_backend.simulator.simulation_errors import (
     BarrierError,
     Deadlock,
@@ -387,7 +387,9 @@ MUTANTS = [
     Mutant(
         "scales in columns that are not allocated",
         MXFP4,
-        instead("TmemAllocator.allocate", lambda call: call(num_columns=tmem_columns(MXFP4.config, None))),
+        instead(
+            "TmemAllocator.allocate", lambda call: call(num_columns=NO_SCALES.tmem_columns(MXFP4.config))
+        ),
         IllegalAccess,
         "tensor memory columns",
     ),
