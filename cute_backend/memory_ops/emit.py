@@ -14,7 +14,7 @@ from cute_backend.errors import UsageError
 from cute_backend.formula import formula
 from cute_backend.kinds.axes import Call, Extent
 from cute_backend.memory_ops import emit_reductions
-from cute_backend.memory_ops.emit_epilogue import VIEWS, EpilogueText
+from cute_backend.memory_ops.emit_epilogue import EpilogueText
 from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.schedule import kernel_names, renamed
 from cute_backend.memory_ops.simplify import simplify
@@ -140,13 +140,13 @@ class _Module:
         after = "\n".join(emit_reductions.after(self.spec))
         types |= {"Boolean"} if ", Boolean)" in after else set()
         reduces = reductions or any(each.reduces_blocks() for each in epilogues)
-        made = {call for each in epilogues for _, calls in each.views().values() for call, _ in calls}
-        helpers = ["SmemOperand", *(name for name in VIEWS if name in made)]
+        helpers = ["SmemOperand"]
+        for steps in zip(*(each.steps_of_views() for each in epilogues), strict=True):
+            helpers += sorted({call for step in steps for *_, calls in step for call, _ in calls})
         has_columns = any(each.has_columns() for each in epilogues)
         enums = [*(["Axis"] if reductions else []), *(["Order"] if has_columns else [])]
         enums += ["BColumns"] if self.tile.b_columns is not BColumns.APART else []
-        enums += {name for _, scales in self.spec.scaled for name in scales.names}
-        enums += ["DType"] if self.spec.product.is_converted and "DType" not in enums else []
+        enums += self.mainloop.names if self.mainloop else ()
         enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
         draws = any(each.draws() for each in epilogues)
         is_split, several = self.tile.sums_in_memory, len(epilogues) > 1

@@ -16,8 +16,8 @@ from cute_backend.planning import Placing, Plan, Ring, is_one_block
 from cute_backend.signature import Argument, Role, of_role
 from cute_backend.spec import DType, EpilogueSpec, Load, Op, Order, Overflow, Store
 
-VIEWS = ("collapse_m", "collapse_n", "first_columns", "table", "by_heads", "pair_halves", "transpose")
-"""The functions that make views, in the order of imports."""
+Step = tuple[str, str, tuple[Call, ...]]
+"""A step of a view: an argument, the end of the view's name, and the calls that make it."""
 
 
 class EpilogueText:
@@ -129,35 +129,36 @@ class EpilogueText:
         return Order.COLUMN in planes
 
     def views(self) -> dict[str, tuple[str, tuple[Call, ...]]]:
-        """The arguments of `launch` that the kernel takes as views: each view's name, and how it is made.
+        """The arguments of `launch` that the kernel takes as views: each view's name, and how it is made."""
+        views: dict[str, tuple[str, tuple[Call, ...]]] = {}
+        for name, end, calls in (each for step in self.steps_of_views() for each in step):
+            if calls:
+                views[name] = (f"{name}_{end}", (*views.get(name, ("", ()))[1], *calls))
+        return views
+
+    def steps_of_views(self) -> list[list[Step]]:
+        """The steps in which views are made.
 
         Several modes of M, and blocks of columns of loads and of B, become one axis. Forms of results have
         views of their own. If halves of blocks are rotated, each half provides half of a subtile's columns,
         unless subtiles are whole blocks. If D^T = B^T A^T is computed, all arguments of two axes are
         transposed.
         """
-        views: dict[str, tuple[str, tuple[Call, ...]]] = {}
-
-        def add(name: str, suffix: str, *calls: Call) -> None:
-            if calls:
-                views[name] = (f"{name}_{suffix}", (*views.get(name, ("", ()))[1], *calls))
-
-        for argument in of_role(self._arguments, Role.B) if self.spec.product.b_block else ():
-            add(argument.name, "columns", ("collapse_n", ()))
-        for load in self.spec.loads:
-            add(load.name, "plane", *load.calls(self.comes_in_boxes(load)))
-        for store in self.spec.stores:
-            add(store.name, "heads", *store.form.calls(self._rows_at_launch(store)))
-        if self.pairs():
-            moved = {load.name for load in self.places.in_ring(Ring.PLANE, self.spec)}
-            moved |= set(self.places.shared_stores)
-            for name in self._columned():
-                width = self.tile.box_n if name in moved else self.tile.subtile_n
-                add(name, "paired", ("pair_halves", (self.spec.reordered_columns, width // 2)))
-        if self.tile.transposed:
-            for name in (argument.name for argument in self._arguments if len(argument.dims) == 2):
-                add(name, "t", ("transpose", ()))
-        return views
+        of_b = of_role(self._arguments, Role.B) if self.spec.product.b_block else ()
+        operands: list[Step] = [(each.name, "columns", (("collapse_n", ()),)) for each in of_b]
+        operands += [(load.name, "plane", load.calls(self.comes_in_boxes(load))) for load in self.spec.loads]
+        results: list[Step] = [
+            (store.name, "heads", store.form.calls(self._rows_at_launch(store))) for store in self.spec.stores
+        ]
+        moved = {load.name for load in self.places.in_ring(Ring.PLANE, self.spec)}
+        moved |= set(self.places.shared_stores)
+        block, wide, narrow = self.spec.reordered_columns, self.tile.box_n, self.tile.subtile_n
+        paired: list[Step] = [
+            (name, "paired", (("pair_halves", (block, (wide if name in moved else narrow) // 2)),))
+            for name in (self._columned() if self.pairs() else ())
+        ]
+        planes = (each for each in self._arguments if self.tile.transposed and len(each.dims) == 2)
+        return [operands, results, paired, [(each.name, "t", (("transpose", ()),)) for each in planes]]
 
     def _rows_at_launch(self, store: Store) -> str:
         """The expression of the rows of a batch in `launch`, from the sizes of arguments."""

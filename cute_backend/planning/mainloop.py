@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,6 +21,11 @@ class Constructor:
     module: str
     name: str
     arguments: str = ""
+
+    @property
+    def names(self) -> set[str]:
+        """The names of `cute_backend.spec` in its arguments: those of calls and of enumerations."""
+        return set(re.findall(r"\b([A-Z]\w+)[.(]", self.arguments))
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,6 @@ class Scaling(Scales, str, Enum):
     def place(self) -> str:
         return _PLACES[self.by_mma]
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return () if self is Scaling.NONE else ("DType", "Scaling") if self.by_mma else ("Scaling",)
-
     def beside(self, side: Side) -> tuple[Vector, ...]:
         if self is Scaling.NONE:
             return ()

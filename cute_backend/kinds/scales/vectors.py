@@ -67,11 +67,6 @@ class Scales:
         return ""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The names of `cute_backend.spec` with which a generated module says it."""
-        return ()
-
-    @property
     def of_values(self) -> str:
         """The words that follow the dtype of values that are converted."""
         return ""

@@ -94,10 +94,6 @@ class WeightGroups(Scales):
         return f"{'registers':<14}  of groups of K, loaded four groups ahead, by element"
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return ("DType", "WeightGroups")
-
-    @property
     def of_values(self) -> str:
         return f" in groups of {self.values}"
 
