@@ -107,28 +107,29 @@ def check(case: str, config: TileConfig, problem: tuple[int, int, int]) -> None:
     assert torch.equal(actual, expected), wrong(actual, expected)
 
 
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("case", GROUPS)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("m", [1, 5, 64, 130])
-@pytest.mark.parametrize("k", [256, 1280, 1792])
+@pytest.mark.parametrize("k", [256, 768, 1280])
 def test_products_are_exact(case: str, tile: str, m: int, k: int) -> None:
-    """Tails of N, and K of a few groups, of which some are the last of their chunk."""
+    """Tails of N, and K of a few groups, of which some are the last of their chunk. Many rows are those of a
+    tile and two of the next."""
     config = TILES[tile]
-    check(case, config, (m, config.tile_m + 40, k))
+    check(case, config, (min(m, config.tile_n + 2), config.tile_m + 40, k))
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("case", GROUPS)
 @pytest.mark.parametrize("tile", WARPS)
 @pytest.mark.parametrize("m", [1, 5, 64, 130])
-@pytest.mark.parametrize("k", [256, 1280, 1792])
+@pytest.mark.parametrize("k", [256, 768, 1280])
 def test_products_by_warps_are_exact(case: str, tile: str, m: int, k: int) -> None:
     config = WARPS[tile]
-    check(case, config, (m, config.tile_m + 40, k))
+    check(case, config, (min(m, config.tile_n + 2), config.tile_m + 40, k))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @EACH_TEMPLATE
 @pytest.mark.parametrize("k", [32, 160, 352])
 def test_k_ends_within_a_k_tile(tile: TileConfig, k: int) -> None:
@@ -148,11 +149,11 @@ def chain(stored: Tensor, to: torch.dtype, groups: WeightGroups, *vectors: Tenso
     return (weight.to(product) * scale.to(product)).to(to).view(n, k)
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("case", GROUPS)
 @EACH_TEMPLATE
 def test_weights_have_the_bits_of_the_chain(case: str, tile: TileConfig) -> None:
-    """A unit matrix picks the weights of 130 of 256 values of K, with scales and zeros of any bits."""
+    """A unit matrix picks the weights of a fourth of 256 values of K, with scales and zeros of any bits."""
     stored, other, groups = GROUPS[case]
     generator = torch.Generator().manual_seed(len(case))
     elements = weight(stored, 72, 256, generator)
@@ -164,12 +165,12 @@ def test_weights_have_the_bits_of_the_chain(case: str, tile: TileConfig) -> None
     expected = chain(values, TORCH_DTYPES[other], groups, *vectors).t().float()
     acc = Accumulator("acc", other, stored, weight_groups=groups)
     bare = EpilogueSpec((acc,), (), (), (Store("out0", "acc", F32),))
-    for first in (0, 126):
-        a = torch.eye(256, dtype=TORCH_DTYPES[other])[first : first + 130]
-        given = [a], [elements.t(), *(each.t() for each in vectors)], []
-        (actual,), _ = run_region(bare, *given, machine(replace(tile, packing=stored.values)))
-        assert torch.equal(actual, expected[first : first + 130])
-        assert torch.equal(actual, replay(bare, *given)[0])
+    rows = slice(len(case) % 4, None, 4)
+    a = torch.eye(256, dtype=TORCH_DTYPES[other])[rows]
+    given = [a], [elements.t(), *(each.t() for each in vectors)], []
+    (actual,), _ = run_region(bare, *given, machine(replace(tile, packing=stored.values)))
+    assert torch.equal(actual, expected[rows])
+    assert torch.equal(actual, replay(bare, *given)[0])
 
 
 CODES = {
@@ -180,7 +181,7 @@ CODES = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("case", CODES)
 def test_every_value_less_every_zero(case: str) -> None:
     """A unit matrix picks all 256 values of each of 256 columns, which have all zeros."""
@@ -234,7 +235,7 @@ def test_a_scale_that_is_not_finite_stays_in_its_group(tile: TileConfig, number:
     assert torch.equal(actual.nan_to_num(7.5), expected.nan_to_num(7.5))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @EACH_TEMPLATE
 @pytest.mark.parametrize("stored", STORED_DTYPES, ids=lambda dtype: dtype.value)
 def test_dtypes(tile: TileConfig, stored: DType) -> None:
@@ -257,7 +258,7 @@ def torchao_configs() -> dict[str, Any]:
     }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", ["int8", "int4"])
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80", "sm_120a"])
 def test_torchao_s_weights(config: str, arch: str) -> None:
