@@ -13,19 +13,24 @@ import torch
 
 from support.simulator.formats import NAN, bits_of, values_of
 from support.simulator.ptx_entries import elementwise, one
+from support.sweeps import in_parts
 
 ALL_16 = np.arange(1 << 16, dtype=np.uint16)
+IN_PARTS = in_parts(16)
+"""A test of all numbers of 16 bits has every sixteenth in each case, of which `make test` has some."""
+
 ALL_8 = np.arange(1 << 8, dtype=np.uint16)
 LARGEST = {"f16": 65504.0, "e4m3": 448.0, "e5m2": 57344.0, "bf16": float(torch.finfo(torch.bfloat16).max)}
 SMALLEST_STEP = {"f16": (10, -14), "bf16": (7, -126), "e4m3": (3, -6), "e5m2": (2, -14), "f32": (23, -126)}
 
 
-def float_samples(seed: int = 0, count: int = 20000) -> np.ndarray:
-    """Float32 of all magnitudes, the midpoints between neighbours of 16-bit and 8-bit types, and specials."""
+def float_samples(seed: int = 0, count: int = 20000, part: slice = slice(None, None, 16)) -> np.ndarray:
+    """Float32 of all magnitudes, the midpoints between neighbours of 16-bit and 8-bit types, and specials. Of
+    midpoints between 16-bit numbers, a part."""
     random = np.random.default_rng(seed)
     raw = random.integers(0, 1 << 32, count, dtype=np.uint32).view(np.float32)
     near = random.normal(size=count).astype(np.float32) * np.float32(2.0) ** random.integers(-20, 20, count)
-    ties = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)) | np.uint32(0x8000)
+    ties = (np.arange(1 << 16, dtype=np.uint32)[part] << np.uint32(16)) | np.uint32(0x8000)
     small = values_of(ALL_8.astype(np.uint8), "e4m3")
     small = small[np.isfinite(small)]
     middles = (np.sort(small)[:-1] + np.sort(small)[1:]) / 2
@@ -71,9 +76,11 @@ def same_bits(got: np.ndarray, wanted: np.ndarray, x: np.ndarray, name: str) -> 
 # --- to narrower floats ------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
+@IN_PARTS
 @pytest.mark.parametrize("name", ["f16", "bf16"])
-def test_f32_to_16_bits(name: str) -> None:
-    x = float_samples()
+def test_f32_to_16_bits(name: str, part: slice) -> None:
+    x = float_samples(part.start, 2000, part)
     got = one(f"cvt.rn.{name}.f32 {{x}}, {{a}};", [x], np.uint16)
     same_bits(got, bits_of(x, name), x, name)
     y = np.roll(x, 1)
@@ -86,9 +93,11 @@ def test_f32_to_16_bits(name: str) -> None:
     same_bits(got, bits_of(np.where(x < 0, np.float32(0), x), name) & np.uint16(0x7FFF), x, name)
 
 
+@pytest.mark.sweep(2)
+@IN_PARTS
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
-def test_f32_to_8_bits_saturates(name: str) -> None:
-    x = float_samples(1)
+def test_f32_to_8_bits_saturates(name: str, part: slice) -> None:
+    x = float_samples(part.start + 1, 2000, part)
     y = np.roll(x, 7)
     got = one(f"cvt.rn.satfinite.{name}x2.f32 {{x}}, {{a}}, {{b}};", [x, y], np.uint16)
     same_bits(got >> np.uint16(8), bits_of(saturated(x, name), name), x, name)
@@ -98,25 +107,31 @@ def test_f32_to_8_bits_saturates(name: str) -> None:
     same_bits(got & np.uint16(0x7F), bits_of(relu, name) & 0x7F, x, name)
 
 
+@pytest.mark.sweep(4)
+@IN_PARTS
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
 @pytest.mark.parametrize("source", ["f16", "bf16"])
-def test_all_16_bit_values_to_8_bits(name: str, source: str) -> None:
-    x = values_of(ALL_16, source)
-    packed = ALL_16.astype(np.uint32) | (np.roll(ALL_16, 1).astype(np.uint32) << np.uint32(16))
+def test_all_16_bit_values_to_8_bits(name: str, source: str, part: slice) -> None:
+    raw = ALL_16[part]
+    x = values_of(raw, source)
+    packed = raw.astype(np.uint32) | (np.roll(raw, 1).astype(np.uint32) << np.uint32(16))
     got = one(f"cvt.rn.satfinite.{name}x2.{source}x2 {{x}}, {{a}};", [packed], np.uint16)
     wanted = bits_of(saturated(x, name), name)
     same_bits(got & np.uint16(0xFF), wanted, x, name)
     same_bits(got >> np.uint16(8), np.roll(wanted, 1), np.roll(x, 1), name)
 
 
+@pytest.mark.sweep(4)
+@IN_PARTS
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
-def test_all_8_bit_pairs_to_f16(name: str) -> None:
-    got = one(f"cvt.rn.f16x2.{name}x2 {{x}}, {{a}};", [ALL_16], np.uint32)
-    for part, half in (
-        (ALL_16 & np.uint16(0xFF), got & np.uint32(0xFFFF)),
-        (ALL_16 >> np.uint16(8), got >> np.uint32(16)),
+def test_all_8_bit_pairs_to_f16(name: str, part: slice) -> None:
+    raw = ALL_16.reshape(256, 256).T.reshape(-1)[part]  # in `make test` not only even first numbers
+    got = one(f"cvt.rn.f16x2.{name}x2 {{x}}, {{a}};", [raw], np.uint32)
+    for codes, half in (
+        (raw & np.uint16(0xFF), got & np.uint32(0xFFFF)),
+        (raw >> np.uint16(8), got >> np.uint32(16)),
     ):
-        x = values_of(part.astype(np.uint8), name)
+        x = values_of(codes.astype(np.uint8), name)
         same_bits(half.astype(np.uint16), bits_of(x, "f16"), x, "f16")
 
 
@@ -170,14 +185,15 @@ def test_f64_to_f32(mode: str) -> None:
 # --- to wider floats ------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
+@IN_PARTS
 @pytest.mark.parametrize("name", ["f16", "bf16"])
-def test_all_16_bit_values_to_f32_and_f64(name: str) -> None:
-    got = one(f"cvt.f32.{name} {{x}}, {{a}};", [ALL_16], np.float32)
-    np.testing.assert_array_equal(got, values_of(ALL_16, name))
+def test_all_16_bit_values_to_f32_and_f64(name: str, part: slice) -> None:
+    raw = ALL_16[part]
+    got = one(f"cvt.f32.{name} {{x}}, {{a}};", [raw], np.float32)
+    np.testing.assert_array_equal(got, values_of(raw, name))
     if name == "f16":
-        np.testing.assert_array_equal(
-            one("cvt.f64.f16 {x}, {a};", [ALL_16], np.float64), values_of(ALL_16, name)
-        )
+        np.testing.assert_array_equal(one("cvt.f64.f16 {x}, {a};", [raw], np.float64), values_of(raw, name))
 
 
 # --- integers ------------------------------------------------------------
@@ -219,12 +235,13 @@ def test_floats_to_integers_clamp(target: str, mode: str) -> None:
     assert got.tolist() == wanted
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(6)
+@IN_PARTS
 @pytest.mark.parametrize("target", ["u8", "s8", "u16", "s16", "u32", "s32"])
 @pytest.mark.parametrize("source", ["f16", "bf16"])
-def test_all_16_bit_floats_to_integers(source: str, target: str) -> None:
+def test_all_16_bit_floats_to_integers(source: str, target: str, part: slice) -> None:
     low, high = RANGES[target]
-    got = one(f"cvt.rzi.{target}.{source} {{x}}, {{a}};", [ALL_16], HOLDERS[target])
+    got = one(f"cvt.rzi.{target}.{source} {{x}}, {{a}};", [ALL_16[part]], HOLDERS[target])
     wanted = [
         0
         if math.isnan(v)
@@ -233,15 +250,17 @@ def test_all_16_bit_floats_to_integers(source: str, target: str) -> None:
         else high
         if v == math.inf
         else max(low, min(high, int(v)))
-        for v in values_of(ALL_16, source).tolist()
+        for v in values_of(ALL_16[part], source).tolist()
     ]
     assert got.tolist() == wanted
 
 
+@pytest.mark.sweep(12)
+@IN_PARTS
 @pytest.mark.parametrize("source", ["u8", "s8", "u16", "s16"])
 @pytest.mark.parametrize("target", ["f16", "bf16", "f32"])
-def test_all_small_integers_to_floats(source: str, target: str) -> None:
-    raw = ALL_8 if source.endswith("8") else ALL_16
+def test_all_small_integers_to_floats(source: str, target: str, part: slice) -> None:
+    raw = ALL_8 if source.endswith("8") else ALL_16[part]
     low, _ = RANGES[source]
     numbers = (
         raw.astype(np.int64)
@@ -282,15 +301,16 @@ def exactly_rounded_integer(n: int) -> int:
     return (abs(n) >> shift << shift) * (1 if n >= 0 else -1)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(8)
+@in_parts(4)
 @pytest.mark.parametrize("source", RANGES)
 @pytest.mark.parametrize("target", RANGES)
-def test_integers_to_integers(source: str, target: str) -> None:
+def test_integers_to_integers(source: str, target: str, part: slice) -> None:
     width = int(source[1:])
     random = np.random.default_rng(7)
     raw = random.integers(0, 1 << 63, 2000, dtype=np.uint64) >> random.integers(0, 63, 2000).astype(np.uint64)
     if width <= 16:
-        raw = np.arange(1 << width, dtype=np.uint64)
+        raw = np.arange(1 << width, dtype=np.uint64)[part if width == 16 else slice(None)]
     exact = raw.astype(f"u{width // 8}")
     exact = exact.view(f"i{width // 8}") if source[0] == "s" else exact
     holder = exact.astype(HOLDERS[source])
