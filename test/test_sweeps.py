@@ -38,6 +38,12 @@ def test_of_many_cases_few_are_kept_that_lie_far_apart() -> None:
     ]
 
 
+def test_a_single_case_is_the_one_at_the_start() -> None:
+    cases = [frozenset({(0, str(i))}) for i in range(9)]
+    assert [covering(cases, 1, start) for start in range(9)] == [{i} for i in range(9)]
+    assert covering(cases, 2, 3) == {3, 8}
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("letter", "abcd")
 @pytest.mark.parametrize("number", range(3))
@@ -52,6 +58,21 @@ def test_the_plugin_divides(letter: str, number: int, request: pytest.FixtureReq
 def test_the_plugin_keeps_two_that_lie_apart(number: int, request: pytest.FixtureRequest) -> None:
     left_out = request.node.get_closest_marker("exhaustive") is not None
     assert left_out == (number not in (0, 8))
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("number", range(4))
+def test_one_case_is_kept(number: int, request: pytest.FixtureRequest) -> None:
+    left_out = request.node.get_closest_marker("exhaustive") is not None
+    assert left_out == (number != 2)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("number", range(4))
+def test_another_case_is_kept(number: int, request: pytest.FixtureRequest) -> None:
+    """Of a test with another name."""
+    left_out = request.node.get_closest_marker("exhaustive") is not None
+    assert left_out == (number != 0)
 
 
 def test_the_parts_of_a_test_are_the_whole() -> None:
