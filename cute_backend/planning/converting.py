@@ -44,6 +44,11 @@ BLOCKS_IN_GROUPS = 1.4
 """How many times as long 64 rows take in groups of K if a warpgroup has two blocks of them or more: 4.8 us in
 place of 3.4 (the same weights)."""
 
+ALONE_IN_FP32 = 1.28
+"""How many times as long one warpgroup takes for groups of K that are computed in fp32, whose steps wait for
+each other: 64 rows of int8 took 17.3 us where two warpgroups, which hide each other's waits, took 14.2 for
+two halves of K (16 x 6144 x 4096, groups of 128, H200)."""
+
 CONVERTING_US_OF_COLUMNS = 0.015
 """Microseconds that each column of a tile adds for each 64 rows by 1,024 bytes of K of two values: these took
 4.9 us with 64 columns, in tiles of 64 and of 128 rows (H200). Bytes of one value have half of the
@@ -107,7 +112,9 @@ class Converting(Mainloop):
         packing = self.product.packing
         instructions = INSTRUCTIONS[packing] + PAIRS * packing * self._steps_of_pair
         each = CONVERTING_US[config.sharing] * instructions / INSTRUCTIONS[1]
-        each *= BLOCKS_IN_GROUPS if self.groups is not None and config.blocks > 1 else 1
+        if self.groups is not None:
+            each *= BLOCKS_IN_GROUPS if config.blocks > 1 else 1
+            each *= ALONE_IN_FP32 if self.groups.is_scaled_wide and config.sharing == 1 else 1
         each += CONVERTING_US_OF_COLUMNS * packing / 2 * config.mma_n
         return each * config.cta_rows / config.block_m
 

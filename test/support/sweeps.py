@@ -3,8 +3,8 @@
 For a test that is marked `sweep`, few cases are kept, in which every value of every parameter occurs at least
 once. For `sweep(3)`, at most three of these are kept, which are far apart in the table. The others get the
 mark `exhaustive`. A single case gets this mark by `pytest.param(..., marks=...)`, and does not count in a
-sweep. Which case `sweep(1)` keeps depends on the test's name: if each test had its first one, all would run on
-one architecture.
+sweep. Which case `sweep(1)` keeps depends on the test's name: if each test had its first one, all would run
+on one architecture.
 """
 
 from __future__ import annotations
