@@ -31,7 +31,9 @@ def shown(region: ExplainedRegion) -> str:
     several = "parts" if region.products[0].label.endswith("]") else "pair"
     products = f"launch of {count}" if region.spec.product.width else several if count == 2 else "one"
     loads = " ".join(load.kind for load in region.loads) or "nothing"
-    stores = ", ".join(f"{store.reduce or 'plane'} {store.dtype}" for store in region.stores)
+    reduced = region.spec.reductions
+    kinds = ((store.kind if store.name in reduced else "plane", store.dtype) for store in region.stores)
+    stores = ", ".join(" ".join(each) for each in kinds)
     return f"{products}: {loads} -> {stores}"
 
 

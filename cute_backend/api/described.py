@@ -50,25 +50,16 @@ class ExplainedLoad:
 class ExplainedStore:
     """An output of an epilogue.
 
-    A plane (M, N) has the `placement` "tma", "smem" or "vector", the `order` "row", "column" or, for scales
-    of blocks, "tiled", and an empty `reduce`. A reduction of such a plane has its name in `reduce`, such as
-    "row_max", and the `placement` "last_tile" if the kernel itself combines the partials of tiles,
-    "two_stage" if a second kernel does. With a `block`, a number of columns, the output is (M, N / block). A
-    plane with a `part`, such as "1 of 2", shares one tensor with the other parts. A plane with `heads` is in
-    memory as these say, such as "(B, H, 2048, 128)", or is written to a cache, such as "rows of (B, H, 4096,
-    128) at first0".
+    Its `kind` is its form in words, such as "output" for a plane by rows, "output, (B, H, 2048, 128)" for one
+    by heads, "row_max", or "of 32 columns" for a value of each block of that many. A plane has the
+    `placement` "tma", "smem" or "vector". A reduction has "last_tile" if the kernel itself combines the
+    partials of tiles, and "two_stage" if a second kernel does.
     """
 
     name: str
-    dtype: str
-    order: str
+    kind: str
     placement: str
-    reduce: str = ""
-    block: int = 0
-    part: str = ""
-    heads: str = ""
-    kind: str = field(default="output", repr=False)
-    """All of this but the dtype and the placement, in words."""
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -142,9 +133,7 @@ class ExplainedRegion:
         placement = shared if store.name in self._plan.shared_stores else "vector"
         if form.reduction is not None:
             placement = "two_stage" if self._plan.finishes_apart(*self.hints[:2]) else "last_tile"
-        return ExplainedStore(
-            store.name, store.dtype.value, placement=placement, kind=form.title(), **form.facts()
-        )
+        return ExplainedStore(store.name, form.title(), placement, store.dtype.value)
 
     def kernel(self, arch: str | None = None) -> Kernel:
         """The kernel that a launch of these sizes and this alignment uses, as far as is known without

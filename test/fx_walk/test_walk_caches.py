@@ -129,8 +129,8 @@ def test_the_kernel_of_a_llama_writes_the_static_cache_of_transformers(rows: int
             lambda tokens: model(tokens, past_key_values=cache).logits, tokens, arch="sm_90a"
         )
     region, *_ = explained.regions
-    written = "rows of (B, H, 128, 128) at first0"
-    assert [store.heads for store in region.stores] == ["", written, written]
+    written = "output, rows of (B, H, 128, 128) at first0"
+    assert [store.kind for store in region.stores] == ["output", written, written]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,8 @@ def test_a_position_is_a_load_of_the_kernel(program: Callable[..., Any], rows: i
     with FakeTensorMode(allow_non_fake_inputs=True):
         (region,) = cute_backend.explain(program, *operands(2, rows, program), arch="sm_90a").regions
     assert [load.kind for load in region.spec.loads] == [kind]
-    assert [store.heads for store in region.stores] == [f"rows of (B, H, 136, 32) at {region.loads[0].name}"]
+    (store,) = region.stores
+    assert store.kind == f"output, rows of (B, H, 136, 32) at {region.loads[0].name}"
 
 
 def test_the_setting_leaves_the_copy_to_inductor() -> None:

@@ -78,7 +78,7 @@ def test_queries_keys_and_values_are_written_in_one_launch() -> None:
     with config.patch(shared_launches=True):  # type: ignore[attr-defined]
         (region,) = explained(attention, *shapes).regions
         assert [store.form for store in region.spec.stores] == [Heads(32, COLUMNS)] * 3
-        assert [store.heads for store in region.stores] == ["(B, H, 32, 32)"] * 3
+        assert [store.kind for store in region.stores] == ["output, (B, H, 32, 32)"] * 3
         args = [torch.randint(-1, 2, shape).to(BF16) for shape in shapes]
         results = compiled(attention, *args)
     for result, right in zip(results, attention(*args), strict=True):

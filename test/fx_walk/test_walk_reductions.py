@@ -454,8 +454,8 @@ def test_explain_shows_reductions_as_stores() -> None:
     given = operands()
     explained = cute_backend.explain(quantised, given["a"], given["b"], arch="sm_90a")
     (region,) = explained.regions
-    assert [(store.name, store.dtype, store.reduce, store.placement) for store in region.stores] == [
-        ("out0", "bf16", "", "tma"),
+    assert [(store.name, store.dtype, store.kind, store.placement) for store in region.stores] == [
+        ("out0", "bf16", "output", "tma"),
         ("out1", "f32", "row_max", "last_tile"),
     ]
     rows = [line.split() for line in str(explained).splitlines()]

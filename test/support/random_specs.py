@@ -10,15 +10,14 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from cute_backend.kinds import reductions
 from cute_backend.kinds.blocks import BLOCK_OPS
-from cute_backend.kinds.results import WholePlane, ordered
+from cute_backend.kinds.forms import EVERY
+from cute_backend.kinds.results import Form
 from cute_backend.ops import CAST, OPS, OperandError, PointwiseOp, promote, result_dtype
 from cute_backend.spec import (
     REDUCED,
     VALUE_DTYPES,
     Accumulator,
-    Axis,
     Blocks,
     Columns,
     Const,
@@ -29,10 +28,8 @@ from cute_backend.spec import (
     Major,
     Op,
     Operand,
-    Order,
     Overflow,
     Precision,
-    Reduction,
     Scaling,
     Store,
     Stride,
@@ -179,40 +176,25 @@ def specs(
     names = st.sampled_from([*rows, *["cast"] * (len(rows) // 3)])
     for _ in range(draw(st.integers(0, max_ops))):
         _draw_step(draw, chain, OPS[draw(names)])
-    makers = [_plane, _reduced, _scales] if reductions else [_plane]
+    kinds = [form for form in EVERY if form.drawn(BLOCK) and (reductions or form.is_plane)]
     stores = tuple(
-        draw(draw(st.sampled_from(makers))(f"out{index}", chain)) for index in range(draw(st.integers(1, 3)))
+        draw(_store(f"out{index}", chain, draw(st.sampled_from(kinds))))
+        for index in range(draw(st.integers(1, 3)))
     )
     return EpilogueSpec(accs, loads, tuple(chain.ops), stores, draw(st.sampled_from(Precision)))
 
 
 @st.composite
-def _plane(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
-    order = draw(st.sampled_from([Order.ROW, Order.COLUMN]))
-    return Store(name, draw(_value(chain)), draw(st.sampled_from(VALUE_DTYPES)), WholePlane(order))
-
-
-@st.composite
-def _scales(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
-    """A value for each block of columns, as the scales of the next product."""
-    order, block = draw(st.sampled_from(Order)), draw(st.sampled_from([BLOCK, 32]))
-    return Store(name, draw(_value(chain)), DType.E8M0, ordered(order, block))
-
-
-@st.composite
-def _reduced(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
-    """A reduction of a value that fp32 holds exactly: an int32 is rounded to fp32 first."""
-    value = draw(_value(chain))
-    if chain.dtypes[value] is DType.I32:
+def _store(draw: st.DrawFn, name: str, chain: _Chain, kind: type[Form]) -> Store:
+    """A store of a form. A value that the form does not have is rounded to fp32 first."""
+    value, block = draw(_value(chain)), draw(st.sampled_from([BLOCK, 32]))
+    form = draw(st.sampled_from(kind.drawn(block)))
+    if not form.stored_as(chain.dtypes[value]):
         chain.add("cast", (value,), DType.F32, Overflow.SATURATE)
         value = chain.ops[-1].name
-    # Whether a product of random elements overflows depends on the order.
-    kinds = [kind for kind in reductions.REDUCTIONS if kind is not reductions.PROD]
-    kind = draw(st.sampled_from([kind for kind in kinds if kind.stored_as(chain.dtypes[value])]))
-    dtypes = kind.stored_as(chain.dtypes[value])
-    dtype, axis = draw(st.sampled_from(dtypes)), draw(st.sampled_from(Axis))
-    after = draw(st.sampled_from([(), _SCALE])) if dtype.is_float else ()
-    return Store(name, value, dtype, form=Reduction(axis, kind), after=after)
+    dtype = draw(st.sampled_from(form.stored_as(chain.dtypes[value])))
+    after = draw(st.sampled_from([(), _SCALE])) if form.reduction is not None and dtype.is_float else ()
+    return Store(name, value, dtype, form, after)
 
 
 _SCALE = (

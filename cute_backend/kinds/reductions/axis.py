@@ -115,6 +115,12 @@ class Reduction(Form):
     field: ClassVar[str] = "reduce"
     in_segments = False
 
+    @classmethod
+    def drawn(cls, block: int) -> tuple[Form, ...]:
+        from cute_backend.kinds.reductions import REDUCTIONS  # here, since it imports this file
+
+        return tuple(cls(axis, kind) for axis in Axis for kind in REDUCTIONS if kind.drawn)
+
     @property
     def reduction(self) -> Reduction:
         return self
@@ -144,9 +150,6 @@ class Reduction(Form):
 
     def title(self) -> str:
         return self.name
-
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "reduce": self.name}
 
     def spelled(self, value: str) -> str:
         return f"{self.name}{self.rows or ''}({value})"
@@ -191,6 +194,9 @@ class Reduction(Form):
     def described(self, value: str) -> str:
         return f", the {self.axis.value} {self.kind.name} of {value!r},"
 
+    def stored_as(self, value: DType) -> tuple[DType, ...]:
+        return () if value is DType.I32 else self.kind.stored_as(value)
+
     def contradiction(self, value: DType, stored: DType) -> str:
         if type(self.rows) is not int or self.rows < 0 or self.rows % BATCH_ROWS:
             return f"has batches of {self.rows} rows, which are a multiple of {BATCH_ROWS}"
@@ -198,7 +204,7 @@ class Reduction(Form):
             return f"has batches of {self.rows} rows; only columns have them, and no places"
         if value is DType.I32:
             return "reduces i32, which fp32 does not hold"
-        if stored in (able := self.kind.stored_as(value)):
+        if stored in (able := self.stored_as(value)):
             return ""
         accepted = ", ".join(dtype.value for dtype in able)
         expected = f"expected {accepted}" if able else f"it reduces no {value.value}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from cute_backend.kinds.axes import Call, Dim, Extent, plane
 from cute_backend.kinds.results.form import Form
 
@@ -38,9 +36,6 @@ class ByHeads(Form):
 
     def dims(self, width: int) -> tuple[Dim, ...]:
         return plane((Extent.M, Extent.N), True, width)
-
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "heads": str(self)}
 
     def calls(self, rows: str) -> tuple[Call, ...]:
         return (("by_heads", (self.memory_rows or rows, self.columns)),)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from cute_backend.dtypes import DType
+from cute_backend.dtypes import VALUE_DTYPES, DType
 from cute_backend.kinds.axes import Call, Dim, Order
 
 if TYPE_CHECKING:
@@ -48,6 +48,12 @@ class Form:
     """Whether rows behind the last one are written, too, so that rows are whole tiles that an MMA reads."""
     columns_step = 1
     """A number that divides its `block_columns`."""
+
+    @classmethod
+    def drawn(cls, block: int) -> tuple[Form, ...]:
+        """Examples for random specs, whose N is a multiple of `block`; none if a spec says only for some M
+        and N what memory has."""
+        return ()
 
     @property
     def holds_pairs(self) -> bool:
@@ -112,6 +118,11 @@ class Form:
         """The words of messages that follow the name of a store of `value`."""
         return ""
 
+    def stored_as(self, value: DType) -> tuple[DType, ...]:
+        """The dtypes that elements may have in memory if the value has this one; none if the form has no such
+        values."""
+        return VALUE_DTYPES
+
     def contradiction(self, value: DType, stored: DType) -> str:
         """The rule that it breaks, with a value and memory of these dtypes; empty if it breaks none."""
         return ""
@@ -139,10 +150,6 @@ class Form:
     def title(self) -> str:
         """Its words in the tables of `explain`."""
         return "output"
-
-    def facts(self) -> dict[str, Any]:
-        """The fields of `ExplainedStore` that it sets."""
-        return {"order": self.order.value}
 
     def spelled(self, value: str) -> str:
         """The spelling of its elements in formulas."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from cute_backend.dtypes import DType
+from cute_backend.dtypes import VALUE_DTYPES, DType
 from cute_backend.kinds.axes import Dim, Extent, Order, plane
 from cute_backend.kinds.results.form import Form
 
@@ -37,6 +37,10 @@ class WholePlane(InOrder):
 
     is_plane = True
     in_boxes = True
+
+    @classmethod
+    def drawn(cls, block: int) -> tuple[Form, ...]:
+        return tuple(map(cls, (Order.ROW, Order.COLUMN)))
 
     @property
     def holds_pairs(self) -> bool:
@@ -86,9 +90,6 @@ class PartOf(InOrder):
     def title(self) -> str:
         return f"output, part {self.index + 1} of {self.count}"
 
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "part": f"{self.index + 1} of {self.count}"}
-
 
 _PARTS = "the parts of a result are two or more, and follow each other from 0 on"
 
@@ -102,6 +103,13 @@ class OfBlocks(InOrder):
     order: Order = Order.ROW
 
     _columns = Extent.BLOCKS
+
+    @classmethod
+    def drawn(cls, block: int) -> tuple[Form, ...]:
+        return tuple(cls(block, order) for order in (Order.ROW, Order.COLUMN))
+
+    def stored_as(self, value: DType) -> tuple[DType, ...]:
+        return (*VALUE_DTYPES, DType.E8M0)
 
     def contradiction(self, value: DType, stored: DType) -> str:
         several = type(self.block) is int and self.block >= 2
@@ -123,9 +131,6 @@ class OfBlocks(InOrder):
 
     def title(self) -> str:
         return f"of {self.block} columns" + (", column-major" if self.order is Order.COLUMN else "")
-
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "block": self.block}
 
     def words(self) -> str:
         return f"[:, ::{self.block}]"

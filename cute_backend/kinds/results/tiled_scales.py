@@ -12,6 +12,8 @@ from cute_backend.kinds.results.planes import OfBlocks
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from cute_backend.kinds.results.form import Form
+
 
 @dataclass(frozen=True)
 class TiledScales(OfBlocks):
@@ -22,8 +24,15 @@ class TiledScales(OfBlocks):
 
     pads_rows = True
 
+    @classmethod
+    def drawn(cls, block: int) -> tuple[Form, ...]:
+        return (cls(block),)
+
+    def stored_as(self, value: DType) -> tuple[DType, ...]:
+        return (DType.E8M0,)
+
     def contradiction(self, value: DType, stored: DType) -> str:
-        if not self.block or stored is not DType.E8M0:
+        if not self.block or stored not in self.stored_as(value):
             return "is in tiles; only scales of blocks, of dtype e8m0, may be"
         return super().contradiction(value, stored)
 
