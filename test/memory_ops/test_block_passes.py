@@ -176,7 +176,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("name", "config", "columns"), CONFIGS, ids=lambda each: getattr(each, "name", str(each))
 )
@@ -198,6 +198,7 @@ def test_passes_at_edges(name: str, arch: Arch, m: int) -> None:
     check(spec, table(arch, spec)[0], m, 384)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 def test_a_pair_is_reduced_in_passes(arch: Arch) -> None:
     spec = silu_quantised(128, products=2)
@@ -221,6 +222,7 @@ def with_residual(columns: int) -> EpilogueSpec:
     return replace(spec, loads=(*spec.loads, plane), ops=chain, stores=(Store("out0", "t6", DType.BF16),))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("columns", [128, 256])
 def test_blocks_are_reduced_in_loops_if_planes_move_by_element(columns: int) -> None:
     """Visits are then the iterations of loops, over blocks and within each. The last rows have no visits."""
@@ -272,7 +274,7 @@ def test_blocks_of_two_sizes_are_held_by_a_visit() -> None:
     assert two.by_visits and two.visit_columns == 128
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @in_parts(8)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("columns", [64, 80, 96, 128, 192, 256])
@@ -287,12 +289,14 @@ def test_every_kernel_with_passes_has_a_sound_rung(
     assert_sound([plan(spec, config, alignment) for config in of_part(offered(arch, spec), part)])
 
 
-def test_passes_by_element_keep_no_values_for_later_ones() -> None:
+@pytest.mark.sweep(1)
+@in_parts(4)
+def test_passes_by_element_keep_no_values_for_later_ones(part: slice) -> None:
     """A softmax scaled its elements in the first of two passes, and 128 scaled ones were kept for the second,
     beside the accumulators: 128 bytes were spilled."""
     spec = softmax(256)
-    for config in offered(Arch.SM90A, spec):
-        assert_sound([plan(spec, config, Alignment.PLAIN)])
+    configs = of_part(offered(Arch.SM90A, spec), part)
+    assert_sound([plan(spec, config, Alignment.PLAIN) for config in configs])
 
 
 @pytest.mark.sweep(1)
@@ -303,6 +307,7 @@ def test_exponentials_of_passes_have_registers(part: slice) -> None:
     assert_sound([plan(spec, config, Alignment.TMA) for config in table(Arch.SM90A, spec)][part])
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("name", "columns"), [("layer_norm", 80), ("rms_norm", 96)])
 def test_each_warpgroup_may_have_one_block(name: str, columns: int) -> None:
     spec = SPECS[name](columns)

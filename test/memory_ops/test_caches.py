@@ -129,14 +129,14 @@ def test_the_replay_leaves_out_rows_beyond_a_cache() -> None:
         assert (~cache.isnan()).any(-1).sum() == written
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rows", [1, 100, 127])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda each: f"{each.arch.value}-{each.name}")
 def test_kernels_write_rows_from_a_position(config: TileConfig, rows: int) -> None:
     check(attention(rows, 128, FIRST), 2 * rows, torch.tensor(1), config)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rows", [1, 100, 127])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda each: f"{each.arch.value}-{each.name}")
 def test_kernels_write_rows_at_positions(config: TileConfig, rows: int) -> None:
@@ -144,6 +144,7 @@ def test_kernels_write_rows_at_positions(config: TileConfig, rows: int) -> None:
     check(attention(rows, 128, BY_ROW), 2 * rows, torch.cat([positions, positions])[: 2 * rows], config)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", CONFIGS[:2], ids=lambda each: each.arch.value)
 def test_positions_beyond_a_cache_are_not_written(config: TileConfig) -> None:
     for load, at in [
@@ -160,7 +161,7 @@ EVERYWHERE = [*CONFIGS, *(TileConfig(arch, 64, 64) for arch in (Arch.SM80, Arch.
 """Tiles of every template."""
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [DType.I64, DType.I32])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("config", EVERYWHERE, ids=lambda each: f"{each.arch.value}-{each.name}")
@@ -173,13 +174,14 @@ def test_one_position_counts_from_the_end_of_a_cache(config: TileConfig, rows: i
         check(spec, 2 * rows, torch.tensor(at, dtype=held), config, n=128)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", EVERYWHERE, ids=lambda each: f"{each.arch.value}-{each.name}")
 def test_a_position_of_each_single_row_counts_from_the_end(config: TileConfig) -> None:
     spec = single(Cache(136, 1, 32, "colvec0"), BY_ROW)
     check(spec, 6, torch.tensor([-3, -136, -137, 135, 136, 0]), config, n=128)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", CONFIGS[:2], ids=lambda each: each.arch.value)
 def test_the_compiler_drops_signs_of_sums_with_constant_coordinates(
     config: TileConfig, tmp_path: Path
@@ -200,7 +202,7 @@ def test_the_compiler_drops_signs_of_sums_with_constant_coordinates(
             check(spec, 2, torch.tensor(-3), config, n=128)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("first", "rows"), [(28, 100), (0, 128), (127, 1)])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda each: f"{each.arch.value}-{each.name}")
 def test_kernels_write_slices(config: TileConfig, first: int, rows: int) -> None:
@@ -227,7 +229,7 @@ def test_the_formula_names_the_cache() -> None:
     assert formula(spec, kernel_names(spec)) == "out0 = bf16(acc) to rows of (B, H, 128, 64) at scalar0"
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rows", [1, 2048])
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 def test_every_kernel_that_writes_a_cache_has_a_sound_rung(arch: Arch, rows: int) -> None:

@@ -130,7 +130,7 @@ CASES = [
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize(("config", "spec"), CASES, ids=lambda each: getattr(each, "name", ""))
 def test_kernels_rotate_first_columns(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> None:
@@ -153,7 +153,7 @@ def by_element(blocks: Blocks | None) -> Blocks | None:
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("m", [1, 100, 127, 2049])
 @pytest.mark.parametrize(
     ("arch", "count", "columns", "visit"),
@@ -209,8 +209,8 @@ SPILLS = {
 }
 
 
-@pytest.mark.sweep(3)
-@in_parts(8)
+@pytest.mark.sweep(1)
+@in_parts(16)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize(
     ("arch", "name"),
@@ -281,7 +281,7 @@ def operands_of_heads(spec: EpilogueSpec, m: int) -> tuple[list[Tensor], list[Te
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("m", [140, 1])
 @pytest.mark.parametrize(
     ("config", "spec"),
@@ -323,7 +323,7 @@ SHARED = {
 
 
 @pytest.mark.sweep(1)
-@in_parts(8)
+@in_parts(16)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
@@ -344,13 +344,14 @@ def cached(spec: EpilogueSpec, columns: int) -> EpilogueSpec:
 
 
 @pytest.mark.sweep(1)
-@in_parts(6)
+@in_parts(12)
 def test_wide_visits_leave_registers_for_places_in_a_cache(part: slice) -> None:
     """As in Nemotron."""
     spec = cached(packed(64, 128, 8, rows=64, apart=True), 128)
     configs = offered(Arch.SM100A, spec)
     assert {config.subtile_n for config in configs} == {64}
-    assert_sound([plan(spec, config, alignment) for alignment in Alignment for config in configs][part])
+    plans = [plan(spec, config, alignment) for alignment in Alignment for config in configs]
+    assert_sound(of_part(plans, part))
 
 
 def test_values_keep_to_the_planes_that_wide_visits_leave_room_for() -> None:

@@ -113,7 +113,7 @@ SIZES = [(2, 7, 64), (3, 70, 32), (100, 2, 64), (127, 3, 128), (2049, 2, 64), (2
 """Rows, batches and columns of heads: several batches in a box, boxes that end within a batch, one batch."""
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("rows", "batches", "columns"), SIZES)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda each: f"{each.arch.value}-{each.name}")
 def test_kernels_write_heads(config: TileConfig, rows: int, batches: int, columns: int) -> None:
@@ -128,7 +128,7 @@ def test_heads_of_any_columns(arch: Arch, columns: int) -> None:
     check(spec, 300, 3 * columns, choose(arch, spec, Sizes(300, 3 * columns, 64), arch.target.sm_count))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "of", [attention, lambda *sizes: at_launch(attention(*sizes))], ids=["", "at launch"]
 )
@@ -156,7 +156,7 @@ def test_every_tile_of_heads_with_rows_of_a_launch_has_a_sound_rung(arch: Arch, 
         assert_sound([plan(spec, config, alignment)])
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize(
     "spec",

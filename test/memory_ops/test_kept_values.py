@@ -182,7 +182,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("m", [1, 100, 127, 300])
 @pytest.mark.parametrize("arch", CONFIGS)
 @pytest.mark.parametrize("name", ["residual_norm", "planes_around"])
@@ -191,7 +191,7 @@ def test_planes_are_read_ahead_of_passes(name: str, arch: Arch, m: int) -> None:
     check(name, CONFIGS[arch], 128, m, 384)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("m", [1, 100, 127])
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("name", ["silu_quantised", "rotated_norm"])
@@ -199,7 +199,7 @@ def test_every_form_at_edges(name: str, arch: Arch, m: int) -> None:
     check(name, table(arch, SPECS[name](128))[0], 128, m, 384)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("config", "columns"),
     [
@@ -347,6 +347,7 @@ def plane_after(columns: int) -> EpilogueSpec:
     return EpilogueSpec((ACC,), (PLANE,), chain, (Store("out0", "t1", DType.BF16),))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 def test_segments_take_equally_many_stages(arch: Arch) -> None:
     """A plane ahead of passes, one after them, and none: each takes a stage for each subtile."""
@@ -370,7 +371,7 @@ def test_segments_with_different_stages_share_no_launch(arch: Arch) -> None:
         offered(arch, in_one_launch(planes_around, residual_norm))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @in_parts(4)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("columns", [48, 64, 96, 128, 256])

@@ -100,12 +100,12 @@ SIZES = {
     "one row": (1, 8),
     "one tile": (64, 64),
     "edges": (201, 200),
-    "all of a group of parts": (72, 512),
-    "several groups": (72, 520),
+    "all of a group of parts": (40, 512),
+    "several groups": (40, 520),
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("config", TILES.values(), ids=TILES)
 def test_one_launch_gives_the_bits_of_two(config: TileConfig, size: tuple[int, int]) -> None:

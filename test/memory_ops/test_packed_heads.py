@@ -185,7 +185,7 @@ SPILLS = [
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @in_parts(16)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize(("arch", "spec"), SPILLS)

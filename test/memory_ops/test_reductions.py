@@ -27,6 +27,7 @@ from cute_backend.spec import (
     Stride,
 )
 from support.small_specs import reducing
+from support.sweeps import EXHAUSTIVE
 
 INF, NAN = float("inf"), float("nan")
 
@@ -101,13 +102,25 @@ def check(spec: EpilogueSpec, config: TileConfig, plane: Tensor, async_seed: int
         )
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_every_kind(spec: EpilogueSpec, config: TileConfig) -> None:
+EVERY_DAY = {("rows", "cooperative"), ("columns", "ping-pong"), ("all", "one CTA")}
+"""The kernels of `make test`: of each axis one, which several tests run."""
+
+
+def kernels(*axes: str) -> pytest.MarkDecorator:
+    """Gives a test an axis and a tile, of which `make test` has those of `EVERY_DAY`."""
+    cases = [
+        pytest.param(axis, config, marks=() if (axis, config) in EVERY_DAY else EXHAUSTIVE)
+        for axis in axes
+        for config in CONFIGS
+    ]
+    return pytest.mark.parametrize(("axis", "config"), cases)
+
+
+@kernels(*SPECS)
+def test_every_kind(axis: str, config: str) -> None:
     """Tiles cut by both edges, several of them; a tile of the cluster may lie beyond the plane as a whole."""
     for seed, (m, n) in enumerate([(140, 72), (1, 72)]):
-        check(spec, config, difficult(m, n), seed)
+        check(SPECS[axis], CONFIGS[config], difficult(m, n), seed)
 
 
 @pytest.mark.sweep(1)
@@ -159,9 +172,7 @@ def test_an_infinite_logsumexp_is_nan_where_a_softmax_asks_for_it(config: str) -
     check(spec, CONFIGS[config], plane, 0)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("config", ["ping-pong", "one CTA"])
-@pytest.mark.parametrize("axis", ["rows", "columns"])
+@kernels("rows", "columns")
 def test_of_equals_the_first_also_where_all_are_infinite_or_none_is_a_number(axis: str, config: str) -> None:
     """Rows, or columns, of one value each."""
     plane = torch.tensor([-INF, INF, NAN]).repeat(66)[:66, None].expand(66, 72)
@@ -170,19 +181,20 @@ def test_of_equals_the_first_also_where_all_are_infinite_or_none_is_a_number(axi
     check(SPECS[axis], CONFIGS[config], plane.contiguous(), 0)
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("config", ["ping-pong", "one CTA"])
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("value", [-INF, INF, NAN])
-def test_of_a_plane_of_equals_the_first(value: float, config: str) -> None:
-    check(SPECS["all"], CONFIGS[config], torch.full((66, 136), value), 0)
+@kernels("all")
+def test_of_a_plane_of_equals_the_first(axis: str, config: str, value: float) -> None:
+    check(SPECS[axis], CONFIGS[config], torch.full((66, 136), value), 0)
 
 
-def test_planes_that_tma_does_not_take() -> None:
-    plane = difficult(40, 67)
-    for config in ("cooperative", "one CTA"):
-        check(SPECS["rows"], CONFIGS[config], plane, 0)
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("config", ["cooperative", "one CTA"])
+def test_planes_that_tma_does_not_take(config: str) -> None:
+    check(SPECS["rows"], CONFIGS[config], difficult(40, 67), 0)
 
 
+@pytest.mark.exhaustive
 def test_extrema_and_where_they_are_do_not_depend_on_the_tile() -> None:
     kinds = [kind for kind in reductions.REDUCTIONS if kind.is_element or kind.is_place]
     rows = SPECS["rows"]

@@ -148,7 +148,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("config", "columns"), CONFIGS, ids=lambda each: getattr(each, "name", str(each)))
 def test_kernels_rotate_halves(config: TileConfig, columns: int) -> None:
     """Several tiles, the last of each row and column cut off; and one row."""
@@ -173,7 +173,7 @@ NEIGHBOURS = [
 ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("config", "head"), NEIGHBOURS, ids=lambda each: getattr(each, "name", str(each)))
 def test_kernels_rotate_neighbours(config: TileConfig, head: int) -> None:
     """Several tiles, the last of each row and column cut off; and one row, of columns that TMA can't take."""
@@ -210,7 +210,7 @@ def test_every_kernel_that_rotates_neighbours_has_a_sound_rung(
         assert_sound([plan(spec, config, alignment)])
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A], ids=lambda arch: arch.value)
 @pytest.mark.parametrize("case", ["batches", "by element", "columns"])
 def test_other_layouts_rotate_halves(arch: Arch, case: str) -> None:
@@ -226,7 +226,7 @@ def test_other_layouts_rotate_halves(arch: Arch, case: str) -> None:
     check(spec, 100 if case != "columns" else 104, 192, 64, table(arch, spec)[-1])
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize(
     ("arch", "columns"),

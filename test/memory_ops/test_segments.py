@@ -137,13 +137,13 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda each: f"{each.arch.value}-{each.name}")
 def test_kernels_run_each_epilogue_on_its_segment(config: TileConfig) -> None:
     check(MIXED, 136, 192, config)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "config", [*CONFIGS, replace(CONFIGS[2], subtile_n=64)], ids=lambda each: f"{each.arch.value}-{each.name}"
 )
@@ -173,7 +173,7 @@ def test_one_head_is_rotated_only_in_a_subtile_on_hopper() -> None:
         offered(Arch.SM90A, rotated(64, 192, 64, 72))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("m", [1, 100, 127])
 @pytest.mark.parametrize("name", ["128x64_1x1", "128x128_1x1"])
 def test_one_head_may_have_several_subtiles(name: str, m: int) -> None:
@@ -184,7 +184,7 @@ def test_one_head_may_have_several_subtiles(name: str, m: int) -> None:
     check(spec, m, 128, config)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("m", [64, 2048])
 def test_kernels_of_llama_have_a_sound_rung(arch: Arch, m: int) -> None:

@@ -137,7 +137,7 @@ def test_what_is_reduced_is_rounded_first_where_the_spec_says_so() -> None:
     assert chain.stored(count)[:2] == ("math.to_f32(t2)", F32)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("name", CASES)
 def test_stores(name: str, arch: Arch) -> None:
@@ -155,7 +155,7 @@ def test_stores(name: str, arch: Arch) -> None:
         torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("n", [N, N - 3])
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A, Arch.SM80])
 def test_parts_of_one_result(arch: Arch, n: int) -> None:
@@ -174,7 +174,7 @@ def test_parts_of_one_result(arch: Arch, n: int) -> None:
     assert all(map(torch.equal, replay(spec, [a], [b], []), (whole, joined)))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A, Arch.SM80])
 @pytest.mark.parametrize("n", [N, N - 3], ids=["by tma", "by element"])
 @pytest.mark.parametrize(
