@@ -62,7 +62,7 @@ def assert_not_worse(ours: list[Counter[str]], theirs: list[Counter[str]]) -> No
         assert our[AG] <= their[AG] and our[RS] <= their[RS], (our, their)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("attends", [False, True])
 @pytest.mark.parametrize("batch", [1, 2])
@@ -140,6 +140,7 @@ def test_without_the_setting_products_are_fused() -> None:
     assert counters["cute_backend"]["regions"] == 1
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_group_of_one_rank(trains: bool) -> None:
     with fake_group(1), async_tp():
@@ -230,6 +231,7 @@ def test_the_setting_is_part_of_the_key_of_inductors_caches() -> None:
 # Numbers
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sequences", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_two_processes_agree_with_eager(sequences: int) -> None:
     """Forward and backward, over gloo, with the ops of async tensor parallelism, and the guide's training

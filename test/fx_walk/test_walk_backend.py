@@ -203,7 +203,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(("parts", "neighbours"), PARTS)
 def test_every_spelling_of_two_parts_is_one_kernel(
@@ -276,7 +276,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("eager", [False, True], ids=["fused", "eager_rounding"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_every_activation_fuses_whole(name: str, eager: bool, fresh_compiler: None) -> None:

@@ -229,6 +229,7 @@ def of_positions(batches: int, places: int, tables: int = 1) -> list[Tensor]:
     return [torch.randint(-1, 2, shape, generator=generator).bfloat16() for shape in shapes]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("batches", [1, 3])
 def test_one_kernel_rotates_every_number_of_positions(batches: int, fresh_compiler: None) -> None:
     """S is all rows of one batch, or those of the cosines that all batches share."""
@@ -295,6 +296,7 @@ def test_first_columns_through_torch_compile(fresh_compiler: None) -> None:
     assert counters["cute_backend"] == {"anchors": len(FIRST), "regions": len(FIRST)}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("count", "columns"), FIRST)
 def test_hopper_exchanges_halves_of_first_columns(count: int, columns: int) -> None:
     """Tables have these columns alone, and a tile serves the region. Data center Blackwell orders whole heads
@@ -356,6 +358,7 @@ def packed_by_heads(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> tuple[Ten
     return turn(q), turn(k), v
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(
     ("columns", "count", "hidden"), [(96, 24, 6144), (80, 32, 2560), (80, 20, 2560), (80, 80, 2560)]
 )

@@ -272,6 +272,7 @@ def test_blocks_that_no_tile_holds_are_refused_with_those_that_one_does(columns:
     )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.settings(block_reductions="always")
 @pytest.mark.parametrize("columns", [24, 40, 80, 96])
 def test_heads_of_a_whole_tile_are_normalised_on_hopper(columns: int, fresh_compiler: None) -> None:

@@ -82,7 +82,7 @@ def agrees(fn: Callable[..., Any], *args: Tensor) -> list[str]:
     return code
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rows", [1, 100, 127])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_kernel_writes_rows_of_a_cache(program: Callable[..., Any], rows: int) -> None:
@@ -108,6 +108,7 @@ def test_what_a_kernel_writes_is_not_refused(program: Callable[..., Any]) -> Non
     assert not explained.rejections
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rows", [1, 64])
 def test_the_kernel_of_a_llama_writes_the_static_cache_of_transformers(rows: int) -> None:
     transformers = pytest.importorskip("transformers")
@@ -252,6 +253,7 @@ def refusals(fn: Callable[..., Any], *args: Tensor, **options: Any) -> list[str]
     return [each.message for each in explained.rejections if each.reason is Reason.CACHE]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("program", "why"),
     [

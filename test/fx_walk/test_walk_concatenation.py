@@ -222,6 +222,7 @@ NOT_JOINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", NOT_JOINED)
 def test_what_does_not_lie_side_by_side_is_left(name: str) -> None:
     def fn(a: Tensor, b: Tensor, c: Tensor) -> Tensor:

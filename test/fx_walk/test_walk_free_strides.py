@@ -74,6 +74,7 @@ def test_an_input_that_something_else_needs_in_its_layout_keeps_it() -> None:
     assert not ours.regions and (ours.kernels, ours.bytes) == (theirs.kernels, theirs.bytes)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_result_has_the_strides_of_eager(dynamic: bool, fresh_compiler: None) -> None:
     def given(*args: Tensor) -> tuple[Tensor, Tensor]:

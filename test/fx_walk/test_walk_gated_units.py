@@ -32,6 +32,7 @@ def operands(dtype: torch.dtype, size: tuple[int, ...]) -> tuple[Tensor, Tensor,
     return x, w, b
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("unknown_rows", [False, True])
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -57,6 +58,7 @@ def test_the_kernel_has_both_halves() -> None:
     assert region.formula == "out0 = bf16((acc0 + bias0) * sigmoid(acc1 + bias1))"
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("axis", "size"), [(0, (M, K)), (1, (2, M, K)), (0, (2, M, K))])
 def test_halves_of_rows_are_right(axis: int, size: tuple[int, ...], fresh_compiler: None) -> None:
     def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:

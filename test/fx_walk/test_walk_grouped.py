@@ -62,6 +62,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Columns, ...]]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CASES)
 def test_rows_in_groups_are_one_kernel(name: str, dynamic: bool, fresh_compiler: Callable[..., None]) -> None:
@@ -140,6 +141,7 @@ def columns_of(tokens: int, weights: int = N, major: Major = Major.MN) -> tuple[
     return weight, x.t(), ends, row, column, residual
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("weights", [N, 1, M], ids=["wide", "of_one_row", "square"])
 def test_columns_in_groups_are_rows_of_the_transposed_product(

@@ -79,6 +79,7 @@ def calls_of_a_layer(layer: Callable[[Graph, fx.Node, int], fx.Node], layers: in
     return calls / layers
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "layer", [residual, refused, gated, adapted, written, pointwise], ids=lambda layer: layer.__name__
 )

@@ -68,6 +68,7 @@ LOSSES: dict[str, tuple[Loss, str]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_logsumexp_leaves_the_kernel(name: str) -> None:
     loss, logits = LOSSES[name]
@@ -85,6 +86,7 @@ def test_the_logsumexp_leaves_the_kernel(name: str) -> None:
     torch.testing.assert_close(torch.compile(fn, backend="cute")(*args), fn(*args), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["fp32", "softcapped"])
 def test_a_training_step_reads_the_logits_once_less(name: str) -> None:
     """The backward pass reads the largest element and the log of the sum, as Inductor's own forward pass

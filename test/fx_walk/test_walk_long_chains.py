@@ -94,6 +94,7 @@ def after_a_reduction(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return y.relu(), total
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.settings(block_reductions="always")  # a row of 64 columns is a block
 @pytest.mark.parametrize("fn", [affine, horner, square_roots, clamps, operands, after_a_reduction])
 def test_a_long_chain_is_one_region(fn: Callable[..., Any]) -> None:
@@ -133,6 +134,7 @@ def log_softmax_of_shared_steps(x: Tensor, w: Tensor) -> Tensor:
     return torch.log_softmax(y, -1).gather(-1, index)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("fn", [views, negated, log_softmax, log_softmax_of_shared_steps])
 def test_what_is_looked_for_in_long_chains_ends(fn: Callable[..., Any]) -> None:
     (graph,) = collect(fn, (X, W), arch="sm_90a")

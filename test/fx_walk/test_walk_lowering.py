@@ -114,6 +114,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.exhaustive
 def test_two_ranks_reduce_what_kernels_write(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TWO_RANKS]
     ranks = [
@@ -177,6 +178,7 @@ def transposed(x: Tensor, w: Tensor) -> Tensor:
     return F.relu(x @ w + x.t()).t()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("fn", [chained, given_back, transposed])
 def test_no_kernel_writes_to_what_it_reads(fn: Callable[..., Any], dynamic: bool) -> None:

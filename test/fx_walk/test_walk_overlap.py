@@ -213,6 +213,7 @@ than products."""
 BY_TORCH = {"custom_runtime_estimation": None, "compute_estimator": "analytical"}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("by", ["rates", "torch"])
 @pytest.mark.parametrize("ranks, layers, tokens", SIZES)
 def test_gathers_of_low_contention_replace_as_many_as_with_inductor(
@@ -257,6 +258,7 @@ def of_gathers(node: fx.Node, size: int | None) -> float | None:
     return estimate(node, size) if "all_gather" in str(node.target) else None
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "tokens, options, pairs",
     [
@@ -300,6 +302,7 @@ def test_pairs_whose_gathers_become_one_are_fused(
     assert products(scheduled.graph).count(2) == pairs
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("shared", [True, False])
 def test_explain_says_why_a_pair_is_apart(shared: bool, h100: None) -> None:
     prefix = "aten_distributed_optimizations"

@@ -178,6 +178,7 @@ def by_groups_of_queries(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return worked(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("fn", "blocks"),
     [

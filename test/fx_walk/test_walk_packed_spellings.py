@@ -93,6 +93,7 @@ def region_of(fn: Program, arch: str = "sm_90a") -> Any:
     return region
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("fn", SPELLINGS, ids=lambda fn: fn.__name__)
 def test_queries_keys_and_values_are_one_kernel_that_rotates(fn: Program, arch: str) -> None:
@@ -102,6 +103,7 @@ def test_queries_keys_and_values_are_one_kernel_that_rotates(fn: Program, arch: 
     assert region.spec.stores[0].form.block_columns
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("tokens", [1, 100, 127])
 @pytest.mark.parametrize("fn", SPELLINGS, ids=lambda fn: fn.__name__)
 def test_results_are_eagers(fn: Program, tokens: int, fresh_compiler: None) -> None:
@@ -112,6 +114,7 @@ def test_results_are_eagers(fn: Program, tokens: int, fresh_compiler: None) -> N
         torch.testing.assert_close(result, right, rtol=1e-2, atol=0)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("fn", SPELLINGS, ids=lambda fn: fn.__name__)
 def test_symbolic_lengths(fn: Program, fresh_compiler: None) -> None:
     args = operands(2, 24)
@@ -192,6 +195,7 @@ def first_columns(columns: int, turned: int) -> Program:
     return fn
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("columns", "turned", "tokens"), [(80, 32, 1), (80, 32, 64), (128, 96, 64), (128, 96, 1)]
 )

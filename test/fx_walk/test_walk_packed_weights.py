@@ -63,6 +63,7 @@ SPELLINGS: dict[str, tuple[Weight, DType]] = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_spellings_with_a_scale_of_each_column(spelling: str) -> None:
     values, stored = SPELLINGS[spelling]
@@ -78,6 +79,7 @@ def test_spellings_with_a_scale_of_each_column(spelling: str) -> None:
     agrees(program, *given)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("spelling", ["stacked", "Gemma", "divided"])
 @pytest.mark.parametrize("size", [32, 64, 128, 256])
 def test_spellings_in_groups(spelling: str, size: int) -> None:
@@ -125,6 +127,7 @@ OTHERS: dict[str, Weight] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("other", OTHERS)
 def test_what_is_like_them_is_unpacked_by_inductor(other: str) -> None:
     """The kernel converts the bytes that Inductor writes, one for each value, or another dtype."""

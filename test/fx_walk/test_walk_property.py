@@ -205,7 +205,7 @@ def same_bits_after_the_pass(graph: fx.Graph) -> None:
 HOW: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 
 
-@settings(max_examples=75, **HOW)
+@settings(max_examples=30, **HOW)
 @given(graphs())
 def test_a_graph_gives_the_same_bits_after_the_pass(graph: fx.Graph) -> None:
     same_bits_after_the_pass(graph)

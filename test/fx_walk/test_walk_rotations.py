@@ -117,6 +117,7 @@ SPELLINGS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.settings(rotary_embeddings="always", shared_launches=False)
 @pytest.mark.parametrize(("spellings", "block"), [(SPELLINGS, WIDTH), (NEIGHBOURS, 2)])
 def test_every_spelling_through_torch_compile(
@@ -177,6 +178,7 @@ def test_the_result_is_eagers(rounds: bool, fresh_compiler: None) -> None:
             assert (result.float() - right.float()).norm() < 1e-2 * right.float().norm()
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.settings(rotary_embeddings="always", shared_launches=False)
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_neighbours_and_then_halves_are_rotated_in_one_kernel(arch: str) -> None:

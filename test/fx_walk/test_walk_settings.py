@@ -60,6 +60,7 @@ def counted() -> dict[str, int]:
     return dict(counters["cute_backend"])
 
 
+@pytest.mark.sweep(1)
 @WAYS
 def test_settings_hold_for_one_compilation_and_each_of_its_recompilations(
     compiled: Callable[..., Any], fresh_compiler: None
@@ -78,6 +79,7 @@ def test_settings_hold_for_one_compilation_and_each_of_its_recompilations(
     assert counters["inductor"]["fxgraph_cache_hit"] == 1
 
 
+@pytest.mark.sweep(1)
 @WAYS
 def test_settings_hold_for_the_backward_graph_that_is_compiled_later(
     compiled: Callable[..., Any], fresh_compiler: None

@@ -35,6 +35,7 @@ OPS = {
 }
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.settings(shared_launches=False)
 @pytest.mark.parametrize("name", OPS)
 def test_several_results_are_refused_alone(name: str, fresh_compiler: None) -> None:

@@ -78,7 +78,7 @@ def scale_stores(explanation: Explanation) -> list[Store]:
     return [store for store in stores if store.dtype is DType.E8M0]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("tiles", [in_tiles, permuted])
 @pytest.mark.parametrize(("m", "n"), [(128, 128), (256, 96), (130, 256), (1, 32), (300, 160)])
 def test_scales_leave_the_kernel_in_tiles(fresh_compiler: None, tiles: Tiles, m: int, n: int) -> None:

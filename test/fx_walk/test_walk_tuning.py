@@ -95,6 +95,7 @@ def check(**how: Any) -> None:
 # When
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("ours", "options", "asked"),
     [
@@ -228,6 +229,7 @@ def test_nothing_is_tuned_or_counted_without_a_gpu(monkeypatch: pytest.MonkeyPat
 # What
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("name", "dynamic"),
     [

@@ -139,6 +139,7 @@ def close(fn: Callable[..., Any], *given: Tensor) -> bool:
     return bool((result.float() - expected).norm() < 0.01 * expected.norm())
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_forms(form: Callable[..., Tensor]) -> None:
     given, (stored, groups) = FORMS[form]
