@@ -54,6 +54,7 @@ def test_what_the_fused_region_is_compared_with_is_one_kernel_of_all_its_operand
     assert f"arg{count - 1}_1" in code[0] and f"arg{count}_1" not in code[0]
 
 
+@pytest.mark.exhaustive
 def test_a_new_process_builds_a_kernel_and_another_loads_it_without_cutlass(tmp_path):
     pytest.importorskip("cutlass")
     bare = scaled_mm.problem(64, 64, 128).workloads[0]

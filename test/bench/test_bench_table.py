@@ -40,6 +40,7 @@ def in_float64(workload, args):
     return y
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("runner", [Runner.EAGER, Runner.INDUCTOR, Runner.CUTE])
 @pytest.mark.parametrize(
     ("problem", "index"), [(p, i) for p, problem in SMALL.items() for i in range(len(problem.workloads))]
@@ -317,6 +318,7 @@ GATED = (
 )
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("runner", [Runner.EAGER, Runner.INDUCTOR, Runner.CUTE])
 @pytest.mark.parametrize("problem", GATED, ids=lambda problem: problem.name)
 def test_every_variant_of_a_gated_pair_computes_its_formula(problem, runner):
@@ -347,6 +349,7 @@ def test_a_gated_pair_has_the_operations_of_the_wide_product():
 BLOCKS = block_scaled_mm.problem(20, 256, 384)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", [name for name in workloads(BLOCKS) if name != "slow"])
 def test_block_scaled_variants_compute_their_formula(name):
     workload = workloads(BLOCKS)[name]

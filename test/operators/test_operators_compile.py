@@ -83,6 +83,7 @@ def _tensors_of(named):
     return {name: each if isinstance(each, torch.Tensor) else None for name, each in named.items()}
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", [*TARGETS, *(pytest.param(each, marks=SIM) for each in ("89", "120a"))])
 def test_a_simulated_operator_gives_what_its_epilogue_says(target, monkeypatch):
     without_a_gpu(monkeypatch, simulated)
@@ -155,6 +156,7 @@ def example():
         sys.path.remove(str(EXAMPLES))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("tile", [(32, 32), (16, 16)])
 def test_the_examples_kernel_multiplies(example, arch, tile, tmp_path):

@@ -51,6 +51,7 @@ def gemm(*tensors, accumulator=F32, epilogue=None):
     return ops.GemmArguments(*tensors, accumulator, epilogue)
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("where", ["cpu", "meta", "fake"])
 @pytest.mark.parametrize(
@@ -167,6 +168,7 @@ def test_a_product_on_ampere_is_named_by_its_tile_and_its_ctas() -> None:
     assert operators[0].metadata.design.config == plan(spec, chosen, Alignment.TMA).tile
 
 
+@pytest.mark.exhaustive
 def test_without_arguments_every_product_is_told_once():
     from cute_backend.operators.kernels import OUT_DTYPES, PRODUCTS
 

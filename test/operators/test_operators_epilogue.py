@@ -125,6 +125,7 @@ def test_source_text_serves_as_a_function():
         torch.testing.assert_close(D, F.silu(product) * 2 + COLUMNS)
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("dtype", [E4M3, E5M2, BF16, F16, F32, torch.int8, torch.bool])
 @pytest.mark.parametrize("order", ["row", "column"])
 def test_results_go_to_tensors_of_any_dtype_and_order(dtype, order):
@@ -389,6 +390,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("epilogue", "named", "sentence"), REFUSED.values(), ids=REFUSED)
 def test_what_can_not_be_converted_is_a_failed_status(epilogue, named, sentence, caplog):
     a, b, out = gemm_operands()

@@ -46,6 +46,7 @@ def simulated(text: str, inputs: dict[str, Tensor], cases: int, folder: Path, ar
     return out
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", ARCHES)
 def test_rows(arch: str, tmp_path: Path) -> None:
     cases, inputs = row_cases(), row_inputs(SAMPLES)
@@ -71,6 +72,7 @@ def test_noise_of_words_where_its_formulas_change(arch: str, tmp_path: Path) -> 
     assert 2.0**-25 < error.max() < 2.0**-21  # the simulator's logarithms are rounded once
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", ARCHES)
 def test_conversions(arch: str, tmp_path: Path) -> None:
     cases, inputs = conversions(), conversion_inputs(SAMPLES)
