@@ -43,6 +43,7 @@ print("FUSED", len(replayed))
 """The process that serves. The CPU's implementation of the op looks the replay up at each call."""
 
 
+@pytest.mark.exhaustive
 def test_a_package_runs_fused_in_another_process(fresh_compiler: None, tmp_path: Path) -> None:
     package, saved = make_package(tmp_path, k=32, n=48, rows=(64, 17), device="cpu")
     assert dict(counters["cute_backend"]) == {"anchors": 1, "regions": 1}
@@ -96,6 +97,7 @@ for args, expected, written in torch.load(saved):
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.settings(shared_launches=False)
 def test_packages_run_regions_of_every_form(fresh_compiler: None, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)

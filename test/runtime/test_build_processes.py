@@ -81,6 +81,7 @@ def plant(tmp_path: Path, folder: Path, built: Built, monkeypatch: pytest.Monkey
 # What ends a process
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("kernels", [KERNELS[:1], KERNELS], ids=["one", "several"])
 @pytest.mark.parametrize(
     ("stage", "how"),
@@ -99,6 +100,7 @@ def test_a_compiler_that_ends_twice_is_a_build_that_failed(
         assert str(outcome).startswith(f"the compiler of {kernel.name} {how}")
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("stage", ["abort", "kill", "memory"])
 def test_a_compiler_that_ends_once_is_tried_again(plant: Plant, stage: str) -> None:
     processes = plant(stage)

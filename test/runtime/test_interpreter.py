@@ -211,6 +211,7 @@ def test_editable_installs_and_the_users_site(style: str, package: Path, here: P
     assert found["of_the_user"] is None  # as in the process that starts it
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("module", [workers.SERVER, workers.WORKER])
 def test_the_worker_is_this_package_and_runs_in_the_cache(
     module: str, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch

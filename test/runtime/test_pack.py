@@ -351,6 +351,7 @@ def test_what_an_installed_pack_lacks_is_compiled_without_a_warning(
     assert isinstance(obtain([other])[other], BuildError)
 
 
+@pytest.mark.exhaustive
 def test_a_wheel_has_every_kernel_of_a_program(tmp_path: Path) -> None:
     """In a process that has the wheel on its path, and neither a cache nor a compiler."""
     program = "scaled_mm_recipes.py:rowwise"

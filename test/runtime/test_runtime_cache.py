@@ -113,6 +113,7 @@ def test_a_second_process_loads_what_the_first_compiled_without_the_dsl(folder: 
     assert first["warnings"] == second["warnings"] == []
 
 
+@pytest.mark.exhaustive
 def test_of_two_processes_at_once_one_compiles(folder: Path) -> None:
     reports = [finish(process) for process in [start(folder, 2), start(folder, 2)]]
     assert [report["loaded"] for report in reports] == [2, 2]

@@ -281,6 +281,7 @@ def test_a_region_that_is_announced_again_builds_nothing(broken: bool, compiler:
     assert compiler.built == built
 
 
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("arch", list(Arch))
 @pytest.mark.parametrize(
     "problem",
@@ -436,6 +437,7 @@ def test_a_launch_does_not_build_what_was_tuned_meanwhile(compiler: Compiler, fo
 INVARIANT = Constraints(batch_invariant=True)
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("arch", list(Arch))
 @pytest.mark.parametrize(("n", "k"), [(512, 8192), (8192, 512), (8192, 8192)])
 def test_a_batch_invariant_region_has_one_configuration(arch: Arch, n: int, k: int) -> None:

@@ -71,6 +71,7 @@ def start(folder: Path, *buckets: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.exhaustive
 def test_a_result_is_remembered_by_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writers = [start(tmp_path, 64, 128), start(tmp_path, 256), start(tmp_path, 512, 1024)]
     assert all(writer.wait(60) == 0 for writer in writers)

@@ -198,6 +198,7 @@ def test_kernels_from_before_they_were_named_by_what_they_do_go_too(folder: Path
 # Killed at any instant
 
 
+@pytest.mark.exhaustive
 def test_writers_killed_at_random_instants_leave_whole_entries_only(
     folder: Path, built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
