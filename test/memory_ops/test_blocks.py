@@ -339,13 +339,15 @@ def test_blocks_in_a_thread_have_a_sound_rung(columns: int, loads: int, part: sl
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("m", [1, 100, 127, 2049])
 @pytest.mark.parametrize("columns", [32, 64])
-def test_a_block_in_a_thread_by_element_at_edges(columns: int, m: int) -> None:
-    """With planes that begin at odd elements, and a last tile that has one block."""
+def test_blocks_by_element_at_edges(columns: int, m: int) -> None:
+    """With planes that begin at odd elements, whose addresses leave a thread registers for a part of a block in
+    a visit, and a last tile that has one block."""
     spec, config = beside(columns, 1), TileConfig(Arch.SM100A, 128, 128, subtile_n=columns)
     a, b, (row, plane) = operands(spec, m, 128 + columns)
     odd = torch.zeros(m, plane.shape[1] + 1, dtype=plane.dtype)[:, 1:].copy_(plane)
     results, launch = run_region(spec, a, b, [row, odd], Machine(Arch.SM100A, m, config, 1))
-    assert launch.kernel.plan.alignment is Alignment.PLAIN and launch.kernel.plan.tile.subtile_n == columns
+    chosen = launch.kernel.plan
+    assert chosen.alignment is Alignment.PLAIN and chosen.tile.subtile_n < columns
     check(results, expected(spec, columns, *a, *b, [row, plane]))
 
 

@@ -292,7 +292,7 @@ def operands_of_heads(spec: EpilogueSpec, m: int) -> tuple[list[Tensor], list[Te
         (TileConfig(Arch.SM90A, 64, 80, subtile_n=80), packed(20, 80, 2)),
         (TileConfig(Arch.SM90A, 64, 96), packed(24, 96, 3)),
         (TileConfig(Arch.SM100A, 128, 160, subtile_n=40), packed(32, 80, 4)),
-        (TileConfig(Arch.SM100A, 256, 192, 2, ctas=2), packed(24, 96, 4)),
+        (TileConfig(Arch.SM100A, 256, 192, 2, ctas=2, column_groups=2), packed(24, 96, 4)),
         (TileConfig(Arch.SM100A, 256, 128, 2, ctas=2, subtile_n=64), packed(64, 128, 4, apart=True)),
     ],
     ids=lambda each: getattr(each, "name", str(each)),
