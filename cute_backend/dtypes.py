@@ -46,9 +46,7 @@ class DType(str, Enum):
     @property
     def bits(self) -> int:
         """Bits of one element in memory; a bool takes a byte, as in torch."""
-        if self in PAIRED_DTYPES.values():
-            return 32
-        return {DType.I64: 64, DType.F32: 32, DType.I32: 32, DType.BF16: 16, DType.F16: 16}.get(self, 8)
+        return _BITS.get(self, 8)
 
     @property
     def values(self) -> int:
@@ -73,6 +71,8 @@ class DType(str, Enum):
         return DType.BOOL if self is DType.BOOL else DType.I32
 
 
+_BITS = {DType.I64: 64, DType.BF16: 16, DType.F16: 16}
+_BITS |= dict.fromkeys((DType.F32, DType.I32, DType.BF16X2, DType.F16X2), 32)
 _TWO_IN_A_BYTE = (DType.E2M1X2, DType.U4X2, DType.I4X2)
 
 PRODUCT_DTYPES = (*_TWO_IN_A_BYTE, DType.E8M0)
