@@ -207,10 +207,13 @@ def test_forms_of_results_are_named_where_one_is_made_alone() -> None:
 
 
 def test_scales_are_named_where_a_product_gets_or_applies_them_alone() -> None:
-    """The walker finds them, a spec checks them, mainloops apply them, and kernels write those in tiles. All
-    else asks a product for its own."""
-    found = importing({"Scaling", "WeightGroups"})
-    assert {path.partition("/")[0] for path in found} == {"fx_walk", "planning", "spec", "templates"}
+    """The walker finds them, mainloops apply them, targets have them. All else asks a product for its own,
+    and its mainloop for what a kernel needs."""
+    found = importing({"Scaling", "WeightGroups"}) - {"spec/products.py"}
+    assert {path.partition("/")[0] for path in found} == {"fx_walk", "kinds", "planning", "templates"}
+    planning = {path.partition("/")[2] for path in found if path.startswith("planning/")}
+    mainloops = {f"{name}.py" for name in ("block_scaled", "converting", "mma_scales", "sum_scales")}
+    assert {path for path in planning if not path.startswith("targets/")} == mainloops
 
 
 def importing(names: set[str]) -> set[str]:

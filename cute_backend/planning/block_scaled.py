@@ -15,7 +15,7 @@ class BlockScaled(Mainloop):
 
     @staticmethod
     def serves(product: Accumulator, target: Target) -> bool:
-        return {product.a_scaling, product.b_scaling} <= target.scalings
+        return product.is_block_scaled and {product.a_scaling, product.b_scaling} <= target.scalings
 
     @staticmethod
     def lacking(product: Accumulator, target: Target) -> str:

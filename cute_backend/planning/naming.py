@@ -85,8 +85,9 @@ def words(spec: EpilogueSpec) -> str:
     product = _PRODUCTS[spec.product.kind]
     if spec.product.dtype is DType.I32:
         product = f"int_{product}"
-    if spec.product.is_block_scaled or any(load.name.startswith(_SCALES) for load in spec.loads):
-        product = f"scaled_{product}"
+    scaled = [scales.word for _, scales in spec.scaled if scales.word]
+    scaled += ["scaled" for load in spec.loads if load.name.startswith(_SCALES)]
+    product = "_".join([*scaled[:1], product])
     if len(spec.segments) > 1:
         product = f"{product}_by_{len(spec.segments)}"
     text = product

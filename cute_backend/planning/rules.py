@@ -258,9 +258,9 @@ def subtiles_within_heads(config: TileConfig, spec: EpilogueSpec) -> TileConfig 
 def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a kernel may reorder the columns of rotated blocks.
 
-    TMA must load B, which must be contiguous along K, in one dense product without block scales. No value may
-    depend on the index of a column, and the rotated blocks must divide all others, heads and parts of them
-    among these. No table may have the first columns of blocks alone.
+    TMA must load B, which must be contiguous along K, in one dense product whose scales don't leave it in
+    order. No value may depend on the index of a column, and the rotated blocks must divide all others, heads
+    and parts of them among these. No table may have the first columns of blocks alone.
     """
     product, block = spec.product, spec.reordered_columns
     blocks = {load.blocks.columns for load in spec.loads if load.blocks is not None}
@@ -271,7 +271,7 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
         config.target.planes_by_tma
         and config.products == 1
         and product.kind is ProductKind.DENSE
-        and not product.is_block_scaled
+        and not product.in_order
         and not _b_along_n(spec)
         and not spec.reductions
         and not any(op.op == "column_index" for op in spec.ops)

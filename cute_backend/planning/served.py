@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cute_backend.planning.mainloops import MAINLOOPS
 from cute_backend.planning.targets import Target
-from cute_backend.spec import EpilogueSpec, ProductKind, Scaling
+from cute_backend.spec import EpilogueSpec, ProductKind
 
 
 def unserved(spec: EpilogueSpec, target: Target) -> str | None:
@@ -21,9 +21,9 @@ def unserved(spec: EpilogueSpec, target: Target) -> str | None:
             return f"{target.name} has no kernel for {what} in groups, which {acc.name} is of"
         if acc.b_block and not target.planes_by_tma:
             return f"{target.name} has no TMA, which reads blocks of columns of B, as {acc.name} has"
-    tiled = next((store for store in spec.stores if store.form.pads_rows), None)
-    if tiled is not None and Scaling.MX not in target.scalings:
-        return f"{tiled.name} has scales in tiles, which no MMA of {target.name} reads"
+    for store in spec.stores:
+        if store.form.read_as not in (None, *target.scalings):
+            return f"{store.name} has scales in tiles, which no MMA of {target.name} reads"
     converted = spec.dtypes | {store.name: store.dtype for store in spec.stores}
     for name, dtype in converted.items():
         if dtype.is_fp8 and not target.fp8:

@@ -30,15 +30,15 @@ _INDICES = ("row_index", "column_index")
 def can_transpose(spec: EpilogueSpec) -> bool:
     """Whether a spec can be transposed.
 
-    It must have one dense product, or a pair of products with a B each, and no block scales, no blocks of
-    columns of B, no ops on indices or on blocks of columns, no draws of noise, no loads whose M or N is
-    several modes, and stores only of forms that the transposed plane has, too (`Form.transposed`).
+    It must have one dense product, or a pair of products with a B each, and no scales that leave it in order,
+    no blocks of columns of B, no ops on indices or on blocks of columns, no draws of noise, no loads whose M
+    or N is several modes, and stores only of forms that the transposed plane has, too (`Form.transposed`).
     """
     product = spec.product
     return (
         spec.b_columns is BColumns.APART
         and product.kind is ProductKind.DENSE
-        and not product.is_block_scaled
+        and not product.in_order
         and not product.b_block
         and not any(load.is_split for load in spec.loads)
         and spec.block_columns == 1

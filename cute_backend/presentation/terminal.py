@@ -16,7 +16,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from cute_backend.spec import Accumulator
+from cute_backend.spec import EpilogueSpec
 
 if TYPE_CHECKING:
     from cute_backend.api import ExplainedRegion, Explanation
@@ -119,18 +119,17 @@ def kernel_lines(region: ExplainedRegion) -> list[str]:
     lines = [
         f"{accumulator.name} of {product.label}"
         + (f", its {accumulator.width} of the launch's columns" if accumulator.width else "")
-        + _blocks(accumulator)
+        + _scales(region.spec)
         + (f", at {product.where}" if product.where else "")
         for accumulator, product in zip(region.spec.accumulators, region.products, strict=True)
     ]
     return [line for line in (region.rung, region.timed, *lines, region.unshared) if line]
 
 
-def _blocks(accumulator: Accumulator) -> str:
-    if not accumulator.is_block_scaled:
-        return ""
-    a, b = accumulator.a_scaling, accumulator.b_scaling
-    return f", with scales of blocks: {a.value} of A, {b.value} of B"
+def _scales(spec: EpilogueSpec) -> str:
+    found = [(side, scales) for side, scales in spec.scaled if scales.word]
+    words = ", ".join(f"{scales.words} of {side.name}" for side, scales in found)
+    return f", with scales of {found[0][1].parts}: {words}" if found else ""
 
 
 def operand_rows(region: ExplainedRegion) -> list[tuple[str, ...]]:

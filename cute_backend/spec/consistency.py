@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from cute_backend.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, DType
 from cute_backend.errors import SpecError
 from cute_backend.kinds.axes import Order, Stride
-from cute_backend.kinds.scales import Scaling, WeightGroups
 from cute_backend.spec.chain_ops import Overflow
 from cute_backend.spec.loads import Load
 from cute_backend.spec.products import STORED_DTYPES, Accumulator, Columns, Major, ProductKind
@@ -200,7 +199,7 @@ def _validate_together(accumulators: tuple[Accumulator, ...]) -> None:
 
 def _validate_segments(spec: EpilogueSpec) -> None:
     product = spec.product
-    if len(spec.accumulators) < 2 or product.kind is not ProductKind.DENSE or product.is_block_scaled:
+    if len(spec.accumulators) < 2 or product.kind is not ProductKind.DENSE or product.in_order:
         raise SpecError(
             f"{product.name} has a segment of {product.width} columns; accepted are two or more dense "
             "products without block scales"
@@ -256,12 +255,11 @@ def _validate_accumulator(acc: Accumulator) -> None:
         raise SpecError(
             f"{acc.name} has K in groups, and a 16-bit operand that is contiguous along K; neither may be"
         )
-    if acc.weight_groups is not None:
-        _validate_groups(acc, acc.weight_groups)
+    for fault in (scales.fault(acc) for scales in acc.scales):
+        if fault:
+            raise SpecError(f"{acc.name} {fault}")
     if acc.b_block:
         _validate_b_block(acc)
-    if {acc.a_scaling, acc.b_scaling} != {Scaling.NONE}:
-        _validate_scaling(acc)
 
 
 def _validate_converted(acc: Accumulator) -> None:
@@ -280,42 +278,11 @@ def _validate_converted(acc: Accumulator) -> None:
         )
 
 
-def _validate_groups(acc: Accumulator, groups: WeightGroups) -> None:
-    what = f"{acc.name} has a weight in groups of {groups.values} of K, by scales of {groups.scale.value}"
-    what += "" if groups.zero is None else f" and zeros of {groups.zero.value}"
-    if not acc.is_converted:
-        raise SpecError(f"{what}, and converts no operand; only weights that are converted have groups")
-    if rule := groups.contradiction(acc.multiplied):
-        raise SpecError(f"{what}; {rule}")
-
-
 def _validate_b_block(acc: Accumulator) -> None:
-    plain = acc.kind is ProductKind.DENSE and not acc.is_block_scaled and acc.columns is Columns.ALL
+    plain = acc.kind is ProductKind.DENSE and not acc.in_order and acc.columns is Columns.ALL
     whole = type(acc.b_block) is int and acc.b_block > 0 and acc.width % acc.b_block == 0
     if not (plain and whole and acc.b_major is Major.K):
         raise SpecError(
             f"{acc.name} has columns of B in blocks of {acc.b_block}; accepted are blocks that divide all "
             "columns of a dense product without block scales, whose B is contiguous along K"
-        )
-
-
-def _validate_scaling(acc: Accumulator) -> None:
-    what = f"{acc.name} has scales by blocks, {acc.a_scaling.value} of A and {acc.b_scaling.value} of B,"
-    if Scaling.NONE in (acc.a_scaling, acc.b_scaling):
-        raise SpecError(f"{what} but either both operands have them or neither has")
-    for dtype, scaling in ((acc.a_dtype, acc.a_scaling), (acc.b_dtype, acc.b_scaling)):
-        if dtype not in scaling.facts.operands:
-            scaled = " and ".join(each.value for each in scaling.facts.operands)
-            raise SpecError(f"{what} and dtype {dtype.value}; {scaling.value} blocks scale {scaled}")
-    if acc.a_scaling.by_mma or acc.b_scaling.by_mma:
-        if acc.a_scaling is not acc.b_scaling:
-            raise SpecError(f"{what} but the MMA scales both by blocks of one format")
-        if not acc.fast_accum:
-            raise SpecError(f"{what} and no fast_accum, but the MMA adds up all of K")
-    elif acc.fast_accum:
-        raise SpecError(f"{what} and fast_accum, but its sums are scaled, and so promoted, block by block")
-    if acc.kind is not ProductKind.DENSE and not (acc.kind is ProductKind.GROUPED and acc.a_scaling.by_mma):
-        raise SpecError(
-            f"{what} and is {acc.kind.value}; only a dense product has them, or one with rows in groups "
-            "whose scales the MMA applies"
         )

@@ -166,6 +166,17 @@ class Accumulator:
         return self.weight_groups or self.b_scaling
 
     @property
+    def scales(self) -> tuple[Scales, ...]:
+        """All scales that it has fields for."""
+        found = (self.weight_groups, self.a_scaling, self.b_scaling)
+        return tuple(each for each in found if each is not None)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether its scales leave rows and columns in the order of the plane (`Scales.in_order`)."""
+        return any(each.in_order for each in self.scales)
+
+    @property
     def is_block_scaled(self) -> bool:
         """Whether its operands have scales that vary along K."""
         return self.a_scaling is not Scaling.NONE

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cute_backend.kinds.blocks import BLOCK_OPS
 from cute_backend.kinds.forms import EVERY
+from cute_backend.kinds.reductions import REDUCTIONS
 from cute_backend.kinds.results import Form
 from cute_backend.ops import CAST, OPS, OperandError, PointwiseOp, promote, result_dtype
 from cute_backend.spec import (
@@ -176,7 +177,7 @@ def specs(
     names = st.sampled_from([*rows, *["cast"] * (len(rows) // 3)])
     for _ in range(draw(st.integers(0, max_ops))):
         _draw_step(draw, chain, OPS[draw(names)])
-    kinds = [form for form in EVERY if form.drawn(BLOCK) and (reductions or form.is_plane)]
+    kinds = [form for form in EVERY if form.drawn(BLOCK, REDUCTIONS) and (reductions or form.is_plane)]
     stores = tuple(
         draw(_store(f"out{index}", chain, draw(st.sampled_from(kinds))))
         for index in range(draw(st.integers(1, 3)))
@@ -188,7 +189,7 @@ def specs(
 def _store(draw: st.DrawFn, name: str, chain: _Chain, kind: type[Form]) -> Store:
     """A store of a form. A value that the form does not have is rounded to fp32 first."""
     value, block = draw(_value(chain)), draw(st.sampled_from([BLOCK, 32]))
-    form = draw(st.sampled_from(kind.drawn(block)))
+    form = draw(st.sampled_from(kind.drawn(block, REDUCTIONS)))
     if not form.stored_as(chain.dtypes[value]):
         chain.add("cast", (value,), DType.F32, Overflow.SATURATE)
         value = chain.ops[-1].name

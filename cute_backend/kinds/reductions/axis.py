@@ -6,6 +6,7 @@ tile of a row or a second kernel finishes them. To add an axis, add a member.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -116,10 +117,8 @@ class Reduction(Form):
     in_segments = False
 
     @classmethod
-    def drawn(cls, block: int) -> tuple[Form, ...]:
-        from cute_backend.kinds.reductions import REDUCTIONS  # here, since it imports this file
-
-        return tuple(cls(axis, kind) for axis in Axis for kind in REDUCTIONS if kind.drawn)
+    def drawn(cls, block: int, kinds: Sequence[ReductionKind]) -> tuple[Form, ...]:
+        return tuple(cls(axis, kind) for axis in Axis for kind in kinds if kind.drawn)
 
     @property
     def reduction(self) -> Reduction:

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from cute_backend.dtypes import VALUE_DTYPES, DType
 from cute_backend.kinds.axes import Call, Dim, Order
+from cute_backend.kinds.scales import Scaling
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from torch import Tensor
 
     from cute_backend.kinds.reductions.axis import Reduction
+    from cute_backend.kinds.reductions.kind import ReductionKind
 
 
 class Form:
@@ -46,13 +50,15 @@ class Form:
     """Whether the axes of a program's tensor are in another order than those of the plane."""
     pads_rows = False
     """Whether rows behind the last one are written, too, so that rows are whole tiles that an MMA reads."""
+    read_as: ClassVar[Scaling | None] = None
+    """The scales of the next product's operand that it is, in the tiles that an MMA reads."""
     columns_step = 1
     """A number that divides its `block_columns`."""
 
     @classmethod
-    def drawn(cls, block: int) -> tuple[Form, ...]:
-        """Examples for random specs, whose N is a multiple of `block`; none if a spec says only for some M
-        and N what memory has."""
+    def drawn(cls, block: int, kinds: Sequence[ReductionKind]) -> tuple[Form, ...]:
+        """Examples for random specs, with blocks of `block` columns and `kinds` of reductions; none if M and
+        N have to fit what memory has."""
         return ()
 
     @property

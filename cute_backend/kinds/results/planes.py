@@ -10,8 +10,12 @@ from cute_backend.kinds.axes import Dim, Extent, Order, plane
 from cute_backend.kinds.results.form import Form
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from torch import Tensor
+
+    from cute_backend.kinds.reductions.kind import ReductionKind
 
 
 class InOrder(Form):
@@ -39,7 +43,7 @@ class WholePlane(InOrder):
     in_boxes = True
 
     @classmethod
-    def drawn(cls, block: int) -> tuple[Form, ...]:
+    def drawn(cls, block: int, kinds: Sequence[ReductionKind]) -> tuple[Form, ...]:
         return tuple(map(cls, (Order.ROW, Order.COLUMN)))
 
     @property
@@ -105,7 +109,7 @@ class OfBlocks(InOrder):
     _columns = Extent.BLOCKS
 
     @classmethod
-    def drawn(cls, block: int) -> tuple[Form, ...]:
+    def drawn(cls, block: int, kinds: Sequence[ReductionKind]) -> tuple[Form, ...]:
         return tuple(cls(block, order) for order in (Order.ROW, Order.COLUMN))
 
     def stored_as(self, value: DType) -> tuple[DType, ...]:

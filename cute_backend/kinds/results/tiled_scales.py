@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 from cute_backend.dtypes import DType
 from cute_backend.kinds.axes import SCALE_TILE, Dim, Extent, Order, Stride, padded
 from cute_backend.kinds.results.planes import OfBlocks
+from cute_backend.kinds.scales import Scaling
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
+    from cute_backend.kinds.reductions.kind import ReductionKind
     from cute_backend.kinds.results.form import Form
 
 
@@ -23,9 +27,10 @@ class TiledScales(OfBlocks):
     order: Order = Order.TILED
 
     pads_rows = True
+    read_as = Scaling.MX
 
     @classmethod
-    def drawn(cls, block: int) -> tuple[Form, ...]:
+    def drawn(cls, block: int, kinds: Sequence[ReductionKind]) -> tuple[Form, ...]:
         return (cls(block),)
 
     def stored_as(self, value: DType) -> tuple[DType, ...]:

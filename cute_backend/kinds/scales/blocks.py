@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cute_backend.dtypes import DType
 from cute_backend.kinds.axes import SCALE_TILE, Dim, Extent, Stride, padded
-from cute_backend.kinds.scales.vectors import Scales, Side, Vector, shown
+from cute_backend.kinds.scales.vectors import Product, Scales, Side, Vector, shown
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +71,40 @@ class Scaling(Scales, str, Enum):
     @property
     def scales_sums(self) -> bool:
         return self is not Scaling.NONE and not self.by_mma
+
+    @property
+    def word(self) -> str:
+        return "scaled" if self.in_order else ""
+
+    @property
+    def in_order(self) -> bool:
+        return self is not Scaling.NONE
+
+    def fault(self, product: Product) -> str:
+        a, b = product.a_scaling, product.b_scaling
+        if a is b is Scaling.NONE:
+            return ""
+        what = f"has scales by blocks, {a.value} of A and {b.value} of B,"
+        if Scaling.NONE in (a, b):
+            return f"{what} but either both operands have them or neither has"
+        for dtype, scaling in ((product.a_dtype, a), (product.b_dtype, b)):
+            if dtype not in scaling.facts.operands:
+                scaled = " and ".join(each.value for each in scaling.facts.operands)
+                return f"{what} and dtype {dtype.value}; {scaling.value} blocks scale {scaled}"
+        if a.by_mma or b.by_mma:
+            if a is not b:
+                return f"{what} but the MMA scales both by blocks of one format"
+            if not product.fast_accum:
+                return f"{what} and no fast_accum, but the MMA adds up all of K"
+        elif product.fast_accum:
+            return f"{what} and fast_accum, but its sums are scaled, and so promoted, block by block"
+        kind = product.kind.value
+        if kind == "dense" or (kind == "grouped" and a.by_mma):
+            return ""
+        return (
+            f"{what} and is {kind}; only a dense product has them, or one with rows in groups whose scales "
+            "the MMA applies"
+        )
 
     @property
     def words(self) -> str:

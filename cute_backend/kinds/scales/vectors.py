@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cute_backend.dtypes import DType
 from cute_backend.kinds.axes import Dim, Extent
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from cute_backend.kinds.scales.blocks import Scaling
 
     Round = Callable[[Tensor, DType], Tensor]
     """Rounds values of fp32 to a dtype, and returns them in fp32 (`numerics.cast`)."""
@@ -53,8 +56,44 @@ class Vector:
     by_tma: bool = False
 
 
+class Product(Protocol):
+    """The facts about a product beside which scales may be (`Accumulator`)."""
+
+    @property
+    def kind(self) -> Enum: ...
+    @property
+    def a_dtype(self) -> DType: ...
+    @property
+    def b_dtype(self) -> DType: ...
+    @property
+    def multiplied(self) -> DType: ...
+    @property
+    def is_converted(self) -> bool: ...
+    @property
+    def fast_accum(self) -> bool: ...
+    @property
+    def a_scaling(self) -> Scaling: ...
+    @property
+    def b_scaling(self) -> Scaling: ...
+
+
 class Scales:
     """Vectors beside an operand that vary along K. This one has none: the operand's values are its own."""
+
+    @property
+    def word(self) -> str:
+        """The word for a product with them in names of kernels."""
+        return ""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the lines of both operands have to be in the order of the plane, in one dense tile after
+        another: neither transposed, nor paired, nor in segments or blocks of columns."""
+        return False
+
+    def fault(self, product: Product) -> str:
+        """What contradicts them in a product, in words that follow its name; empty if nothing does."""
+        return ""
 
     @property
     def words(self) -> str:
