@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cute_backend.dtypes import DType
 from cute_backend.kinds.axes import SCALE_TILE, Dim, Extent, Stride, padded
-from cute_backend.kinds.scales.vectors import Product, Scales, Side, Vector, shown
+from cute_backend.kinds.scales.vectors import Scales, Side, Vector, shown
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +80,7 @@ class Scaling(Scales, str, Enum):
     def in_order(self) -> bool:
         return self is not Scaling.NONE
 
-    def fault(self, product: Product) -> str:
+    def fault(self, product: Any) -> str:
         a, b = product.a_scaling, product.b_scaling
         if a is b is Scaling.NONE:
             return ""

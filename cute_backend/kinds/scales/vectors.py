@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cute_backend.dtypes import DType
 from cute_backend.kinds.axes import Dim, Extent
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from cute_backend.kinds.scales.blocks import Scaling
 
     Round = Callable[[Tensor, DType], Tensor]
     """Rounds values of fp32 to a dtype, and returns them in fp32 (`numerics.cast`)."""
@@ -56,27 +53,6 @@ class Vector:
     by_tma: bool = False
 
 
-class Product(Protocol):
-    """The facts about a product beside which scales may be (`Accumulator`)."""
-
-    @property
-    def kind(self) -> Enum: ...
-    @property
-    def a_dtype(self) -> DType: ...
-    @property
-    def b_dtype(self) -> DType: ...
-    @property
-    def multiplied(self) -> DType: ...
-    @property
-    def is_converted(self) -> bool: ...
-    @property
-    def fast_accum(self) -> bool: ...
-    @property
-    def a_scaling(self) -> Scaling: ...
-    @property
-    def b_scaling(self) -> Scaling: ...
-
-
 class Scales:
     """Vectors beside an operand that vary along K. This one has none: the operand's values are its own."""
 
@@ -91,8 +67,9 @@ class Scales:
         another: neither transposed, nor paired, nor in segments or blocks of columns."""
         return False
 
-    def fault(self, product: Product) -> str:
-        """What contradicts them in a product, in words that follow its name; empty if nothing does."""
+    def fault(self, product: Any) -> str:
+        """What contradicts them in a product, an `Accumulator`, in words that follow its name; empty if
+        nothing does."""
         return ""
 
     @property

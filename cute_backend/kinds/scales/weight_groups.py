@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cute_backend.dtypes import DType
 from cute_backend.kinds.axes import Dim, Extent, Stride
-from cute_backend.kinds.scales.vectors import Product, Scales, Side, Vector, shown
+from cute_backend.kinds.scales.vectors import Scales, Side, Vector, shown
 from cute_backend.kinds.stored import STORED
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class WeightGroups(Scales):
             return f"weights are computed in f32 or {other.value}"
         return ""
 
-    def fault(self, product: Product) -> str:
+    def fault(self, product: Any) -> str:
         what = f"has a weight in groups of {self.values} of K, by scales of {self.scale.value}"
         what += "" if self.zero is None else f" and zeros of {self.zero.value}"
         if not product.is_converted:
