@@ -1,6 +1,10 @@
-"""The base of all kinds."""
+"""The base of all kinds, and fields that JSON leaves out."""
 
 from __future__ import annotations
+
+LEFT_OUT = {"left_out": True}
+"""The metadata of a dataclass's field that JSON has only if it is not None, 0 or empty, which is its default.
+Without a default it is 0."""
 
 
 class Kind:

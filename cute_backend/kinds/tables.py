@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cute_backend.kinds.axes import Call, Dim, Extent, Stride
+from cute_backend.kinds.kind import LEFT_OUT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +36,7 @@ class Blocks:
     columns: int
     outer: Stride
     inner: Stride
-    period: int = 0
+    period: int = field(default=0, metadata=LEFT_OUT)
 
     @property
     def step(self) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields as dataclass_fields
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import UnionType
@@ -13,7 +12,7 @@ from cute_backend.errors import SpecError
 from cute_backend.kinds import reductions
 from cute_backend.kinds.axes import Order
 from cute_backend.kinds.forms import FORMS
-from cute_backend.kinds.kind import Kind
+from cute_backend.kinds.kind import LEFT_OUT, Kind
 from cute_backend.kinds.results import Form, ordered
 from cute_backend.spec.chain_ops import Const, Op, Precision
 from cute_backend.spec.loads import Load
@@ -22,9 +21,6 @@ from cute_backend.spec.stores import Store
 
 SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
-
-_IF_SET = ("after", "b_block", "period", "rows", "weight_groups")
-"""Fields that the form has only where they are not None, 0 or empty."""
 
 _PLAIN = {"order": Order.ROW.value, "block": 0, "reduce": None, "part": None}
 """Fields of a store that its JSON has whatever the form of the result."""
@@ -44,18 +40,15 @@ def encode(value: Any) -> Any:
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     if is_dataclass(value):
-        fields = {field.name: getattr(value, field.name) for field in dataclass_fields(value)}
-        left_out = [name for name in _IF_SET if not fields.get(name)]
-        if isinstance(value, Store):
-            return _encoded_store(fields, left_out)
-        return {name: encode(each) for name, each in fields.items() if name not in left_out}
+        found = ((field, getattr(value, field.name)) for field in fields(value))
+        given = {field.name: encode(each) for field, each in found if each or field.metadata != LEFT_OUT}
+        return _encoded_store(value.form, given) if isinstance(value, Store) else given
     return value
 
 
-def _encoded_store(fields: dict[str, Any], left_out: list[str]) -> dict[str, Any]:
-    form = fields.pop("form")
-    own = {form.field: encode(form)} if form.field else encode(form)
-    return {**_PLAIN, **own, **{name: encode(each) for name, each in fields.items() if name not in left_out}}
+def _encoded_store(form: Form, given: dict[str, Any]) -> dict[str, Any]:
+    own = given.pop("form")
+    return {**_PLAIN, **({form.field: own} if form.field else own), **given}
 
 
 def decode(data: Any) -> dict[str, Any]:
@@ -93,8 +86,9 @@ def _decoded(hint: Any, item: Any) -> Any:
     if hint is Store:
         item = {**item, "form": _decoded_form(item)}
     if isinstance(hint, type) and is_dataclass(hint) and not issubclass(hint, Kind):
-        given, names = {"rows": 0, **item}, [field.name for field in dataclass_fields(hint)]
-        names = [name for name in names if name in given or name not in _IF_SET]
+        absent = {each.name: each.default for each in fields(hint) if each.metadata == LEFT_OUT}
+        given = {name: 0 for name, default in absent.items() if default is MISSING} | item
+        names = [each.name for each in fields(hint) if each.name in given or each.name not in absent]
         return hint(**{name: _decoded(_hints(hint)[name], given[name]) for name in names})
     return reductions.named(item) if hint is reductions.ReductionKind else hint(item)
 

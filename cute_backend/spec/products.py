@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from cute_backend.dtypes import DType
+from cute_backend.kinds.kind import LEFT_OUT
 from cute_backend.kinds.scales import Scales, Scaling, WeightGroups
 from cute_backend.kinds.stored import STORED, Stored
 
@@ -106,8 +107,8 @@ class Accumulator:
     a_scaling: Scaling = Scaling.NONE
     b_scaling: Scaling = Scaling.NONE
     width: int = 0
-    b_block: int = 0
-    weight_groups: WeightGroups | None = None
+    b_block: int = field(default=0, metadata=LEFT_OUT)
+    weight_groups: WeightGroups | None = field(default=None, metadata=LEFT_OUT)
 
     @property
     def dtype(self) -> DType:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cute_backend.dtypes import DType
 from cute_backend.kinds.axes import Order
+from cute_backend.kinds.kind import LEFT_OUT
 from cute_backend.kinds.results import PLANE, Form
 from cute_backend.spec.chain_ops import Op
 
@@ -30,7 +31,7 @@ class Store:
     value: str
     dtype: DType
     form: Form = PLANE
-    after: tuple[Op, ...] = ()
+    after: tuple[Op, ...] = field(default=(), metadata=LEFT_OUT)
 
     @property
     def is_whole(self) -> bool:

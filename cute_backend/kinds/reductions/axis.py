@@ -6,6 +6,7 @@ tile of a row or a second kernel finishes them. To add an axis, add a member.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cute_backend.dtypes import DType
 from cute_backend.kinds.axes import Dim, Extent, Stride
+from cute_backend.kinds.kind import LEFT_OUT
 from cute_backend.kinds.reductions.kind import Part, ReductionKind
 from cute_backend.kinds.results.form import Form
 
@@ -111,7 +113,7 @@ class Reduction(Form):
 
     axis: Axis
     kind: ReductionKind
-    rows: int = 0
+    rows: int = dataclasses.field(default=0, metadata=LEFT_OUT)
 
     field: ClassVar[str] = "reduce"
     in_segments = False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from cute_backend.dtypes import DType
+from cute_backend.kinds.kind import LEFT_OUT
 from cute_backend.kinds.results.by_heads import ByHeads
 from cute_backend.kinds.results.form import Form
 
@@ -23,7 +25,7 @@ class Heads(ByHeads):
     `columns` is D. Attention reads it so. A kernel divides by both, which are its constants; but if S is
     known only at launch, `rows` is 0 (`EpilogueSpec.rows_of_batch`)."""
 
-    rows: int
+    rows: int = dataclasses.field(metadata=LEFT_OUT)
     columns: int
 
     field: ClassVar[str] = "heads"
