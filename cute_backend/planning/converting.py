@@ -72,6 +72,7 @@ class Converting(Mainloop):
     """Values that are converted are the rows of the MMA, which wgmma takes from registers."""
 
     kind = Kind.CONVERTED
+    stacks = True
 
     @staticmethod
     def serves(product: Accumulator, target: Target) -> bool:
@@ -92,18 +93,22 @@ class Converting(Mainloop):
     def suited(self, config: TileConfig) -> TileConfig | None:
         """Requires that the rows are the values that are converted. The CTAs of a cluster share no operands:
         few rows of D leave little to share. Both warpgroups convert at the same time, so there is no
-        ping-pong, under which one waits while the other multiplies. There is one product."""
-        able = self.product.a_dtype in self.target.converts and config.products == 1
+        ping-pong, under which one waits while the other multiplies. The rows of all products lie below each
+        other in the MMA."""
+        able = self.product.a_dtype in self.target.converts and config.products == config.stacked
         able = able and not config.multicasts and not config.pingpong
         return replace(config, converts=True, packing=self.product.packing) if able else None
 
     def registers(self, config: TileConfig) -> int:
         """For each 64 rows: of the values, and of the scales and zeros of a chunk of groups, of the next one,
-        and of the groups of half of a k tile. An address takes two."""
+        and of the groups of half of a k tile. An address takes two. For wgmma, a pair has the values of half
+        as much of K."""
+        blocks = config.blocks * config.stacked
+        values = CONVERTED * (config.blocks if self.target.by_wgmma else blocks)
         if self.groups is None:
-            return CONVERTED * config.blocks
+            return values
         at_once = max(_HALF_K_TILE // self.groups.values, 1)
-        return (CONVERTED + _ROWS * len(self.groups.vectors) * (4 + at_once)) * config.blocks
+        return values + _ROWS * blocks * len(self.groups.vectors) * (4 + at_once)
 
     def k_times(self, config: TileConfig) -> float:
         return 1 + (2 * self.product.packing - 1) * config.mma_n / CONVERTING_COLUMNS
@@ -116,7 +121,7 @@ class Converting(Mainloop):
             each *= BLOCKS_IN_GROUPS if config.blocks > 1 else 1
             each *= ALONE_IN_FP32 if self.groups.is_scaled_wide and config.sharing == 1 else 1
         each += CONVERTING_US_OF_COLUMNS * packing / 2 * config.mma_n
-        return each * config.cta_rows / config.block_m
+        return each * config.mma_m / config.block_m
 
     @property
     def _steps_of_pair(self) -> int:

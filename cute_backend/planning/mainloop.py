@@ -67,6 +67,11 @@ class Mainloop:
         return self.splits
 
     @property
+    def stacks(self) -> bool:
+        """Whether the rows of several products may lie below each other in the MMA."""
+        return self.target.by_wgmma
+
+    @property
     def scales(self) -> StageScales:
         """The scales that come with a k tile."""
         return NO_SCALES

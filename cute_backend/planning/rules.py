@@ -51,12 +51,12 @@ _DRAWN_COLUMNS = 16
 
 def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """Divides the columns of the MMA among a spec's accumulators, so that one stage of A serves all of them.
-    If the product is transposed, its rows are divided, so that one stage of B serves all. Only wgmma has such
-    tiles, in which each product has whole blocks of rows."""
+    If the product is transposed, its rows are divided, so that one stage of B serves all. Only some
+    mainloops have such tiles (`Mainloop.stacks`), in which each product has whole blocks of rows."""
     products = len(spec.accumulators)
     if not config.transposed or products == 1:
         return replace(config, tile_n=config.tile_n // products, products=products, b_columns=spec.b_columns)
-    able = config.target.by_wgmma and config.tile_m % (products * config.block_m) == 0
+    able = mainloop_of(spec, config.target).stacks and config.tile_m % (products * config.block_m) == 0
     return replace(config, tile_m=config.tile_m // products, products=products) if able else None
 
 

@@ -36,11 +36,11 @@ MMA_VALUES = 16
 """Values of K that one MMA multiplies."""
 
 PART = 4
-"""The MMAs of a part of a k tile. The values of one part are converted while the tensor cores multiply those
-of the one before, so that a thread has registers for two."""
+"""The MMAs of a part of a k tile, of all products that have a weight each. The values of one part are
+converted while the tensor cores multiply those of the one before, so that a thread has registers for two."""
 
 HELD_VALUES = 2 * PART * MMA_VALUES
-"""Values of K of which a thread has registers, those of a span of groups."""
+"""Values of K of which a thread has registers, of all products."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ class StoredTile:
     A row is a line of 128 bytes, the values of a k tile, whose vectors of 16 bytes are swizzled by the number
     of the line. A thread has two rows of each block of 64, eight apart, and of the 16 values of K of an MMA
     two neighbours from each half (PTX ISA, wgmma register fragments, matrix A). The registers of MMA i are
-    those of MMA i - 2 * `PART` too.
+    those of MMA i - 2 * `part` too.
+
+    Rows of `products` lie one below the other, and each product has its own blocks of them.
     """
 
     stored: StoredPairs
@@ -61,12 +63,18 @@ class StoredTile:
     """The first of its rows, among those of the CTA's tile."""
     stage_bytes: int
     block_bytes: int
+    products: int
     vectors: GroupVectors | None = None
     """The scales and zeros of its groups of K, if it has such."""
 
     @staticmethod
     def of(
-        s_a: cute.Tensor, stored: StoredPairs, fragments: cute.Tensor, row: Int32, block_rows: int
+        s_a: cute.Tensor,
+        stored: StoredPairs,
+        fragments: cute.Tensor,
+        row: Int32,
+        block_rows: int,
+        products: int,
     ) -> StoredTile:
         """The tile of a thread whose warp has the 16 rows from `row` on of each `block_rows` rows of A."""
         lane = cute.arch.lane_idx()
@@ -75,14 +83,16 @@ class StoredTile:
         first += (line << 4) + lane % 4 * stored.bytes
         rows = cute.size(s_a, mode=[0])
         stage, block = rows * TILE_K_BYTES, block_rows * TILE_K_BYTES
-        return StoredTile(stored, fragments, first, row + line, stage, block)
+        return StoredTile(stored, fragments, first, row + line, stage, block, products)
 
     def with_groups(self, groups: WeightGroups, tensors: Sequence[cute.Tensor]) -> StoredTile:
         """The tile with the scales and zeros of its groups, each (rows, groups of K)."""
         rows, block_rows = 2 * cute.size(self.fragments, mode=[1]), self.block_bytes // TILE_K_BYTES
         to = self.fragments.element_type
-        arithmetic = Arithmetic(groups, self.stored, to)
-        vectors = GroupVectors(arithmetic, list(tensors), rows, block_rows, self.first_row, Int32(0), SPAN)
+        arithmetic, first = Arithmetic(groups, self.stored, to), self.first_row
+        vectors = GroupVectors(
+            arithmetic, list(tensors), rows, block_rows, first, Int32(0), SPAN, self.products
+        )
         return replace(self, vectors=vectors)
 
     def at(self, row: Int32, k_tile: Int32) -> StoredTile:
@@ -92,8 +102,13 @@ class StoredTile:
         return replace(self, vectors=self.vectors.at(row, k_tile * self.spans))
 
     @property
+    def part(self) -> int:
+        """The MMAs along K of a part of a k tile."""
+        return PART // self.products
+
+    @property
     def k_blocks(self) -> int:
-        """The MMAs of a k tile."""
+        """The MMAs along K of a k tile."""
         return TILE_K_BYTES // (MMA_VALUES // 2 * self.stored.bytes)
 
     @property
@@ -122,7 +137,7 @@ class StoredTile:
         for i, pair in enumerate(pairs):
             row = i // 4 * 2 + i % 2
             word = self.stored.converted(pair, to) if group is None else group.weights(row, pair)
-            words[k_block % (2 * PART) * len(pairs) + i] = word
+            words[k_block % (2 * self.part) * len(pairs) + i] = word
 
 
 @dataclass(frozen=True)
@@ -157,10 +172,11 @@ class Sm90Converted:
         row: Int32,
         block_rows: int,
         rows: Int32,
+        products: int,
     ) -> StoredTile:
-        """The rows of A that a thread converts, as `StoredTile.of` has them, of `rows` rows in all. `vectors`
-        are the scales and zeros of its groups of K, each (rows, groups)."""
-        tile = StoredTile.of(s_a, self.pairs.in_thread(rows), fragments, row, block_rows)
+        """The rows of A that a thread converts, as `StoredTile.of` has them, of `rows` rows in all of each
+        product. `vectors` are the scales and zeros of its groups of K, each (rows, groups)."""
+        tile = StoredTile.of(s_a, self.pairs.in_thread(rows), fragments, row, block_rows, products)
         return tile if self.groups is None else tile.with_groups(self.groups, vectors)
 
     def begin(
@@ -172,7 +188,7 @@ class Sm90Converted:
             groups = HeldGroups.of(stored.vectors, state.count * stored.spans)
         held = Held(cute.make_rmem_tensor(self._pairs(operands), Int32), groups)
         operands.ring.consumer_wait(state)
-        first = [stored.load(k_block, state.index) for k_block in range(PART)]
+        first = [stored.load(k_block, state.index) for k_block in range(stored.part)]
         for i, pair in enumerate(pair for pairs in first for pair in pairs):
             held.read[i] = pair
         self._multiply(operands, acc, held, state, 0, state, anew=True)
@@ -213,17 +229,18 @@ class Sm90Converted:
     def _last(self, operands: WarpgroupOperands) -> int:
         """The last part of a k tile."""
         tile: StoredTile = operands.a
-        return tile.k_blocks // PART - 1
+        return tile.k_blocks // tile.part - 1
 
     def _further_parts(self, operands: WarpgroupOperands, acc: cute.Tensor, held: Held, state: State) -> None:
         """Multiplies the parts of a k tile between the first one and the last. No products are in flight but
         those of the first one."""
+        tile: StoredTile = operands.a
         for part in range(1, self._last(operands)):
             if part > 1:
                 warpgroup.wait_group(1)
-            if held.groups is not None and part * PART * MMA_VALUES % SPAN == 0:
-                tile: StoredTile = operands.a
-                held.groups.advance(state.count * tile.spans + part * PART * MMA_VALUES // SPAN)
+            first = part * tile.part * MMA_VALUES
+            if held.groups is not None and first % SPAN == 0:
+                held.groups.advance(state.count * tile.spans + first // SPAN)
             self._multiply(operands, acc, held, state, part, state)
 
     def _pairs(self, operands: WarpgroupOperands) -> int:
@@ -245,10 +262,10 @@ class Sm90Converted:
         group; `anew` overwrites the sums. In the place of those of each MMA it reads those of the next part,
         which is in the stage `following`."""
         tile: StoredTile = operands.a
-        k_blocks = range(part * PART, (part + 1) * PART)
-        span = part * PART * MMA_VALUES // SPAN
+        k_blocks = range(part * tile.part, (part + 1) * tile.part)
+        span = part * tile.part * MMA_VALUES // SPAN
         groups: dict[int, KGroup] = {}
-        each = self._pairs(operands) // PART
+        each = self._pairs(operands) // tile.part
         for i, k_block in enumerate(k_blocks):
             index = 0 if self.groups is None else k_block * MMA_VALUES % SPAN // self.groups.values
             if held.groups is not None and index not in groups:
@@ -256,14 +273,14 @@ class Sm90Converted:
             place = range(i * each, (i + 1) * each)
             pairs = [held.read[at] for at in place]
             if following is not None:
-                read = tile.load((k_block + PART) % tile.k_blocks, following.index)
+                read = tile.load((k_block + tile.part) % tile.k_blocks, following.index)
                 for at, pair in zip(place, read, strict=True):
                     held.read[at] = pair
             tile.convert(k_block, pairs, groups.get(index))
         warpgroup.fence()
         for k_block in k_blocks:
             mma = operands.setting if anew and k_block == 0 else operands.adding
-            a = tile.fragments[(None, None, k_block % (2 * PART))]
+            a = tile.fragments[(None, None, k_block % (2 * tile.part))]
             cute.gemm(mma, acc, a, operands.b[0][(None, None, k_block, state.index)], acc)
         warpgroup.commit_group()
 

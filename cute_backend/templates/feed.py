@@ -50,7 +50,7 @@ class Sm80Shared(Shared):
     of the thread in the CTA."""
 
     mma: cute.TiledMma | None
-    a: Any
+    every_a: tuple
     bs: tuple
     s_a: cute.Tensor
     s_b: cute.Tensor

@@ -71,7 +71,8 @@ class Sm80Gemm(FragmentGemm):
 
     Several products of one A take either a B each, all of one layout, or one B (K, 2 N), in which the
     columns of two products alternate. Each stage holds the columns of all products, and a warp multiplies
-    them together, as one wide product.
+    them together, as one wide product. Or several products share one B, and each has its own A, whose rows
+    lie below each other in a stage (`TileConfig.stacked`), if the mainloop converts A.
 
     With split-K, the schedule treats the parts of K like the products of a batch, but there is one A and one
     B. D has split_k * M rows: M rows of sums for each part (`split_sums.py`).
@@ -138,16 +139,19 @@ class Sm80Gemm(FragmentGemm):
         max_active_clusters: Int32,
         stream: cuda.CUstream,
         scales: Sequence[cute.Tensor] = (),
+        further_as: Sequence[cute.Tensor] = (),
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order.
-        `scales` are those of A's groups of K, and its zeros, (rows, groups)."""
+        Stacked products after the first have `further_as`. `scales` are those of groups of K of each A, then
+        their zeros, (rows, groups)."""
         config = self.config
         multiplied = bs[0].element_type
         self.sum_type = sums_of(a.element_type, multiplied)
         tile_k = TILE_K_BYTES * 8 // a.element_type.width
         a, bs = batches.operands(a, bs, self.kind, tile_k)
-        m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
-        self.a_stage = Stage(a.element_type, config.tile_m, tile_k, _is_k_major(a))
+        m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.abreast
+        self.a_stage = Stage(a.element_type, config.mma_m, tile_k, _is_k_major(a))
+        self.a_piece = Stage(a.element_type, config.tile_m, tile_k, _is_k_major(a))
         b_k_major = _is_k_major(bs[0])
         b_k = tile_k * config.packing
         self.b_stage = Stage(multiplied, config.mma_n, b_k, b_k_major)
@@ -163,9 +167,9 @@ class Sm80Gemm(FragmentGemm):
         )
         at_once = max_active_clusters * config.occupancy
         grid = cutlass.min(batches.schedule(config, m, n, a).items, at_once)
-        a_given = self.feed.given(a, self.a_stage)
+        as_given = [self.feed.given(each, self.a_piece) for each in (a, *further_as)]
         bs_given = [self.feed.given(b, self.piece) for b in bs]
-        given = Sm80Arguments(mma, a_given, bs_given, list(loads), list(stores), list(scales), m, n)
+        given = Sm80Arguments(mma, as_given, bs_given, list(loads), list(stores), list(scales), m, n)
         named(self.kernel, self.name)(given).launch(
             grid=(grid, 1, 1),
             block=(self.threads, 1, 1),
@@ -183,7 +187,7 @@ class Sm80Gemm(FragmentGemm):
         smem = SmemAllocator()
         s_a = self.a_stage.allocate(smem, self.stages.ab)
         s_b = self.b_stage.allocate(smem, self.stages.ab)
-        left = self.feed.tensor(given.a)
+        left = self.feed.tensor(given.every_a[0])
         planes = self._planes(smem)
         ab_pipeline, row_pipeline = self.feed.open(smem)
         shared = Sm80Shared(
@@ -202,7 +206,7 @@ class Sm80Gemm(FragmentGemm):
             ab_pipeline=ab_pipeline,
             row_pipeline=row_pipeline,
             mma=given.mma,
-            a=given.a,
+            every_a=tuple(given.every_a),
             bs=tuple(given.bs),
             s_a=s_a,
             s_b=s_b,
@@ -421,11 +425,11 @@ class Sm80Gemm(FragmentGemm):
 
 @dataclass(frozen=True)
 class Sm80Arguments:
-    """The arguments of the kernel: its MMA, A and each B in the feed's form, and the rest as the host has
+    """The arguments of the kernel: its MMA, every A and B in the feed's form, and the rest as the host has
     it."""
 
     mma: cute.TiledMma
-    a: Any
+    every_a: list
     bs: list
     loads: list[cute.Tensor]
     stores: list[cute.Tensor]

@@ -463,12 +463,14 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         """The fragments of all stages of A, or A itself, as a thread converts it."""
         if not self.mainloop.converts:
             return mma.make_fragment_A(mma.partition_A(shared.s_a))
-        shape = mma.partition_shape_A((self.config.mma_m, HELD_VALUES))
+        products = self.config.stacked
+        shape = mma.partition_shape_A((self.config.mma_m, HELD_VALUES // products))
         fragments = cute.make_rmem_tensor(shape, self.b_dtype)
         row = share * BLOCK_M + shared.warp % WARPS * WARP_ROWS
         mainloop = cast(Sm90Converted, self.mainloop)
         given, block_rows = shared.given, self.config.sharing * BLOCK_M
-        return mainloop.stored(shared.s_a, given.scales, fragments, row, block_rows, Int32(given.m))
+        rows = Int32(given.m)
+        return mainloop.stored(shared.s_a, given.scales, fragments, row, block_rows, rows, products)
 
     def _at(self, shared: Sm90Shared, seat: Seat, place: Place) -> Seat:
         """The seat of a thread at a place, where A in groups of K has scales and zeros of its own."""

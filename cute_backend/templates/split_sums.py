@@ -248,7 +248,7 @@ class SumGemm(Sm80Gemm):
             ab_pipeline=None,
             row_pipeline=None,
             mma=None,
-            a=sums,
+            every_a=(sums,),
             bs=(),
             s_a=None,
             s_b=None,
@@ -275,12 +275,12 @@ class SumGemm(Sm80Gemm):
                         sub, *pieces = seat.finish(tile, seat.begin(0, step, products))
                         for product in cutlass.range_constexpr(products):
                             piece = pieces[product]
-                            further = product * (shared.a.stride[0] // products)
+                            further = product * (shared.every_a[0].stride[0] // products)
                             for e in cutlass.range_constexpr(0, sub.elements, PAIR):
                                 row = part * tile.m + sub.row(e)
                                 column = cutlass.min(sub.raw_column(sub.column_of(e)), last)
                                 read = cute.make_rmem_tensor(PAIR, self.sum_type)
-                                cute.autovec_copy(_pair_at(shared.a, row, column, further), read)
+                                cute.autovec_copy(_pair_at(shared.every_a[0], row, column, further), read)
                                 piece[e] = piece[e] + read[0]
                                 piece[e + 1] = piece[e + 1] + read[1]
         return at

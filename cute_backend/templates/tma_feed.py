@@ -69,7 +69,10 @@ class TmaFeed(Feed):
         """The load warp: loads A and B of every k tile."""
         items, ring = shared.items, shared.ab_pipeline
         sources = [
-            _source(shared.a, shared.s_a, self.gemm.a_stage, 0, lambda place: place.row),
+            *[
+                _source(a, shared.s_a, self.gemm.a_piece, i, lambda place: place.row)
+                for i, a in enumerate(shared.every_a)
+            ],
             *[
                 _source(b, shared.s_b, self.gemm.piece, i, lambda place: place.column)
                 for i, b in enumerate(shared.bs)

@@ -1,7 +1,8 @@
 """Products of values of 8 or 4 bits by values of 16, on mma.sync: each warp converts its rows as it reads
 them.
 
-The stored values, as those of a quantised weight, are the rows of A, which no two warps share. All 128 bytes
+The stored values, as those of a quantised weight, are the rows of A, which no two warps share. Those of a
+pair of products lie below each other. All 128 bytes
 of K of a stage's row are in one line of shared memory; the values of a row of B, of 16 bits, are in two, or
 in four if each byte has two values.
 
@@ -185,8 +186,16 @@ class Sm80Converted:
             return Held(pairs, None)
         rows, first_row = 2 * operands.blocks, operands.first_row + row
         arithmetic = Arithmetic(self.groups, pairs, operands.b.dtype)
+        products = len(scales) // len(self.groups.vectors)
         vectors = GroupVectors(
-            arithmetic, list(scales), rows, operands.block_rows, first_row, k_tile, operands.b.columns
+            arithmetic,
+            list(scales),
+            rows,
+            operands.block_rows,
+            first_row,
+            k_tile,
+            operands.b.columns,
+            products,
         )
         return Held(pairs, HeldGroups.of(vectors, Int32(0)))
 

@@ -79,8 +79,9 @@ class WarpCopies(Feed):
         return shared.items.begin_k(ahead.batch) + shared.items.k_tiles
 
     def _is_whole(self, shared: Sm80Shared, ahead: Ahead) -> Boolean:
-        """Whether a k tile lies wholly within A and B. All B have one shape."""
-        a_filled = self.gemm.a_stage.is_filled(shared.a, ahead.rows_a, ahead.k * ahead.columns_a)
+        """Whether a k tile lies wholly within A and B. All A have one shape, and all B."""
+        a, piece = shared.every_a[0], self.gemm.a_piece
+        a_filled = piece.is_filled(a, ahead.rows_a, ahead.k * ahead.columns_a)
         return a_filled & self.gemm.piece.is_filled(shared.bs[0], ahead.rows_b, ahead.k * ahead.columns_b)
 
     def _copies(self, shared: Sm80Shared, ahead: Ahead) -> Copies:
@@ -107,9 +108,11 @@ class WarpCopies(Feed):
 
     def _bring_a(self, shared: Sm80Shared, ahead: Ahead) -> None:
         """Begins to copy the next k tile of A, if there is one."""
-        stage = self.gemm.a_stage
-        target = cute.recast_ptr(shared.s_a.iterator, dtype=Uint8) + ahead.stage * stage.bytes
-        stage.bring(shared.a, target, ahead.of_a, Share(shared.thread, self.gemm.threads))
+        piece = self.gemm.a_piece
+        target = cute.recast_ptr(shared.s_a.iterator, dtype=Uint8) + ahead.stage * self.gemm.a_stage.bytes
+        for i, a in enumerate(shared.every_a):
+            piece.bring(a, target, ahead.of_a(i), Share(shared.thread, self.gemm.threads))
+            target += piece.bytes
 
     def _bring_b(self, shared: Sm80Shared, ahead: Ahead) -> None:
         """Begins to copy the next k tile of B, if there is one, as one group with A's."""
@@ -124,27 +127,29 @@ class WarpCopies(Feed):
         """The first k tile of a work item, in stage 0. It has no rows if there is no such item."""
         config, place = self.gemm.config, shared.items.place(item)
         m0, n0 = self.gemm._origin(shared, place)
-        b0 = n0 * config.products // config.pieces
+        b0 = n0 * config.abreast // config.pieces
         valid = shared.items.is_valid(item)
         rows_a, rows_b = (
             cutlass.select_(valid, Int32(operand.shape[0] - row), Int32(0))
-            for operand, row in ((shared.a, m0), (shared.bs[0], b0))
+            for operand, row in ((shared.every_a[0], m0), (shared.bs[0], b0))
         )
-        columns_a, columns_b = self.gemm.a_stage.columns, self.gemm.piece.columns
+        columns_a, columns_b = self.gemm.a_piece.columns, self.gemm.piece.columns
         batch = Int32(place.batch)
         k = shared.items.begin_k(batch)
-        place_a = self.gemm.a_stage.place(shared.a, Int32(m0), k * columns_a, batch, shared.thread)
+        places_a = tuple(
+            self.gemm.a_piece.place(a, Int32(m0), k * columns_a, batch, shared.thread) for a in shared.every_a
+        )
         places_b = tuple(
             self.gemm.piece.place(b, Int32(b0), k * columns_b, batch, shared.thread) for b in shared.bs
         )
-        return Ahead(item, k, Int32(0), place_a, places_b, rows_a, rows_b, batch, columns_a, columns_b)
+        return Ahead(item, k, Int32(0), places_a, places_b, rows_a, rows_b, batch, columns_a, columns_b)
 
     def _beside(self, shared: Sm80Shared, ahead: Ahead) -> Ahead:
         """The next k tile of the same work item."""
-        place_a = self.gemm.a_stage.after(shared.a, ahead.place_a)
-        places_b = tuple(self.gemm.piece.after(b, p) for b, p in zip(shared.bs, ahead.places_b, strict=True))
+        places_a = tuple(map(self.gemm.a_piece.after, shared.every_a, ahead.places_a))
+        places_b = tuple(map(self.gemm.piece.after, shared.bs, ahead.places_b))
         stage = _after(ahead.stage, self.stages.ab)
-        return replace(ahead, k=ahead.k + 1, stage=stage, place_a=place_a, places_b=places_b)
+        return replace(ahead, k=ahead.k + 1, stage=stage, places_a=places_a, places_b=places_b)
 
     @cute.jit
     def _after_it(self, shared: Sm80Shared, ahead: Ahead):
@@ -160,7 +165,7 @@ class WarpCopies(Feed):
 class Ahead:
     """The k tile that is copied next: its work item, its index among the item's k tiles, and its stage.
 
-    A thread's first vectors are at `place_a` of A and at `places_b` of each B. At most `rows_a` and
+    A thread's first vectors are at `places_a` of each A and at `places_b` of each B. At most `rows_a` and
     `rows_b` rows are copied from there on, and at most those of the stage. They are None if the k tile is
     known to lie wholly within A and B. It is of the `batch`-th product. `columns_a` and `columns_b` are the
     numbers of elements of A and B along K in a k tile.
@@ -169,7 +174,7 @@ class Ahead:
     item: Int32
     k: Int32
     stage: Int32
-    place_a: Int64
+    places_a: tuple[Int64, ...]
     places_b: tuple[Int64, ...]
     rows_a: Int32 | None
     rows_b: Int32 | None
@@ -182,10 +187,9 @@ class Ahead:
         """The same k tile, known to lie wholly within A and B."""
         return replace(self, rows_a=None, rows_b=None)
 
-    @property
-    def of_a(self) -> Lines:
-        """Its rows of A."""
-        return Lines(self.place_a, self.rows_a, self.k * self.columns_a)
+    def of_a(self, index: int) -> Lines:
+        """Its rows of an A."""
+        return Lines(self.places_a[index], self.rows_a, self.k * self.columns_a)
 
     def of_b(self, index: int) -> Lines:
         """Its rows of a B."""

@@ -104,10 +104,12 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class GroupVectors:
-    """Where the scales and zeros of a thread's rows are: `tensors`, each (rows of A, groups of K).
+    """Where the scales and zeros of a thread's rows are: `tensors`, each (rows of A, groups of K), the scales
+    of all products first.
 
-    The thread has `row` and, of each `block_rows` rows, the one that is eight further on, `rows` in all.
-    `span` is the first span of its part of K, of `span_values` of K each, to whose groups it goes on at once.
+    The thread has `row` and, of each `block_rows` rows, the one that is eight further on, `rows` in all of
+    `products`, the first one's first. `span` is the first span of its part of K, of `span_values` of K each,
+    to whose groups it goes on at once.
     """
 
     arithmetic: Arithmetic
@@ -117,6 +119,7 @@ class GroupVectors:
     row: Int32
     span: Int32
     span_values: int
+    products: int = 1
 
     def at(self, row: Int32, span: Int32) -> GroupVectors:
         """The vectors of a tile whose first row, and part of K whose first span, are these."""
@@ -153,16 +156,24 @@ class GroupVectors:
     def load(self, chunk: Int32) -> list[Int32]:
         """The lane's part of a chunk, of each tensor and each four that of every row."""
         loaded: list[Int32] = []
-        for tensor, dtype in zip(self.tensors, self.groups.vectors, strict=True):
+        for vector, dtype in enumerate(self.groups.vectors):
             for four in range(self.fours):
                 group = (chunk * self.fours + four) * LANES + cute.arch.lane_idx() % LANES
                 for r in range(self.rows):
-                    row = self.row + (r // 2 * self.block_rows + r % 2 * 8)
+                    tensor, row = self._of_row(vector, r)
                     inside = (row < cute.size(tensor, mode=[0])) & (group < cute.size(tensor, mode=[1]))
                     place = cute.crd2idx((row, group), tensor.layout)
                     address = tensor.iterator.toint() + Int64(place) * (dtype.bits // 8)
                     loaded.append(_loaded(address, inside, dtype))
         return loaded
+
+    def _of_row(self, vector: int, r: int) -> tuple[cute.Tensor, Int32]:
+        """The scales or zeros of the product that has the thread's row number `r`, and the row's place in
+        them."""
+        blocks = self.rows // (2 * self.products)
+        product, block = divmod(r // 2, blocks)
+        row = self.row + (block * self.block_rows + r % 2 * 8)
+        return self.tensors[vector * self.products + product], row
 
     def of_group(self, chunk: Sequence[Int32], group: Int32) -> list[Int32]:
         """The operands of the arithmetic in a group, which are those of a lane's part of the chunk."""
@@ -210,8 +221,8 @@ class HeldGroups:
     @staticmethod
     def of(vectors: GroupVectors, count: Int32) -> HeldGroups:
         """Loads the chunk of the first span of a part of K, which has this count, and the next."""
-        parts = len(vectors.tensors) * vectors.fours * vectors.rows
-        whole = len(vectors.tensors) * vectors.rows
+        whole = len(vectors.groups.vectors) * vectors.rows
+        parts = vectors.fours * whole
         chunk = vectors.chunk_of(vectors.span)
         tensors = [cute.make_rmem_tensor(size, Int32) for size in (parts, parts, whole)]
         held = HeldGroups(vectors, vectors.span - count, *tensors)

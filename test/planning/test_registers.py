@@ -39,6 +39,11 @@ def test_scales_and_zeros_of_a_weight_are_counted_and_take_time() -> None:
     assert plain.registers(tile) == CONVERTED
     assert of_small.registers(tile) == CONVERTED + 2 * (1 + 1 + 2 + 2)
     assert of_wide.registers(tile) == CONVERTED + 2 * 2 * (1 + 1 + 1 + 2)
+    pair, tall = replace(tile, products=2), replace(tile, tile_m=256)
+    assert plain.registers(pair) == CONVERTED, "half as much of K at a time"
+    assert of_small.registers(pair) == CONVERTED + 2 * 2 * (1 + 1 + 2 + 2)
+    assert of_small.registers(tall) == 2 * of_small.registers(tile), "two blocks of one"
+    assert plain.microseconds(pair) == 2 * plain.microseconds(tile)
     times = [each.microseconds(tile) for each in (plain, of_small, of_wide)]
     assert times == sorted(times) and times[0] < times[1] < times[2]
 

@@ -116,11 +116,17 @@ def test_a_pair_of_64_rows_of_the_mma_has_no_tile() -> None:
     assert suited(Arch.SM90A, (Shape(64, 88, subtile_n=8, transposed=True),), spec_of("swiglu_chunk")) == ()
 
 
-def test_weights_that_are_converted_have_no_transposed_pair() -> None:
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM80, Arch.SM120A])
+def test_weights_that_are_converted_have_transposed_pairs(arch: Arch) -> None:
+    """And none whose columns lie side by side, or of less than 64 rows of each weight."""
     spec = spec_of("swiglu_chunk")
-    dtypes = {"a_dtype": DType.BF16, "b_dtype": DType.I8}
-    spec = replace(spec, accumulators=tuple(replace(each, **dtypes) for each in spec.accumulators))
-    assert suited(Arch.SM90A, (Shape(128, 16, subtile_n=16, transposed=True),), spec) == ()
+    stored = {"a_dtype": DType.BF16, "b_dtype": DType.I8}
+    converted = replace(spec, accumulators=tuple(replace(each, **stored) for each in spec.accumulators))
+    shapes = [Shape(128, 32, transposed=True), Shape(64, 32, transposed=True), Shape(128, 64)]
+    (pair,) = suited(arch, shapes, converted)
+    assert (pair.tile_m, pair.products, pair.converts) == (64, 2, True)
+    able = [each.transposed for each in suited(arch, shapes, spec)]
+    assert any(able) is (arch is Arch.SM90A), "of weights in 16 bits, mma.sync has them side by side"
 
 
 def test_a_pair_reads_both_weights_and_costs_as_much() -> None:
