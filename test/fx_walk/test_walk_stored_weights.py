@@ -118,15 +118,6 @@ def test_fp16_and_leading_axes() -> None:
     assert close(fn, *given)
 
 
-def test_a_gated_pair_is_two_kernels() -> None:
-    def fn(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-        return F.silu(F.linear(x, gate.to(BF16))) * F.linear(x, up.to(BF16))
-
-    regions = explain(fn, rows(), weight(), weight(), arch="sm_90a").regions
-    assert [region.spec.product.is_converted for region in regions] == [True, True]
-    assert close(fn, rows(), weight(), weight() // 2)
-
-
 def twice(x: Tensor, w: Tensor) -> Tensor:
     wide = w.to(BF16)
     return F.relu(x @ wide.t()) @ wide

@@ -156,16 +156,6 @@ def test_leading_axes_and_eager_s_roundings() -> None:
         assert is_converted(torchao_int4, x.reshape(2, 12, K), *given)
 
 
-def test_a_gated_pair_is_two_kernels() -> None:
-    (x, *given), _ = FORMS[torchao_int8]
-
-    def fn(x: Tensor, *given: Tensor) -> Tensor:
-        return F.silu(torchao_int8(x, *given[:3])) * torchao_int8(x, *given[3:])
-
-    regions = explain(fn, x, *given, *given, arch="sm_90a").regions
-    assert [region.spec.product.weight_groups is not None for region in regions] == [True, True]
-
-
 def with_scale(values: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def fn(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
         wide = w.reshape(N, -1, values).to(x.dtype) * scales.unsqueeze(-1)

@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+import cute_backend
 from cute_backend.planning import Alignment, Arch, Sizes, TileConfig, choose, plan
 from cute_backend.planning.widths import visit_columns
 from cute_backend.replay import replay
@@ -184,6 +186,29 @@ def test_each_product_has_the_weights_of_its_chain() -> None:
         codes = torch.stack([w & 15, w >> 4], 2).view(n, -1, 128).bfloat16()
         chain = (codes - zero[..., None].bfloat16()) * scale[..., None]
         assert torch.equal(result, chain.view(n, k).t().float())
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80", "sm_120a"])
+@pytest.mark.parametrize("m", [5, 64])
+def test_a_program(arch: str, m: int) -> None:
+    """Gate and up, from torch.compile to the simulated kernel."""
+    torch.manual_seed(m)
+    weights = [torch.randint(-128, 128, (104, 272), dtype=torch.int8) for _ in range(2)]
+    scales = [torch.rand(104, 1) / 99 for _ in range(2)]
+    x = torch.randn(m, 272, dtype=torch.bfloat16)
+
+    def linear(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+        return F.linear(x, w.to(x.dtype)) * scale.to(x.dtype).reshape(-1)
+
+    def program(x: Tensor) -> Tensor:
+        gate, up = (linear(x, *each) for each in zip(weights, scales, strict=True))
+        return F.silu(gate) * up
+
+    (region,) = cute_backend.explain(program, x, arch=arch).regions
+    assert len(region.spec.accumulators) == 2
+    result, expected = cute_backend.simulate(program, x, arch=arch, async_seed=1), program(x).float()
+    assert (result.float() - expected).norm() < 0.01 * expected.norm()
 
 
 @pytest.mark.sweep(4)

@@ -81,7 +81,9 @@ class Anchor:
 
     def _blocks_of(self, columns: ColumnSlice) -> ColumnSlice | None:
         """The blocks of B's scales that a slice of columns needs, None for all of them. The even and the odd
-        columns need all."""
+        columns need all. Scales of groups of K have all columns."""
+        if self.accumulator.weight_groups is not None:
+            return columns
         lines = self.accumulator.b_scaling.lines
         if not known(columns.step == 1):
             return None

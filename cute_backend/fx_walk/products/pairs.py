@@ -73,7 +73,8 @@ def slices_of(anchor: Anchor, owned: Container[fx.Node]) -> tuple[ColumnSlice, C
     """The two slices that make a pair, among those that the work after a product takes from its columns.
 
     Work that is `owned` by other regions, and work that depends on it, is left out. Halves of a B that is
-    contiguous along N form a pair only if TMA can read the second half.
+    contiguous along N form a pair only if TMA can read the second half. Of a weight that is converted, each
+    product needs rows of its own.
     """
     half = anchor.n // 2
     if anchor.transposed or anchor.accumulator.b_block or not known(2 * half == anchor.n):
@@ -83,7 +84,9 @@ def slices_of(anchor: Anchor, owned: Container[fx.Node]) -> tuple[ColumnSlice, C
         for node in _after(anchor.node, owned)
         if (columns := column_slice(node, anchor.m)) is not None
     ]
-    pairs = [(ColumnSlice(0, 2, half), ColumnSlice(1, 2, half))]
+    pairs = []
+    if not anchor.accumulator.is_converted:
+        pairs.append((ColumnSlice(0, 2, half), ColumnSlice(1, 2, half)))
     b = fake(anchor.b)
     if not known(half * b.stride(-1) * b.element_size() % TMA_ALIGN != 0):
         pairs.append((ColumnSlice(0, 1, half), ColumnSlice(half, 1, half)))

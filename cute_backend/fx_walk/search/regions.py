@@ -13,7 +13,7 @@ grows from a pair instead. A value that is needed outside becomes a further stor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 
 from torch import fx
@@ -28,6 +28,7 @@ from cute_backend.fx_walk.products.stored_weights import is_worth_converting, ma
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.region import Region, stores_of
+from cute_backend.fx_walk.search.converted_pairs import is_faster_together
 from cute_backend.fx_walk.search.exposed_gathers import exposed_gather
 from cute_backend.fx_walk.search.growth import grown, seed
 from cute_backend.fx_walk.search.shared_launch import sharing
@@ -135,10 +136,8 @@ def _region(walk: Walk, node: fx.Node) -> Region:
     check_operands(anchor, target)
     if (found := _of_stored(walk, anchor, target)) is not None:
         return found
-    for anchors in _pairs(walk, anchor):
-        region = _of_pair(walk, anchors)
-        if region is not None:
-            return region
+    if (found := _first_pair(walk, anchor, lambda other: other)) is not None:
+        return found
     draft, settled = _grown(walk, (anchor,))
     fuses = anchor.stands_alone or any(
         is_pointwise(member) or draft.values[member].reduction is not None for member in settled.members
@@ -149,15 +148,24 @@ def _region(walk: Walk, node: fx.Node) -> Region:
 
 
 def _of_stored(walk: Walk, anchor: Anchor, target: Target | None) -> Region | None:
-    """The region of a product whose kernel converts its weight. None if there is no such weight, no such
-    kernel, or if the kernel that writes the weight in 16 bits first is expected to be worth its time."""
-    stored = anchor.stored
-    if isinstance(stored, Refused):
+    """The region of a product whose kernel converts its weight, or of a pair of such products. None if there
+    is no such weight, no such kernel, or if the kernel that writes the weight in 16 bits first is expected to
+    be worth its time."""
+    if isinstance(anchor.stored, Refused):
         if may_convert_groups(anchor, target):
-            walk.rejections[anchor.b] = stored.rejection(anchor.b)
+            walk.rejections[anchor.b] = anchor.stored.rejection(anchor.b)
         return None
-    if stored is None or not is_worth_converting(stored, target, walk.precision):
+
+    def converting(of: Anchor) -> Anchor | None:
+        stored = of.stored
+        able = isinstance(stored, Anchor) and is_worth_converting(stored, target, walk.precision)
+        return stored if able else None  # type: ignore[return-value]
+
+    stored = converting(anchor)
+    if stored is None:
         return None
+    if (found := _first_pair(walk, stored, converting)) is not None:
+        return found
     with walk.trial():
         draft, settled = _grown(walk, (stored,))
         if not settled.stored:
@@ -179,14 +187,22 @@ def _bare(walk: Walk, node: fx.Node) -> Region | None:
     return None
 
 
-def _pairs(walk: Walk, anchor: Anchor) -> Iterator[tuple[Anchor, ...]]:
+def _first_pair(walk: Walk, anchor: Anchor, of: Callable[[Anchor], Anchor | None]) -> Region | None:
+    """The region of the first pair that is one, of those with an anchor. `of` returns the form of another
+    product in which it may be in them, if it has one."""
+    found = (_of_pair(walk, anchors) for anchors in _pairs(walk, anchor, of))
+    return next((region for region in found if region is not None), None)
+
+
+def _pairs(walk: Walk, anchor: Anchor, of: Callable[[Anchor], Anchor | None]) -> Iterator[tuple[Anchor, ...]]:
     """The pairs that a region could have instead of one anchor, the likeliest first."""
     slices = slices_of(anchor, walk.owner)
     if slices is not None:
         yield split(anchor, slices)
-    for other in reversed(walk.of_one_a[anchor.a]):
+    for other in map(of, reversed(walk.of_one_a[anchor.a])):
         if (
-            walk.order[other.node] < walk.order[anchor.node]
+            other is not None
+            and walk.order[other.node] < walk.order[anchor.node]
             and other.node not in walk.owner
             and unlike(other, anchor) is None
             and meet(other.node, anchor.node, walk.owner)
@@ -218,7 +234,10 @@ def _of_pair(walk: Walk, anchors: tuple[Anchor, ...]) -> Region | None:
         draft, settled = _grown(walk, anchors)
         if not any(map(draft.reads_both, settled.members)):
             raise Refused(Reason.NOTHING_TO_FUSE, refused="")
-        return _owned(walk, draft, settled)
+        region = _owned(walk, draft, settled)
+        if region.spec.product.is_converted and not is_faster_together(walk, region):
+            raise Refused(Reason.NOTHING_TO_FUSE, refused="")
+        return region
     return None
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import count
 from statistics import mean
 
@@ -21,14 +20,13 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.ends.boundary import LAUNCH_BYTES
 from cute_backend.fx_walk.products.anchor import Anchor
-from cute_backend.fx_walk.products.capability import target_of
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, program_name
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.search.exposed_gathers import exposed_gather
+from cute_backend.fx_walk.search.predictions import planned_for, predicted
 from cute_backend.fx_walk.search.walk import Walk
 from cute_backend.fx_walk.values.classify import LoadView
-from cute_backend.planning import MAX_SEGMENTS, Arch, Sizes, Target, choose, named
-from cute_backend.planning.cost import cost
+from cute_backend.planning import MAX_SEGMENTS, Arch, named
 from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import (
     Accumulator,
@@ -201,7 +199,7 @@ def _is_segment(region: Region, walk: Walk) -> bool:
     """Whether a region may be a segment of columns: of one dense product, whose planes TMA writes."""
     product, spec = region.spec.product, region.spec
     return (
-        _target(walk, region).segment_tile_n > 0
+        planned_for(walk, region).segment_tile_n > 0
         and len(region.anchors) == 1
         and product.kind is ProductKind.DENSE
         and product.columns is Columns.ALL
@@ -214,24 +212,19 @@ def _is_segment(region: Region, walk: Walk) -> bool:
     )
 
 
-def _target(walk: Walk, region: Region) -> Target:
-    """The target of a region; the first of all for a CPU, whose graphs are replayed."""
-    return target_of(region.first.device, walk.capability) or next(iter(Arch)).target
-
-
 def _inputs(region: Region) -> list[fx.Node]:
     return [*region.a_nodes, *(node for node, _ in region.b_views), *region.load_nodes]
 
 
 def _loss(walk: Walk, group: Sequence[Region], joined: Region) -> str | None:
     """The reason why one launch is not faster than several by the cost model, or None if it is faster."""
-    target = _target(walk, joined)
+    target = planned_for(walk, joined)
     arch, launch_us = Arch.of_name(target.name), LAUNCH_BYTES / target.timing.bytes_per_us
     assert arch is not None
     rows, k = joined.first.m, int(joined.first.k)
 
     def time(region: Region, m: int) -> float:
-        return launch_us + _predicted(arch, region.spec, m, int(region.problem[1]), k)
+        return launch_us + predicted(arch, region.spec, m, int(region.problem[1]), k)
 
     def apart(m: int) -> float:
         left = [_TORCH if region.products[0] in walk.rejections else 1.0 for region in group]
@@ -302,16 +295,9 @@ def _rotated_after(group: Sequence[Region], joined: Region, m: int, arch: Arch) 
         if not alone.pass_columns:
             stores = tuple(Store(f"out{i}", acc.name, dtype) for i, acc in enumerate(accumulators))
             alone = EpilogueSpec(accumulators, (), (), stores, alone.precision)
-        return LAUNCH_BYTES / timing.bytes_per_us + _predicted(arch, alone, m, int(region.problem[1]), k)
+        return LAUNCH_BYTES / timing.bytes_per_us + predicted(arch, alone, m, int(region.problem[1]), k)
 
     return min(unrotated(joined), sum(map(unrotated, group))) + moved / timing.bytes_per_us
-
-
-@lru_cache(maxsize=256)
-def _predicted(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int) -> float:
-    """The time of a region in microseconds, by the model. Layers of one graph are mostly alike."""
-    sizes, sm_count = Sizes(m, n, k), arch.target.sm_count
-    return cost(choose(arch, spec, sizes, sm_count), spec, sizes, sm_count)
 
 
 def _joined(walk: Walk, group: Sequence[Region]) -> Region:

@@ -1,0 +1,44 @@
+"""Pairs of products whose weights a kernel converts: whether one kernel of both is faster than one of each.
+
+A tile of a pair converts the rows of both weights, of which a thread then has registers, so it has fewer rows
+of D than a tile of one product. More tiles of rows convert the weights more often.
+"""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from cute_backend.fx_walk.ends.boundary import LAUNCH_BYTES
+from cute_backend.fx_walk.region.region import Region
+from cute_backend.fx_walk.search.predictions import planned_for, predicted
+from cute_backend.fx_walk.search.walk import Walk
+from cute_backend.planning import Arch
+from cute_backend.planning.transposing import can_transpose
+from cute_backend.spec import DType, EpilogueSpec, Store
+
+_ROWS = (16, 256)
+"""Two numbers of rows that one graph may serve, in decoding and for a short prompt. If M is symbolic, one
+kernel has to pay in the mean of both."""
+
+
+def is_faster_together(walk: Walk, region: Region) -> bool:
+    """Whether one kernel computes a pair, by the cost model in no more time than a kernel for each product.
+    These pass one plane of 16 bits between them."""
+    m, n, k = region.problem
+    if not (isinstance(n, int) and isinstance(k, int) and can_transpose(region.spec)):
+        return False
+    target = planned_for(walk, region)
+    arch, bytes_per_us = Arch.of_name(target.name), target.timing.bytes_per_us
+    assert arch is not None
+    first, *_ = region.spec.accumulators
+    bare = EpilogueSpec((first,), (), (), (Store("out0", first.name, first.a_dtype),))
+
+    def ratio(rows: int) -> float:
+        passed = LAUNCH_BYTES + rows * n * DType.BF16.bits // 8
+        apart = 2 * predicted(arch, bare, rows, n, k) + passed / bytes_per_us
+        return predicted(arch, region.spec, rows, n, k) / apart
+
+    try:
+        return mean(map(ratio, [m] if isinstance(m, int) else _ROWS)) <= 1
+    except ValueError:  # no tile serves both products
+        return False
