@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.graph.new_calls import call
+from cute_backend.fx_walk.graph.sizes import SymbolicSizes
 from cute_backend.fx_walk.graph.static import (
     DTYPES,
     Size,
@@ -50,14 +51,14 @@ def bring_weights_to_products(graph: fx.Graph, capability: Capability) -> None:
             able = _may_be_converted(node, grouped.node, capability, in_groups=True)
             if able and _can_be_converted(grouped, b):
                 with graph.inserting_before(node):
-                    node.replace_input_with(b, _along_k(graph, grouped))
+                    node.replace_input_with(b, _along_k(SymbolicSizes(graph, [node]), grouped))
             continue
         found = stored_weight(b)
         if found is None or not _may_be_converted(node, found.node, capability, in_groups=False):
             continue
         if found.is_swapped or any(step.is_swapped for step in found.steps):
             with graph.inserting_before(node):
-                node.replace_input_with(b, _rebuilt(graph, found))
+                node.replace_input_with(b, _rebuilt(SymbolicSizes(graph, [node]), found))
         _cast_scales_last(graph, node)
     graph.eliminate_dead_code()
 
@@ -82,22 +83,23 @@ def _can_be_converted(weight: GroupedWeight, b: fx.Node) -> bool:
     return True
 
 
-def _along_k(graph: fx.Graph, weight: GroupedWeight) -> fx.Node:
+def _along_k(sizes: SymbolicSizes, weight: GroupedWeight) -> fx.Node:
     """The result of the steps of a weight in groups, as the product reads it, with all views in front of
     them: the stored values are (K, N), and zeros and scales (groups, N)."""
-    k, n, values, groups = weight.k, weight.n, weight.values, weight.k // weight.values
+    graph, k, n = sizes.graph, sizes.argument(weight.k), sizes.argument(weight.n)
+    values, groups = weight.values, sizes.argument(weight.k // weight.values)
     like, value = weight.steps[0][0], weight.node
     if weight.axes is not Axes.ALONG_K:
-        value = _turned(graph, value, k, n)
+        value = _turned(sizes, value, weight.k, weight.n)
     value = call(graph, like, aten.reshape.default, value, [groups, values, n])
     for node, vector in weight.steps:
         if vector is None:
             value = call(graph, node, node.target, value, arguments(node)["dtype"])
             continue
         given = vector.node
-        in_memory = (groups, n) if weight.axes is Axes.ALONG_K else (n, groups)
-        if fake(given).shape != in_memory:
-            given = call(graph, node, aten.reshape.default, given, list(in_memory))
+        order = 1 if weight.axes is Axes.ALONG_K else -1
+        if fake(given).shape != (weight.k // values, weight.n)[::order]:
+            given = call(graph, node, aten.reshape.default, given, [groups, n][::order])
         if weight.axes is not Axes.ALONG_K:
             given = call(graph, node, aten.permute.default, given, [1, 0])
         if vector.cast is not None:
@@ -107,12 +109,13 @@ def _along_k(graph: fx.Graph, weight: GroupedWeight) -> fx.Node:
     return call(graph, like, aten.reshape.default, value, [k, n])
 
 
-def _turned(graph: fx.Graph, values: fx.Node, k: Size, n: Size) -> fx.Node:
+def _turned(sizes: SymbolicSizes, values: fx.Node, k: Size, n: Size) -> fx.Node:
     """Stored values (N, K), in any shape, as (K, N), also if they are taken from bytes of two."""
+    graph = sizes.graph
     if (packed := packed_values(values)) is not None and packed.is_along_last:
-        return packed.along_k(graph, k, n)
+        return packed.along_k(sizes, k, n)
     if fake(values).shape != (n, k):
-        values = call(graph, values, aten.reshape.default, values, [n, k])
+        values = call(graph, values, aten.reshape.default, values, [sizes.argument(n), sizes.argument(k)])
     return call(graph, values, aten.permute.default, values, [1, 0])
 
 
@@ -134,11 +137,11 @@ def _cast_scales_last(graph: fx.Graph, product: fx.Node) -> None:
             reader.replace_input_with(view, last)
 
 
-def _rebuilt(graph: fx.Graph, weight: StoredWeight) -> fx.Node:
+def _rebuilt(sizes: SymbolicSizes, weight: StoredWeight) -> fx.Node:
     """The result of a weight's steps, as the product reads it, with all views in front of them."""
-    value = weight.node
+    graph, value = sizes.graph, weight.node
     if weight.is_swapped:
-        value = _turned(graph, value, *reversed(fake(value).shape))
+        value = _turned(sizes, value, *reversed(fake(value).shape))
     for step in weight.steps:
         if step.operand is None:
             assert target_name(step.node) == CONVERSION

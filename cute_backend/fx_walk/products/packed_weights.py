@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from cute_backend.fx_walk.graph.new_calls import call
+from cute_backend.fx_walk.graph.sizes import SymbolicSizes
 from cute_backend.fx_walk.graph.static import (
     DTYPES,
     Size,
@@ -57,15 +58,15 @@ class PackedValues:
         """Whether K is the last axis of the bytes, or the last ones."""
         return self.axis == len(self.shape)
 
-    def along_k(self, graph: fx.Graph, k: Size, n: Size) -> fx.Node:
+    def along_k(self, sizes: SymbolicSizes, k: Size, n: Size) -> fx.Node:
         """The values (K, N) of the bytes as (K / 2, N), if they are (N, K) in any shape."""
-        aten, like = torch.ops.aten, self.values
-        value = call(graph, like, aten.reshape.default, self.node, [n, k // 2])
+        aten, like, graph, given = torch.ops.aten, self.values, sizes.graph, sizes.argument
+        value = call(graph, like, aten.reshape.default, self.node, [given(n), given(k // 2)])
         value = call(graph, like, aten.permute.default, value, [1, 0])
         cat = arguments(self.values)
         halves = [self._of_bytes(graph, half, value) for half in cat["tensors"]]
         joined = call(graph, like, aten.cat.default, halves, 1)
-        return call(graph, like, aten.reshape.default, joined, [k, n])
+        return call(graph, like, aten.reshape.default, joined, [given(k), given(n)])
 
     def _of_bytes(self, graph: fx.Graph, half: fx.Node, value: fx.Node) -> fx.Node:
         """One value of each byte of a view of the bytes, with an axis behind the first."""
