@@ -14,7 +14,13 @@ import torch
 from cute_backend.fx_walk.ends import boundary, crossings
 
 pytest.register_assert_rewrite("support")
-pytest_plugins = ["support.compile_once", "support.cpp_once", "support.cpu_times", "support.sweeps"]
+pytest_plugins = [
+    "support.compile_once",
+    "support.cpp_once",
+    "support.cpu_times",
+    "support.quiet_torch",
+    "support.sweeps",
+]
 
 
 def pytest_collection_finish() -> None:

@@ -6,7 +6,8 @@
   `inductor_model`.
 - Kernels: `golden`, `golden_regions`, `shipped`, `kernel_check`, `memcheck`, `archs`, `bare_epilogue`.
 - Pages and results: `page_commands`, `colours`, `sample_results`.
-- Plugins of pytest: `compile_once`, `cpp_once`, `cpu_times`, `sweeps`. Processes of one group: `ranks`.
+- Plugins of pytest: `compile_once`, `cpp_once`, `cpu_times`, `quiet_torch`, `sweeps`. Processes of one group:
+  `ranks`.
 - Folders: `fx_walk` makes graphs and reads recorded ones. `runtime` has a kernel made by hand, and programs
   that tests start. `simulator` has small PTX kernels, exact products, and planted faults: `planting`
   plants them, `mutants` has the kernels that they are planted in, and `mutants_sm80`, `mutants_sm90` and
