@@ -7,6 +7,7 @@ import itertools
 import random
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ SIZES = st.tuples(st.integers(1, 70_000), st.integers(1, 2048), st.integers(1, 2
 BARE = EpilogueSpec((Accumulator("acc", DType.E4M3, DType.E4M3),), (), (), (Store("out0", "acc", DType.F32),))
 
 
+@cache
 def shared_spec(name: str) -> EpilogueSpec:
     epilogue = {**EPILOGUES, **BLOCKWISE}[name]
     (report,) = collect(epilogue.fn, epilogue.inputs(Problem(256, 256, 256)))
@@ -96,7 +98,7 @@ DRAWN: dict[str, Any] = {"spec": specs(), "sizes": SIZES, "arch": st.sampled_fro
 
 
 @example(spec=BARE, sizes=(9, 16, 16), arch=Arch.SM90A)  # tiles as wide as the rows
-@settings(max_examples=60, **HOW)
+@settings(max_examples=25, **HOW)
 @given(**DRAWN)
 def test_what_is_chosen_exists_and_fits_shared_memory(
     spec: EpilogueSpec, sizes: tuple[int, int, int], arch: Arch
@@ -243,6 +245,7 @@ def test_a_thread_has_fewer_accumulators_beside_more_planes() -> None:
     assert_sound([plan(most, widest, Alignment.TMA)])
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("tile", "by_element"), zip(WIDE, (160, 128, 128), strict=True))
 def test_a_wide_tile_has_fewer_columns_if_planes_move_by_element(tile: str, by_element: int) -> None:
     spec = shared_spec("bias_gelu_residual")
@@ -295,6 +298,7 @@ def test_steps_of_block_scaled_products(name: str) -> None:
     assert steps.get("256x128_1x2", 2) == 2
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["bias_gelu_residual", "addmm_relu"])
 def test_a_problem_of_one_tile_gets_no_cluster(name: str) -> None:
     for m in (1, 64, 100, 128):
@@ -509,6 +513,7 @@ def test_a_few_candidates_have_a_sound_rung() -> None:
         assert_sound([plan(spec, config, draw.choice(list(Alignment)))])
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("arch", Arch)
 @pytest.mark.parametrize("name", ["swiglu", "swiglu_chunk", "swiglu7"])
 def test_what_is_tried_for_a_pair_shares_out_an_mma_that_one_product_could_have(
@@ -576,6 +581,7 @@ def timings() -> dict[tuple[str, int, int, int], dict[str, float]]:
     return measured
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("operands", "dtype"), [("fp8", DType.E4M3), ("bf16", DType.BF16)])
 def test_what_is_chosen_is_among_the_fastest_that_were_measured(operands: str, dtype: DType) -> None:
     """The model's tile takes 3 percent longer than the fastest on average, and seldom 10, of those for any M,
@@ -601,6 +607,7 @@ def test_a_transposed_tile_is_chosen_only_where_rows_are_not_reduced() -> None:
     assert choose(Arch.SM90A, plain, Sizes(302, 20272, 11792), 132).transposed
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("arch", list(Arch))
 @pytest.mark.parametrize("name", ["rowwise", "swiglu", "batched", "greedy_token", "bias_gelu_residual"])
 def test_every_tile_that_is_chosen_or_tried_has_a_name_of_its_own(name: str, arch: Arch) -> None:

@@ -29,6 +29,7 @@ def test_the_choice_comes_first_and_no_other_is_predicted_to_be_much_slower(arch
     assert all(cost(each, spec, sizes, count) < 1.02 * most for each in others)
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_every_epilogue_has_something_to_time(name: str) -> None:
     spec = epilogue_spec(name, True)

@@ -26,6 +26,7 @@ def through_json(data: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: arch.value)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_a_plan_is_the_same_after_json(name: str, arch: Arch) -> None:

@@ -122,6 +122,7 @@ def test_rowvecs_that_have_to_be_in_registers_leave_the_tile_as_it_is() -> None:
     assert first_rung(spec, config, Alignment.PLAIN) == config
 
 
+@pytest.mark.sweep(14)
 @pytest.mark.parametrize("arch", Arch)
 @pytest.mark.parametrize("name", ["addmm_relu", "row_maxima", "swiglu", "batched", "heads"])
 def test_rungs_are_plans_of_tiles_that_run_as_they_are(name: str, arch: Arch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -17,6 +18,7 @@ from cute_backend.spec import Axis, DType, EpilogueSpec, LoadKind, Major, Order,
 from support.epilogues import EPILOGUES, Problem
 
 
+@cache
 def spec_of(name: str) -> EpilogueSpec:
     epilogue = EPILOGUES[name]
     (report,) = collect(epilogue.fn, epilogue.inputs(Problem(256, 256, 256)))

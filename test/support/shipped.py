@@ -42,6 +42,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 """Ways to draw tokens. The last two keep the most values in registers that a pass may."""
 
 
+@cache
 def epilogue_spec(name: str, fast_accum: bool) -> EpilogueSpec:
     """A shared epilogue with its fp8 sums promoted or not, whatever the program asks for."""
     epilogue = EPILOGUES[name]
