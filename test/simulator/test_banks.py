@@ -56,7 +56,7 @@ def of_tiles(config: TileConfig, spec: EpilogueSpec, k: int = 72) -> tuple[Count
 BY_WARPS = [(Arch.SM80, DType.BF16), (Arch.SM89, DType.E4M3), (Arch.SM120A, DType.BF16)]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("arch", "dtype"), BY_WARPS, ids=[arch.value for arch, _ in BY_WARPS])
 @pytest.mark.parametrize("major", Major, ids=lambda major: f"along {major.value}")
 @pytest.mark.parametrize("shape", [(64, 64), (128, 64), (64, 128)], ids=str)
@@ -69,6 +69,7 @@ def test_operands_and_planes_have_no_conflict(
     assert not +conflicts
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM120A], ids=lambda arch: arch.value)
 @pytest.mark.parametrize("stored", [DType.I8, DType.U4X2], ids=lambda dtype: dtype.value)
 def test_operands_that_are_converted_have_no_conflict(stored: DType, arch: Arch) -> None:
@@ -77,7 +78,7 @@ def test_operands_that_are_converted_have_no_conflict(stored: DType, arch: Arch)
     assert not +conflicts
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM120A], ids=lambda arch: arch.value)
 @pytest.mark.parametrize("order", [Order.ROW, Order.COLUMN], ids=lambda order: order.value)
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.U8], ids=lambda dtype: dtype.value)

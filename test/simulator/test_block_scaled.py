@@ -75,7 +75,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @of_each_recipe
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
 def test_edges_in_every_direction(config: TileConfig, a: Scaling, b: Scaling) -> None:
@@ -86,11 +86,12 @@ def test_edges_in_every_direction(config: TileConfig, a: Scaling, b: Scaling) ->
     assert build(launch.kernel).spill_bytes == 0
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("columns", [72, 69])
 def test_blocks_of_rows_share_the_scales_of_columns(columns: int) -> None:
     """A warpgroup has two blocks of 64 rows, and multiplies one after the other. 69 columns are stored by
     element."""
-    problem = (256 + 133, 128 + columns, 5 * 128 + 16)
+    problem = (256 + 133, 128 + columns, 3 * 128 + 16)
     launch = check_exact(residual(LINE, LINE), problem, machine(sm90(256, 128, 1, 2)))
     assert build(launch.kernel).spill_bytes == 0
 
@@ -101,7 +102,7 @@ def test_scales_of_columns_are_read_once_for_both_blocks_of_rows() -> None:
     assert ptx.count("ld.shared.v2") == (2 + 1) * (16 + 16 - 8)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @of_each_recipe
 @pytest.mark.parametrize("problem", [(1, 16, 16), (3, 136, 400), (192, 72, 144), (131, 69, 272)], ids=str)
 def test_few_rows_and_empty_tiles(problem: tuple[int, int, int], a: Scaling, b: Scaling) -> None:
@@ -110,19 +111,20 @@ def test_few_rows_and_empty_tiles(problem: tuple[int, int, int], a: Scaling, b: 
     assert launch.kernel.plan.alignment is (Alignment.PLAIN if problem[1] == 69 else Alignment.TMA)
 
 
-def test_every_ring_wraps_around() -> None:
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_every_ring_wraps_around(seed: int | None) -> None:
     """One cluster works through all tiles, under several orders of completion."""
-    config = sm90(64, 128, pingpong=True)
-    for seed in (None, 1, 2):
-        check_exact(residual(), (3 * 64, 128, 13 * 128), machine(config, seed))
+    check_exact(residual(), (3 * 64, 128, 13 * 128), machine(sm90(64, 128, pingpong=True), seed))
 
 
 def test_scales_lie_anywhere() -> None:
     """By rows, by columns, two apart, repeated by a stride of 0, and at addresses that 16 doesn't divide."""
-    m, n, k = 133, 264, 400
+    m, n, k = 69, 136, 272
     spec = residual()
     [a, of_a], [b, of_b], loads = operands(spec, m, n, k)
-    wide_a, wide_b = torch.zeros(m + 3, 9), torch.zeros(5, 2 * of_b.shape[1] + 1)
+    blocks = of_b.shape[0]
+    wide_a, wide_b = torch.zeros(m + 3, 2 * blocks + 1), torch.zeros(blocks + 1, 2 * of_b.shape[1] + 1)
     layouts = [
         (of_a.contiguous(), of_b.contiguous()),
         (wide_a[3:, 1::2].copy_(of_a), wide_b[1:, 1::2].copy_(of_b)),
@@ -150,7 +152,7 @@ def test_infinite_scales_of_the_last_block_stay_in_it() -> None:
 PAIRS = [(Columns.ALL, Columns.ALL), (Columns.EVEN, Columns.ODD)]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("columns", PAIRS, ids=["two", "neighbours"])
 @pytest.mark.parametrize("b", [SQUARE, LINE], ids=lambda scaling: scaling.value)
 def test_pairs(columns: tuple[Columns, Columns], b: Scaling) -> None:
@@ -179,9 +181,7 @@ def test_pairs(columns: tuple[Columns, Columns], b: Scaling) -> None:
         assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("name", BLOCKWISE)
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.sim) for seed in range(2, 9))])
-def test_programs_are_simulated_from_torch_to_their_results(name: str, seed: int) -> None:
+def check_program(name: str, seed: int) -> None:
     program = BLOCKWISE[name]
     inputs = program.inputs(Problem(72, 136, 272))
     results = as_tuple(cute_backend.simulate(program.fn, *inputs, arch="sm_90a", async_seed=seed))
@@ -189,6 +189,20 @@ def test_programs_are_simulated_from_torch_to_their_results(name: str, seed: int
         assert relative_error(result, expected) < TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("name", BLOCKWISE)
+def test_programs_are_simulated_from_torch_to_their_results(name: str) -> None:
+    check_program(name, 1)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("name", BLOCKWISE)
+@pytest.mark.parametrize("seed", range(2, 9))
+def test_programs_are_simulated_with_every_seed(name: str, seed: int) -> None:
+    check_program(name, seed)
+
+
+@pytest.mark.exhaustive
 def test_an_mlp_is_simulated_from_torch_to_its_result() -> None:
     """Both kernels of DeepSeek's MLP: the first quantises its result by the blocks of the second."""
 

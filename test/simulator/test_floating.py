@@ -286,6 +286,7 @@ def test_packed_comparison_gives_two_predicates() -> None:
     assert np.array_equal(high.astype(bool), np.roll(wanted, 1))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_abs_and_neg_touch_only_the_sign(kind: str) -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)

@@ -106,7 +106,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("n", [152, 149])
 @pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
@@ -114,12 +114,14 @@ def test_groups_begin_and_end_anywhere(config, ends, n):
     check(config, ENDS[ends], n, grouped())
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", [sm90(64, 128), sm100(128, 64)], ids=lambda config: config.arch.value)
 def test_rows_that_are_columns_of_memory(config):
     """If A and B are contiguous along M and N, a group begins at a multiple of 16 bytes of a row."""
     check(config, rounded(ENDS["edges"]), 152, grouped(Major.MN, Major.MN), clusters=1)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", [sm90(64, 128), sm100(128, 64)], ids=lambda config: config.arch.value)
 def test_other_ends_of_rows_that_are_columns_of_memory_are_rounded_down(config):
     """TMA would trap at them, and torch asserts on the device that there are none."""
@@ -130,7 +132,7 @@ def test_other_ends_of_rows_that_are_columns_of_memory_are_rounded_down(config):
     assert torch.equal(outputs[0][: ends[-1]], exact.bfloat16()[: ends[-1]])
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("m", [200, 203])
 @pytest.mark.parametrize("ends", ["edges", "one_row_each", "all_in_one"])
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], *CONFIGS[4:6]], ids=lambda config: config.name)
@@ -153,7 +155,7 @@ def test_groups_of_columns_are_those_of_the_transposed_product(config, ends, m):
     assert build(launch.kernel).spill_bytes == 0
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("ends", ["edges", "one_row_each", "all_in_one"])
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], *CONFIGS[4:6]], ids=lambda config: config.name)
 def test_groups_of_columns_begin_anywhere(config, ends):
@@ -171,6 +173,7 @@ def test_groups_of_columns_begin_anywhere(config, ends):
     assert build(launch.kernel).spill_bytes == 0
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", [sm90(64, 128), sm100(128, 64)], ids=lambda config: config.arch.value)
 def test_groups_of_columns_begin_anywhere_in_a_plane_of_bytes(config):
     """Groups that begin at multiples of 16 bytes of A, in 16 bits, begin at multiples of 8 in 8 bits."""
@@ -188,6 +191,7 @@ def _padded(rows: Tensor) -> Tensor:
     return rows.new_zeros(lines, step).as_strided(rows.shape, (step, 1)).copy_(rows)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", [sm90(64, 128), sm100(128, 64)], ids=lambda config: config.arch.value)
 def test_whatever_offsets_hold_nothing_else_is_touched(config):
     """They fall, lie below 0 and beyond the rows: each group is cut to the rows that are there."""
@@ -199,7 +203,7 @@ def test_whatever_offsets_hold_nothing_else_is_touched(config):
     assert torch.equal(outputs[0], exact.bfloat16())
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("columns", [Columns.ALL, Columns.EVEN], ids=["halves", "neighbours"])
 @pytest.mark.parametrize("arch", [SM90, SM100], ids=lambda arch: arch.value)
 def test_gate_and_up_of_each_group(arch, columns):
@@ -231,6 +235,7 @@ def test_no_grouped_product_has_k_in_parts():
         build(Kernel(plan(grouped(), sm90(64, 64, split_k=4), Alignment.TMA)))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", [SM90, SM100], ids=lambda arch: arch.value)
 def test_scales_of_rows_and_of_columns_of_each_group(arch):
     """acc * scale_a * scale_b of e4m3, as `_scaled_grouped_mm` has it; on Hopper the sums are promoted."""
@@ -251,17 +256,19 @@ def test_scales_of_rows_and_of_columns_of_each_group(arch):
 MX_ENDS = {
     "edges": (0, 3, 3, 67, 131, 190),
     "tiles": (1, 130, 130, 387),  # 1, 2, 0 and 3 tiles of scales
-    "many": (*range(1, 34), 170),  # more groups than a warp looks at in one step
+    "many": (*[0] * 33, 1, 140),  # more groups than a warp looks at in one step
 }
+EACH_WITH_A_TILE = pytest.param((*range(1, 34), 170), id="each_with_a_tile", marks=pytest.mark.exhaustive)
+MX_CASES = [*(pytest.param(ends, id=name) for name, ends in MX_ENDS.items()), EACH_WITH_A_TILE]
 MX_CONFIGS = [sm100(128, 64), sm100(256, 128, 2, ctas=2), sm100(128, 128, 2, 2, column_groups=2)]
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("ends", MX_ENDS)
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("ends", MX_CASES)
 @pytest.mark.parametrize("config", MX_CONFIGS, ids=lambda config: config.name)
 def test_scales_of_blocks_begin_with_a_tile_of_their_group(config, ends):
     """MXFP8: the scales of a group's rows lie behind those of the groups before it, padded to tiles."""
-    inside, spec = MX_ENDS[ends], GROUPED_MX
+    inside, spec = ends, GROUPED_MX
     m = inside[-1] + 10
     a, b, loads = scaled_groups(spec, inside, m, 136, 160)
     a[2] = torch.cat([a[2], a[2][: 5 * 8]])  # memory may end within a tile that no group has
@@ -273,13 +280,13 @@ def test_scales_of_blocks_begin_with_a_tile_of_their_group(config, ends):
     assert build(launch.kernel).spill_bytes == 0
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("ends", MX_ENDS)
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("ends", MX_CASES)
 @pytest.mark.parametrize("config", MX_CONFIGS, ids=lambda config: config.name)
 @pytest.mark.parametrize("name", GROUPED_FP4)
 def test_fp4_rows_in_groups_have_scales_of_blocks(name, config, ends):
     """MXFP4, and NVFP4 with a number for each group. Two values of K lie in a byte."""
-    inside, spec = MX_ENDS[ends], GROUPED_FP4[name]
+    inside, spec = ends, GROUPED_FP4[name]
     a, b, loads = scaled_groups(spec, inside, inside[-1] + 10, 136, 288)
     outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=2))
     for actual, right in zip(outputs, replay(spec, a, b, loads), strict=True):
@@ -340,7 +347,7 @@ def check_k(config: TileConfig, ends: tuple[int, ...], n: int, spec: EpilogueSpe
     assert_sound([launch.kernel.plan])
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("n", [136, 133])
 @pytest.mark.parametrize("ends", K_ENDS)
 @pytest.mark.parametrize("config", K_CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
@@ -358,7 +365,7 @@ FP8_K_ENDS = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("n", [144, 133])
 @pytest.mark.parametrize("ends", FP8_K_ENDS)
 @pytest.mark.parametrize("config", K_CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
@@ -368,6 +375,7 @@ def test_groups_of_k_in_fp8_begin_at_multiples_of_16(config, ends, n):
     check_k(config, FP8_K_ENDS[ends], n, grouped_k(DType.E4M3), FP8_K)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("ends", [param("edges", marks=pytest.mark.exhaustive), "all_in_one", "free_end"])
 def test_sums_of_groups_of_k_in_fp8_are_promoted(ends):
     check_k(K_CONFIGS[0], FP8_K_ENDS[ends], 144, promoted(grouped_k(DType.E4M3)), FP8_K)
@@ -388,7 +396,7 @@ def test_every_tile_of_groups_of_k_in_fp8_ends_anywhere(config, spec):
     check_k(config, FP8_K_ENDS["free_end"], 144, spec, FP8_K)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("tail", range(1, 16))
 @pytest.mark.parametrize("config", [sm90(64, 64), sm100(256, 64, 2, 1, ctas=2)], ids=lambda c: c.arch.value)
 def test_any_tail_of_the_last_group_of_k_in_fp8(config, tail):
@@ -403,6 +411,7 @@ def test_any_tail_of_the_last_group_of_k_in_fp8(config, tail):
         assert torch.equal(outputs[0], exact), wrong(outputs[0], exact)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", [sm90(64, 64), sm100(128, 64)], ids=lambda config: config.arch.value)
 def test_other_ends_of_groups_of_k_in_fp8_but_the_last_are_rounded_down(config):
     """Nothing else is read, whatever offsets hold."""
@@ -416,6 +425,7 @@ def test_other_ends_of_groups_of_k_in_fp8_but_the_last_are_rounded_down(config):
     assert torch.equal(outputs[0], expected), wrong(outputs[0], expected)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", [sm90(64, 64, pingpong=True), sm100(128, 64)], ids=lambda c: c.arch.value)
 def test_whatever_offsets_of_k_hold_nothing_else_is_read(config):
     """They fall, lie below 0 and beyond K: each group is cut to what is there."""

@@ -93,7 +93,7 @@ def check(
     assert torch.equal(narrow, torch.from_numpy(expected).bfloat16())
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @WITH_TILES
 @pytest.mark.parametrize("k", [16, 336, 1040])
 def test_sums_are_those_of_int64(tile: str, k: int) -> None:
@@ -102,14 +102,14 @@ def test_sums_are_those_of_int64(tile: str, k: int) -> None:
     check(SPEC, config, (config.tile_m + 37, config.tile_n + 24, k))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("m", [1, 5])
 @pytest.mark.parametrize("tile", ["wgmma", "mma.sync", "mma.sync TMA", "tcgen05"])
 def test_few_rows(tile: str, m: int) -> None:
     check(SPEC, TILES[tile], (m, 72, 208))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("tile", ["wgmma cluster", "wgmma memory", "mma.sync memory", "tcgen05 cluster"])
 def test_parts_of_k_that_are_not_exact_in_fp32(tile: str) -> None:
     """The sum of each part has more than 24 bits, and is odd in some places."""
@@ -124,7 +124,7 @@ def test_parts_of_k_that_are_not_exact_in_fp32(tile: str) -> None:
     assert np.array_equal(shifted.numpy(), (exact + loads[2].numpy()).astype(np.int32))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "columns", [(Columns.ALL, Columns.ALL), (Columns.EVEN, Columns.ODD)], ids=["apart", "interleaved"]
 )
@@ -158,7 +158,7 @@ def test_a_pair_of_products(arch: Arch, columns: tuple[Columns, Columns]) -> Non
     assert np.array_equal(whole.numpy(), first - 3 * second)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "config", [sm90(64, 128, subtile_n=64), sm100(128, 128, subtile_n=64), sm80(64, 64, subtile_n=64)]
 )

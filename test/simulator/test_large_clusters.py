@@ -21,7 +21,7 @@ def large() -> list[TileConfig]:
     return [config for config in every if config.cluster_m * config.cluster_n == 4]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("m", [1, 64, 200])
 @pytest.mark.parametrize("clusters", [(2, 2), (1, 4)])
 def test_ctas_without_rows_or_columns_take_part_in_multicasts(clusters: tuple[int, int], m: int) -> None:

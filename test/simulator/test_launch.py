@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cute_backend.simulator import turns
+from cute_backend.simulator.machine import RESIDENT_CLUSTERS
 from cute_backend.simulator.opcodes import TABLE
 from cute_backend.simulator.report import Recorder
 from cute_backend.simulator.simulation_errors import Deadlock, Runaway
@@ -45,17 +47,19 @@ def test_clusters_stand_in_for_those_that_have_not_started(seed: int | None) -> 
     assert sum(role.warps for role in report.roles.values()) < 40
 
 
-def test_a_grid_wide_barrier_finds_all_its_clusters_on_the_machine() -> None:
+def test_a_grid_wide_barrier_finds_all_its_clusters_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "IDLE_LIMIT", 10_000)  # no warp of this kernel computes for long
+    monkeypatch.setattr(turns, "SPIN_LIMIT", 2_000)
     arrivals = np.zeros(1, np.uint32)
     code = """
     mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 0; ld.param.u64 %rd0, [p0];
     @%p0 red.release.gpu.global.add.u32 [%rd0], 1;
 SPIN: ld.acquire.gpu.global.b32 %r1, [%rd0]; setp.lt.u32 %p1, %r1, COUNT; @%p1 bra SPIN;
     """
-    launch(entry(code.replace("COUNT", "12"), 1), [arrivals], grid=(12, 1, 1))
-    assert arrivals[0] == 12
+    launch(entry(code.replace("COUNT", "6"), 1), [arrivals], grid=(6, 1, 1))
+    assert arrivals[0] == 6 > RESIDENT_CLUSTERS
     with pytest.raises(Deadlock, match="spins without effect"):
-        launch(entry(code.replace("COUNT", "13"), 1), [np.zeros(1, np.uint32)], grid=(3, 1, 1))
+        launch(entry(code.replace("COUNT", "7"), 1), [np.zeros(1, np.uint32)], grid=(3, 1, 1))
 
 
 def test_progress_and_report() -> None:

@@ -44,7 +44,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value} {config.name}")
 def test_edges_in_every_direction(config: TileConfig, name: str) -> None:
@@ -54,18 +54,20 @@ def test_edges_in_every_direction(config: TileConfig, name: str) -> None:
     assert build(launch.kernel).spill_bytes == 0
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("problem", [(1, 16, 32), (3, 136, 416), (192, 72, 160), (131, 69, 288)], ids=str)
 def test_few_rows_and_empty_tiles(problem: tuple[int, int, int], name: str) -> None:
     check_exact(BLACKWELL_SCALED[name], problem, machine(sm100(128, 64, 2)))
 
 
-def test_every_ring_wraps_around() -> None:
-    for seed in (None, 1, 2):
-        check_exact(BLACKWELL_SCALED["nvfp4"], (128, 400, 13 * 256), machine(sm100(128, 64), seed))
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_every_ring_wraps_around(seed: int | None) -> None:
+    check_exact(BLACKWELL_SCALED["nvfp4"], (128, 400, 13 * 256), machine(sm100(128, 64), seed))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "columns", [(Columns.ALL,) * 2, (Columns.EVEN, Columns.ODD)], ids=["two", "neighbours"]
 )
@@ -110,9 +112,7 @@ def test_numbers_that_are_none_stay_in_their_rows() -> None:
     assert (torch.cat([actual[:5], actual[8:]]) == k).sum() == (m - 3) * n
 
 
-@pytest.mark.parametrize("name", MMA_SCALED)
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.sim) for seed in range(2, 9))])
-def test_programs_are_simulated_from_torch_to_their_results(name: str, seed: int) -> None:
+def check_program(name: str, seed: int) -> None:
     program = MMA_SCALED[name]
     inputs = program.inputs(Problem(136, 208, 288))
     results = cute_backend.simulate(program.fn, *inputs, arch="sm_100a", async_seed=seed)
@@ -121,6 +121,19 @@ def test_programs_are_simulated_from_torch_to_their_results(name: str, seed: int
 
 
 @pytest.mark.sweep(2)
+@pytest.mark.parametrize("name", MMA_SCALED)
+def test_programs_are_simulated_from_torch_to_their_results(name: str) -> None:
+    check_program(name, 1)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("name", MMA_SCALED)
+@pytest.mark.parametrize("seed", range(2, 9))
+def test_programs_are_simulated_with_every_seed(name: str, seed: int) -> None:
+    check_program(name, seed)
+
+
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "config", [sm100(256, 192, 2, ctas=2), sm100(256, 128, 2, ctas=2, column_groups=2), sm100(128, 64)]
 )
@@ -151,6 +164,7 @@ def test_scales_are_rounded_as_the_replay_rounds() -> None:
     assert torch.equal(actual.view(torch.uint8), expected.view(torch.uint8))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("problem", [(128, 128, 64), (200, 160, 288)], ids=str)
 def test_an_mlp_is_simulated_from_torch_to_its_result(problem: tuple[int, int, int]) -> None:
     """Two kernels, of which the first quantises its result by the blocks of the second."""

@@ -154,7 +154,7 @@ def test_reductions_along_every_axis(name: str, axis: Axis, kind: str) -> None:
     check_in_tile(spec, tile(name), 130, 200, 104)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("alignment", Alignment)
 @pytest.mark.parametrize("name", TILES)
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_loads_by_element_stand_between_accumulator_and_store(config):
     assert min(launch.report.exposed_loads) > 0
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("column_groups", [1, 2])
 @pytest.mark.parametrize("rowvecs", [Rowvecs.REGISTER_HOIST, Rowvecs.SMEM_STAGED])
 def test_no_load_stands_there_wherever_rowvecs_are(rowvecs: Rowvecs, column_groups: int) -> None:

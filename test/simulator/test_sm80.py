@@ -73,6 +73,7 @@ def test_edges_in_every_direction(shape: tuple[int, int], alignment: Alignment, 
     assert launch.kernel.plan.alignment is alignment
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("k", [64, 200])
 def test_two_stages_where_shared_memory_is_small(k: int) -> None:
     """One k tile, which is copied ahead of the first of the next tile, and several."""
@@ -86,9 +87,9 @@ def test_two_stages_where_shared_memory_is_small(k: int) -> None:
 @pytest.mark.parametrize("b_major", Major, ids=lambda major: f"B along {major.value}")
 @FEEDS
 def test_operands_along_either_mode(arch: Arch, a_major: Major, b_major: Major, dtype: DType) -> None:
-    """Of several tiles, each of two boxes of 64 rows or columns where these are contiguous."""
+    """Of two tiles each way, of two boxes of 64 rows or columns where these are contiguous."""
     spec = scaled_residual(dtype, dtype, a_major, b_major)
-    check_exact(spec, (136, 136, 72), machine(TileConfig(arch, 128, 64)))
+    check_exact(spec, (136, 72, 72), machine(TileConfig(arch, 128, 64)))
     check_exact(spec, (72, 136, 72), machine(TileConfig(arch, 64, 128)))
 
 
@@ -99,6 +100,7 @@ def test_very_few_rows_or_columns(problem: tuple[int, int, int]) -> None:
     check_exact(scaled_residual(DType.BF16, DType.BF16), problem, machine(sm80(64, 64)))
 
 
+@pytest.mark.sweep(1)
 @FEEDS
 def test_sizes_that_end_within_a_vector(arch: Arch) -> None:
     """Rows of A and B, and of the plane, are longer than K and N say, so their starts are aligned."""
@@ -124,6 +126,7 @@ def test_planes_by_columns() -> None:
         assert torch.equal(actual, expected), wrong(actual, expected)
 
 
+@pytest.mark.sweep(1)
 @FEEDS
 def test_batches(arch: Arch) -> None:
     """With planes, a value of each batch, and the largest of each row."""
@@ -134,7 +137,7 @@ def test_batches(arch: Arch) -> None:
         assert torch.equal(actual, expected)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("columns", [pairs.TWO, pairs.NEIGHBOURS], ids=["two", "neighbours"])
 @FEEDS
 def test_pairs_of_products(arch: Arch, columns: tuple) -> None:
@@ -150,7 +153,7 @@ def test_outputs_have_one_stage() -> None:
     assert (stages.ab, stages.exact, stages.row, stages.store) == (4, 0, 0, 1)
 
 
-@pytest.mark.parametrize("problem", [(168, 152, 200), (1, 16, 8)], ids=str)
+@pytest.mark.parametrize("problem", [(136, 136, 200), (1, 16, 8)], ids=str)
 def test_two_ctas_share_a_multiprocessor(problem: tuple[int, int, int]) -> None:
     """Each has half of its shared memory, in which A and B have two stages."""
     config = sm80(128, 128, occupancy=2)
@@ -168,7 +171,7 @@ def test_planes_are_asked_for_before_the_products() -> None:
         assert before.count("prefetch.global.L2") == shares
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("a_major", Major, ids=lambda major: f"A along {major.value}")
 @pytest.mark.parametrize("b_major", Major, ids=lambda major: f"B along {major.value}")
 @pytest.mark.parametrize(
@@ -242,7 +245,7 @@ def test_ctas_that_leave_no_registers_to_each_other_are_refused() -> None:
         sm80(256, 128, occupancy=2)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize(
     ("fast", "shape"), [(True, (64, 64)), (True, (128, 128)), (False, (64, 64)), (False, (64, 128))], ids=str
@@ -304,7 +307,7 @@ def test_columns_of_batches_are_refused() -> None:
         Sm80Gemm(SimpleNamespace(shared_loads=loads), sm80(64, 64), Stages(4), kind=ProductKind.BATCHED)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @FEEDS
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("parts", [2, 4, 8])
@@ -323,7 +326,7 @@ def test_sums_of_parts_of_k_through_memory(parts: int, alignment: Alignment, arc
 
 def test_sums_of_parts_in_large_tiles_and_along_other_modes() -> None:
     spec = scaled_residual(DType.F16, DType.F16, Major.MN, Major.MN)
-    check_exact(spec, (136, 264, 200), machine(sm80(128, 128, split_k=2, occupancy=2)))
+    check_exact(spec, (72, 136, 200), machine(sm80(128, 128, split_k=2, occupancy=2)))
     ada = TileConfig(Arch.SM89, 64, 64, split_k=4)
     check_exact(promoted(scaled_residual()), (1, 72, 1040), machine(ada))
 

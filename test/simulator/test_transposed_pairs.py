@@ -142,7 +142,7 @@ def test_no_ping_pong_that_is_offered_spills(m: int) -> None:
     } == {0}
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("alignment", Alignment)
 @pytest.mark.parametrize("name", TILES)
 @pytest.mark.parametrize("epilogue", ["swiglu", "swiglu_chunk"])

@@ -145,7 +145,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", CONFIGS)
 @pytest.mark.parametrize("axis", Axis)
 def test_every_kind_of_any_number_of_parts(axis: Axis, arch: Arch) -> None:
