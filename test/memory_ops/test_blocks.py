@@ -340,8 +340,8 @@ def test_blocks_in_a_thread_have_a_sound_rung(columns: int, loads: int, part: sl
 @pytest.mark.parametrize("m", [1, 100, 127, 2049])
 @pytest.mark.parametrize("columns", [32, 64])
 def test_blocks_by_element_at_edges(columns: int, m: int) -> None:
-    """With planes that begin at odd elements, whose addresses leave a thread registers for a part of a block in
-    a visit, and a last tile that has one block."""
+    """With planes that begin at odd elements, whose addresses leave a thread registers for a part of a block
+    in a visit, and a last tile that has one block."""
     spec, config = beside(columns, 1), TileConfig(Arch.SM100A, 128, 128, subtile_n=columns)
     a, b, (row, plane) = operands(spec, m, 128 + columns)
     odd = torch.zeros(m, plane.shape[1] + 1, dtype=plane.dtype)[:, 1:].copy_(plane)
