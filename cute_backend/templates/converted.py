@@ -19,6 +19,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from cute_backend.kinds.scales import SPAN
 from cute_backend.planning import TILE_K_BYTES
+from cute_backend.planning.converting import SUMS_IN_TURN
 from cute_backend.planning.stage_scales import NO_SCALES
 from cute_backend.spec import DType, WeightGroups
 from cute_backend.templates.instructions import assembled
@@ -147,6 +148,8 @@ class Held:
 
     read: cute.Tensor
     groups: HeldGroups | None
+    other_sums: cute.Tensor | None
+    """The sums of every other MMA, if those have registers of their own."""
 
 
 class Sm90Converted:
@@ -186,7 +189,8 @@ class Sm90Converted:
         groups = None
         if stored.vectors is not None:
             groups = HeldGroups.of(stored.vectors, state.count * stored.spans)
-        held = Held(cute.make_rmem_tensor(self._pairs(operands), Int32), groups)
+        others = cute.make_rmem_tensor_like(acc) if cute.size(acc) <= SUMS_IN_TURN else None
+        held = Held(cute.make_rmem_tensor(self._pairs(operands), Int32), groups, others)
         operands.ring.consumer_wait(state)
         first = [stored.load(k_block, state.index) for k_block in range(stored.part)]
         for i, pair in enumerate(pair for pairs in first for pair in pairs):
@@ -224,6 +228,8 @@ class Sm90Converted:
     def end(self, operands: WarpgroupOperands, acc: cute.Tensor, held: Held, release: State) -> None:
         self._multiply(operands, acc, held, release, self._last(operands), None)
         warpgroup.wait_group(0)
+        if held.other_sums is not None:
+            _add(held.other_sums, acc)
         _release(operands, release)
 
     def _last(self, operands: WarpgroupOperands) -> int:
@@ -278,11 +284,19 @@ class Sm90Converted:
                     held.read[at] = pair
             tile.convert(k_block, pairs, groups.get(index))
         warpgroup.fence()
+        sums = [acc] if held.other_sums is None else [acc, held.other_sums]
         for k_block in k_blocks:
-            mma = operands.setting if anew and k_block == 0 else operands.adding
+            mma = operands.setting if anew and k_block < len(sums) else operands.adding
             a = tile.fragments[(None, None, k_block % (2 * tile.part))]
-            cute.gemm(mma, acc, a, operands.b[0][(None, None, k_block, state.index)], acc)
+            to = sums[k_block % len(sums)]
+            cute.gemm(mma, to, a, operands.b[0][(None, None, k_block, state.index)], to)
         warpgroup.commit_group()
+
+
+def _add(sums: cute.Tensor, acc: cute.Tensor) -> None:
+    """Adds sums to the accumulators."""
+    for i in range(cute.size(acc)):
+        acc[i] = acc[i] + sums[i]
 
 
 def _release(operands: WarpgroupOperands, state: State) -> None:

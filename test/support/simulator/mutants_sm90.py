@@ -330,6 +330,12 @@ MUTANTS = [
         r"overwrites shared (.|\n)* may still be reading",
     ),
     Mutant(
+        "sums of every other MMA left out",
+        CONVERTING,
+        without("converted._add", inside="converted.Sm90Converted.end"),
+        WrongNumbers,
+    ),
+    Mutant(
         "stored values of the next 16 of K",
         CONVERTING,
         instead("converted.StoredTile.load", lambda call: call(k_block=call.k_block ^ 1)),
