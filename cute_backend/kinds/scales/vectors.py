@@ -49,7 +49,7 @@ class Vector:
     dtype: DType
     dims: tuple[Dim, ...]
     inner: int | None
-    """The axis along which libraries store neighbours, if kernels take any strides."""
+    """The one of two axes along which libraries store neighbours, if kernels take any strides."""
     by_tma: bool = False
 
 
