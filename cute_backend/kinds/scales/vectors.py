@@ -68,8 +68,8 @@ class Scales:
         return False
 
     def fault(self, product: Any) -> str:
-        """What contradicts them in a product, an `Accumulator`, in words that follow its name; empty if
-        nothing does."""
+        """The facts about a product, an `Accumulator`, that contradict them, in words that follow its name;
+        empty if there are none."""
         return ""
 
     @property
