@@ -15,6 +15,7 @@ from cute_backend.kinds import blocks
 from cute_backend.kinds.axes import Order
 from cute_backend.kinds.loads import LoadKind
 from cute_backend.kinds.reductions import Axis
+from cute_backend.planning.mainloops import MAINLOOPS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cute_backend"
@@ -214,6 +215,11 @@ def test_scales_are_named_where_a_product_gets_or_applies_them_alone() -> None:
     planning = {path.partition("/")[2] for path in found if path.startswith("planning/")}
     mainloops = {f"{name}.py" for name in ("block_scaled", "converting", "mma_scales", "sum_scales")}
     assert {path for path in planning if not path.startswith("targets/")} == mainloops
+
+
+def test_mainloops_are_named_in_their_table_alone() -> None:
+    """All other files ask the one of a spec."""
+    assert importing({each.__name__ for each in MAINLOOPS} - {"Mainloop"}) == {"planning/mainloops.py"}
 
 
 def importing(names: set[str]) -> set[str]:

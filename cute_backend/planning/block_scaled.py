@@ -13,8 +13,8 @@ class BlockScaled(Mainloop):
 
     makes_planes_wait = False
 
-    @staticmethod
-    def serves(product: Accumulator, target: Target) -> bool:
+    @classmethod
+    def serves(cls, product: Accumulator, target: Target) -> bool:
         return product.is_block_scaled and {product.a_scaling, product.b_scaling} <= target.scalings
 
     @staticmethod

@@ -80,8 +80,8 @@ class Converting(Mainloop):
     kind = Kind.CONVERTED
     stacks = True
 
-    @staticmethod
-    def serves(product: Accumulator, target: Target) -> bool:
+    @classmethod
+    def serves(cls, product: Accumulator, target: Target) -> bool:
         return product.is_converted
 
     @staticmethod

@@ -47,8 +47,8 @@ class Mainloop:
     splits = True
     """Whether CTAs may each have a part of K."""
 
-    @staticmethod
-    def serves(product: Accumulator, target: Target) -> bool:
+    @classmethod
+    def serves(cls, product: Accumulator, target: Target) -> bool:
         """Whether it multiplies such products on a target."""
         return True
 

@@ -65,9 +65,9 @@ class MmaScaled(BlockScaled):
     kind = Kind.SCALED
     splits = False
 
-    @staticmethod
-    def serves(product: Accumulator, target: Target) -> bool:
-        return product.a_scaling.by_mma and BlockScaled.serves(product, target)
+    @classmethod
+    def serves(cls, product: Accumulator, target: Target) -> bool:
+        return product.a_scaling.by_mma and super().serves(product, target)
 
     @property
     def scales(self) -> MmaScales:

@@ -15,8 +15,8 @@ class Promoted(Mainloop):
     kind = Kind.PROMOTED
     is_fitted = False
 
-    @staticmethod
-    def serves(product: Accumulator, target: Target) -> bool:
+    @classmethod
+    def serves(cls, product: Accumulator, target: Target) -> bool:
         return target.promotes and not product.fast_accum and not product.is_block_scaled
 
     @property

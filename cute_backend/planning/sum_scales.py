@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
+from typing import ClassVar
 
 from cute_backend.planning.block_scaled import BlockScaled
 from cute_backend.planning.budget import register_budget
@@ -66,10 +67,13 @@ class ScaledSums(BlockScaled):
     """Threads of the epilogue scale the sums of a k tile, and add them up."""
 
     frees_epilogue = False
+    in_registers: ClassVar[bool]
+    """Whether it is for accumulators in registers."""
 
-    @staticmethod
-    def serves(product: Accumulator, target: Target) -> bool:
-        return not product.a_scaling.by_mma and BlockScaled.serves(product, target)
+    @classmethod
+    def serves(cls, product: Accumulator, target: Target) -> bool:
+        able = target.accumulators.in_registers is cls.in_registers and not product.a_scaling.by_mma
+        return able and super().serves(product, target)
 
     @property
     def scales(self) -> SumScales:
@@ -88,9 +92,7 @@ class ScaledSums(BlockScaled):
 class SumsInTensorMemory(ScaledSums):
     """A thread adds up the sums of all of its columns at once."""
 
-    @staticmethod
-    def serves(product: Accumulator, target: Target) -> bool:
-        return not target.accumulators.in_registers and ScaledSums.serves(product, target)
+    in_registers = False
 
     def registers(self, config: TileConfig) -> int:
         return config.products * config.group_n
@@ -103,10 +105,7 @@ class SumsInRegisters(ScaledSums):
     """There are as many sets and pieces of sums as accumulators leave registers for."""
 
     kind = Kind.PROMOTED
-
-    @staticmethod
-    def serves(product: Accumulator, target: Target) -> bool:
-        return target.accumulators.in_registers and ScaledSums.serves(product, target)
+    in_registers = True
 
     def registers(self, config: TileConfig) -> int:
         return self.sets(config) * config.thread_accumulators // self.pieces(config)
