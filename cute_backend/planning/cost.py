@@ -74,11 +74,6 @@ tile without ping-pong is predicted from its neighbour of another size, in a wav
 UNTIMED_ERROR = 0.06
 """The relative error of the time of a tile that was not timed, beside that of its nearest neighbour."""
 
-UNSCALED_ERROR = 0.2
-"""The relative error of the time of a tile that was not timed with scales of blocks, if sums are scaled. With
-0.2, the chosen tile takes 1.017 times as long as the fastest for 146 problems of an H100 and an H200, with
-0.11, 1.018 (benchmarks/results/*-block-scaled-{tiles,epilogues}.csv)."""
-
 DRAWING = 1.05
 """How many times as long a k tile takes in a tile of 128 rows under ping-pong if noise is drawn: the tokens
 of 256 rows took 525 and 579 us under ping-pong, and 498 without (H200, benchmarks/findings.md)."""
@@ -142,8 +137,9 @@ def cost(config: TileConfig, spec: EpilogueSpec, sizes: Sizes, sm_count: int, ca
     timing = config.target.timing
     tile = time_of(config.arch, config.cut)
     if careful:
-        timed = mainloop_of(spec, config.target).timed
-        tile = tile.longer(tile.error if not timed else UNSCALED_ERROR * (config.cut not in timed))
+        mainloop = mainloop_of(spec, config.target)
+        error = mainloop.untimed_error * (config.cut not in mainloop.timed)
+        tile = tile.longer(error if mainloop.timed else tile.error)
     work = work_of(Tiled(spec, config), sizes, sm_count)
     return float(work.microseconds(tile, timing.beyond_us, timing.bytes_per_us, timing.l2_bytes_per_us))
 

@@ -44,6 +44,8 @@ class Mainloop:
     """Whether the warps of the epilogue have nothing to do for it, so that it can hide what they do."""
     makes_planes_wait = True
     """Whether it may be so short that the epilogue waits for planes (`shallow`)."""
+    untimed_error = 0.0
+    """The relative error of the time of a tile that is not in `timed`, if others are."""
     splits = True
     """Whether CTAs may each have a part of K."""
 
