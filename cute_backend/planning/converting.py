@@ -28,6 +28,12 @@ CONVERTED = 52
 """Registers of a thread for the values of a k tile of each 64 rows, once converted, and for those of half of
 it as they were read, two in each, with those of the 16 that take the place of others."""
 
+PAIR_IN_GROUPS = 52
+"""Further registers of a thread for a pair in groups of K. Without them, tiles of 56 and 64 columns would be
+chosen, which spill 8 to 48 bytes; with 48 columns, or 64 without zeros, none spills. The smallest tile, which
+is taken in place of one that spills, took 2.8 times as long as two kernels for 64 x 14336 x 4096 (int8 and 4
+bits, H200)."""
+
 CONVERTING_COLUMNS = 256
 """Columns of a tile that converts its rows from which on a k tile takes twice as long as one of operands of 8
 bits alone, or four times if a byte has two values: the tensor cores then do as much more work for the same
@@ -116,6 +122,7 @@ class Converting(Mainloop):
         if self.groups is None:
             return values
         at_once = max(_HALF_K_TILE // self.groups.values, 1)
+        values += PAIR_IN_GROUPS if config.stacked > 1 and self.target.by_wgmma else 0
         return values + _ROWS * blocks * len(self.groups.vectors) * (4 + at_once)
 
     def k_times(self, config: TileConfig) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cute_backend.planning.mainloops import mainloop_of
-from cute_backend.planning.registers import NARROW_SUBTILE_N, leaves_registers, long_ops
+from cute_backend.planning.registers import NARROW_SUBTILE_N, holds_sums, leaves_registers, long_ops
 from cute_backend.planning.rung import Rung
 from cute_backend.planning.shared_memory import Rings, has_planes, holds_planes, room_bytes
 from cute_backend.planning.subtiles import with_half_subtiles
@@ -32,9 +32,11 @@ def in_parts(config: TileConfig) -> Iterator[TileConfig]:
 
 def fits(chosen: Tiled) -> bool:
     """Whether a tile outside the table leaves the epilogue enough registers and shared memory, or that of the
-    kernel that runs the epilogue."""
+    kernel that runs the epilogue. Beside its accumulators, a thread needs registers for values that it
+    converts."""
     config, spec = chosen.tile.summing, chosen.computed
-    return holds_planes(config, spec) and has_registers(config, spec)
+    converts = not chosen.tile.converts or holds_sums(chosen.tile, spec)
+    return converts and holds_planes(config, spec) and has_registers(config, spec)
 
 
 def has_registers(config: TileConfig, spec: EpilogueSpec) -> bool:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cute_backend.planning import Alignment, Arch, TileConfig, named, plan
+from cute_backend.planning.widths import evenly
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
-from cute_backend.spec import Accumulator, DType, EpilogueSpec, Major, Op, Store
+from cute_backend.spec import Accumulator, DType, EpilogueSpec, Major, Op, Store, WeightGroups
 from cute_backend.templates import fragment_tile, tile
 from support.compile_once import FOLDER
 from support.serialized import has_serialized_products
-from support.simulator.exact import scaled_pair
+from support.simulator.exact import op, scaled_pair
+
+PRODUCT_OF_BOTH = (
+    op("t0", "mul", "acc0", "scale_a"),
+    op("t1", "mul", "acc1", "scale_b"),
+    op("t2", "sigmoid", "t0"),
+    op("t3", "mul", "t2", "t1"),
+)
 
 
 def kernel(name: str, alignment: Alignment = Alignment.TMA) -> Kernel:
@@ -50,3 +60,21 @@ def test_the_compiler_serializes_products_behind_which_bf16_is_stored_by_element
     monkeypatch.setattr(fragment_tile.FragmentSubtile, "_transposes", lambda self, plane: None)
     monkeypatch.setattr(tile, "in_words", lambda fragment: fragment)
     assert has_serialized_products(build(kernel("128x160_2x1_transposed")).cubin)
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("columns", [8, 32, 48, 64, 96, 128])
+@pytest.mark.parametrize("stored", [DType.I8, DType.U4X2], ids=lambda dtype: dtype.value)
+@pytest.mark.parametrize("groups", [None, WeightGroups(128, DType.BF16, DType.BF16, DType.I8, DType.BF16)])
+def test_products_of_a_converted_pair_overlap(
+    columns: int, stored: DType, groups: WeightGroups | None
+) -> None:
+    """And a tile that the planner offers does not spill."""
+    spec = scaled_pair(DType.BF16, stored)
+    accumulators = tuple(replace(each, weight_groups=groups) for each in spec.accumulators)
+    spec = replace(spec, accumulators=accumulators, loads=spec.loads[:2], ops=PRODUCT_OF_BOTH)
+    offered = [each for each in evenly(Arch.SM90A, spec, columns, 14336, 132) if each.tile_n == columns]
+    assert bool(offered) is (groups is None or columns <= 48)
+    for config in {each.tile_m: each for each in offered if not each.sums_in_memory}.values():
+        found = build(Kernel(plan(spec, config, Alignment.TMA)))
+        assert found.spill_bytes == 0 and not has_serialized_products(found.cubin), config.name
