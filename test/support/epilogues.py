@@ -149,6 +149,11 @@ MAKERS: dict[str, Maker] = {
     ),
     "group_scales": lambda p, g: p.blocks(p.n, p.k // 128),
     "group_zeros": lambda p, g: (p.blocks(p.n, p.k // 128) * 2).to(torch.int8),
+    "w_nibbles_up": lambda p, g: (p.operand(p.n, p.k // 2, dtype=torch.float32, generator=g) * 2).to(
+        torch.uint8
+    ),
+    "group_scales_up": lambda p, g: 3 - p.blocks(p.n, p.k // 128),
+    "group_zeros_up": lambda p, g: (p.blocks(p.n, p.k // 128) * 3).to(torch.int8),
     "b": _b(E4M3),
     "b_up": _b(E4M3),
     "b_bf16": _b(torch.bfloat16),
@@ -347,10 +352,23 @@ def grouped_weight(a_bf16, w_int8, group_scales, group_zeros, bias):
 @epilogue({"rowvec0": "rowvec"}, "bf16", table=STORED)
 def nibble_weight(a_bf16, w_nibbles, group_scales, group_zeros, bias):
     """Two values in a byte, in groups of 128 of K: zeros of int8, scales in bf16, and a bias."""
-    n, dtype = len(w_nibbles), a_bf16.dtype
-    w = torch.stack([w_nibbles & 15, w_nibbles >> 4], -1).view(n, -1, 128).to(dtype)
-    w = (w - group_zeros[..., None].to(dtype)) * group_scales[..., None].to(dtype)
-    return a_bf16 @ w.view(n, -1).t() + bias
+    return by_nibbles(a_bf16, w_nibbles, group_scales, group_zeros) + bias
+
+
+@epilogue({}, "bf16", table=STORED)
+def gated_weights(
+    a_bf16, w_nibbles, w_nibbles_up, group_scales, group_scales_up, group_zeros, group_zeros_up
+):
+    """Gate and up of two values in a byte."""
+    gate = by_nibbles(a_bf16, w_nibbles, group_scales, group_zeros)
+    return F.silu(gate) * by_nibbles(a_bf16, w_nibbles_up, group_scales_up, group_zeros_up)
+
+
+def by_nibbles(a, w, scales, zeros):
+    n, dtype = len(w), a.dtype
+    w = torch.stack([w & 15, w >> 4], -1).view(n, -1, 128).to(dtype)
+    w = (w - zeros[..., None].to(dtype)) * scales[..., None].to(dtype)
+    return a @ w.view(n, -1).t()
 
 
 @epilogue({**ROWWISE, "bias": "rowvec"}, "bf16")
