@@ -146,13 +146,14 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
         loads["exact0"] = table[None, :, None].expand(2, m // 2, n // 64, 64)
     of_a, of_b = block_scales(acc, m, n, k) if acc.is_block_scaled else ([], [])
     if acc.weight_groups is not None:
-        of_b = weight_vectors(acc.weight_groups, n, k)
+        beside = (weight_vectors(acc.weight_groups, n, k, i) for i in range(len(spec.accumulators)))
+        of_b = [vector for of_all in zip(*beside, strict=True) for vector in of_all]
     return (
         [a if acc.a_major is Major.K else a.t(), *of_a],
         [
             b.t() if acc.b_major is Major.K else b,
-            *of_b,
             *(_another(each, each.width or n, k, generator) for each in others),
+            *of_b,
         ],
         [loads[load.name].to(TORCH_DTYPES[load.dtype]) for load in spec.loads if load.name in loads],
     )
@@ -165,10 +166,10 @@ def _another(acc: Accumulator, n: int, k: int, generator: torch.Generator) -> Te
     return integers((k, n), acc.b_dtype, generator)
 
 
-def weight_vectors(groups: WeightGroups, n: int, k: int) -> list[Tensor]:
+def weight_vectors(groups: WeightGroups, n: int, k: int, product: int = 0) -> list[Tensor]:
     """The scales and zeros of a weight in groups of K, (groups, N). They differ from their neighbours along
-    either axis."""
-    numbers = 3 * torch.arange(k // groups.values) + torch.arange(n)[:, None]
+    either axis, and from those of another product."""
+    numbers = 3 * torch.arange(k // groups.values) + torch.arange(n)[:, None] + 2 * product
     made = (numbers % 7 + 1.0, numbers % 5)
     return [each.to(TORCH_DTYPES[of]).t() for each, of in zip(made, groups.vectors, strict=False)]
 

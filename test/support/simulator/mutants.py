@@ -121,8 +121,20 @@ CONVERTED = EpilogueSpec(
     (op("t0", "mul", "acc", "scale_b"),),
     (Store("out0", "t0", DType.F32),),
 )
-# Two products of one A in bf16.
+# Two products of one A in bf16, and by weights of int8, or of two values in a byte in groups of K.
 TWO_PRODUCTS = scaled_pair()
+TWO_CONVERTED, TWO_IN_GROUPS = (
+    replace(
+        TWO_PRODUCTS,
+        accumulators=tuple(
+            replace(each, b_dtype=stored, weight_groups=groups) for each in TWO_PRODUCTS.accumulators
+        ),
+    )
+    for stored, groups in (
+        (DType.I8, None),
+        (DType.I4X2, WeightGroups(64, DType.BF16, DType.BF16, DType.I8, DType.BF16)),
+    )
+)
 # A bf16 input times a weight of uint8 in groups of K, with scales and zeros.
 GROUPED_WEIGHT = replace(
     CONVERTED,
@@ -402,6 +414,21 @@ GROUPS_IN_PARTS = replace(CONVERTING_GROUPS, config=replace(CONVERTING_GROUPS.co
 GROUPS_BY_WARPS = replace(CONVERTING_GROUPS, config=CONVERTING_BY_WARPS.config)
 GROUPS_BESIDE_TMA = replace(CONVERTING_GROUPS, config=CONVERTING_BESIDE_TMA.config)
 GROUPS_BY_WARPS_IN_PARTS = replace(GROUPS_BY_WARPS, config=replace(GROUPS_BY_WARPS.config, split_k=2))
+CONVERTING_PAIR = Subject(
+    sm90(64, 16, subtile_n=16, unrolled=True, transposed=True, converts=True, products=2),
+    (24, 104, 784),
+    spec=TWO_CONVERTED,
+)
+PAIR_IN_GROUPS = replace(
+    CONVERTING_PAIR,
+    config=replace(CONVERTING_PAIR.config, packing=2),
+    problem=(24, 104, 832),
+    spec=TWO_IN_GROUPS,
+)
+PAIR_BY_WARPS = replace(
+    PAIR_IN_GROUPS, config=sm80(64, 32, transposed=True, converts=True, packing=2, products=2)
+)
+PAIR_BESIDE_TMA = replace(PAIR_BY_WARPS, config=replace(PAIR_BY_WARPS.config, arch=Arch.SM120A))
 INT8_IN_PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 2064), spec=INT8)
 INT8_BY_WARPS = Subject(sm80(128, 128), (136, 72, 272), spec=INT8)
 INT8_ON_BLACKWELL = Subject(sm100(128, 64), (136, 72, 272), spec=INT8)
@@ -470,6 +497,10 @@ SUBJECTS = {
     "converting groups by warps": GROUPS_BY_WARPS,
     "converting groups beside TMA": GROUPS_BESIDE_TMA,
     "converting parts of groups by warps": GROUPS_BY_WARPS_IN_PARTS,
+    "converting pairs": CONVERTING_PAIR,
+    "converting pairs in groups": PAIR_IN_GROUPS,
+    "converting pairs by warps": PAIR_BY_WARPS,
+    "converting pairs beside TMA": PAIR_BESIDE_TMA,
     "int8 by warps": INT8_BY_WARPS,
     "int8 on Blackwell": INT8_ON_BLACKWELL,
     "parts on Blackwell": BLACKWELL_PARTS,

@@ -35,6 +35,7 @@ from support.simulator.mutants import (
     CONVERTING,
     CONVERTING_GROUPS,
     CONVERTING_INTEGERS,
+    CONVERTING_PAIR,
     COOPERATIVE,
     FEW_ROWS,
     GROUPS,
@@ -49,6 +50,7 @@ from support.simulator.mutants import (
     KEEPS,
     NIBBLES,
     NIBBLES_LESS_UNSIGNED,
+    PAIR_IN_GROUPS,
     PARTS,
     PASSES,
     PIECES,
@@ -187,6 +189,12 @@ def _wait_for_less(wait: int) -> tuple[Wrong, ...]:
 def _stored_in(other: Callable[[Int32], Int32]) -> tuple[Wrong, ...]:
     """Outputs are written to other planes in shared memory than those of a warp, and stored from there."""
     return instead("warp_planes.WarpPlanes._output_plane", lambda call: other(call()))
+
+
+def of_the_first_product(call: Call) -> Any:
+    """The pairs of the first product's blocks of rows, for those of all products."""
+    pairs, products = call(), call.self.products
+    return pairs[: len(pairs) // products] * products
 
 
 def zeros_of_the_next(call: Call) -> Any:
@@ -1327,6 +1335,25 @@ MUTANTS = [
             "fragment_tile.FragmentSubtile.accumulators",
             lambda call: call(self=changed(call.self, _block=call.index), index=call.self._block),
         ),
+        WrongNumbers,
+    ),
+    # Pairs of weights that are converted.
+    Mutant(
+        "both products of the first one's stored values",
+        CONVERTING_PAIR,
+        instead("converted.StoredTile.load", of_the_first_product),
+        WrongNumbers,
+    ),
+    Mutant(
+        "the second weight converted with the first one's scales and zeros",
+        PAIR_IN_GROUPS,
+        instead("weight_groups.GroupVectors._of_row", lambda call: call(r=call.r % 2)),
+        WrongNumbers,
+    ),
+    Mutant(
+        "the second weight's scales of the rows beyond the first one's",
+        PAIR_IN_GROUPS,
+        instead("weight_groups.GroupVectors._of_row", lambda call: call(self=changed(call.self, products=1))),
         WrongNumbers,
     ),
     Mutant(
