@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.cpu_times import BUDGETS, by_folder
+from support.cpu_times import BUDGETS, LIMIT, by_folder
 
 TESTS = Path(__file__).parent
 
@@ -26,3 +26,7 @@ def test_a_folder_that_takes_more_than_its_budget_is_marked() -> None:
 def test_every_folder_of_make_test_has_a_budget() -> None:
     folders = {path.parent for path in TESTS.rglob("test_*.py")} - {TESTS / "gpu"}
     assert BUDGETS.keys() == {folder.relative_to(TESTS.parent).as_posix() for folder in folders}
+
+
+def test_budgets_are_within_the_limit() -> None:
+    assert sum(BUDGETS.values()) <= LIMIT
