@@ -44,8 +44,8 @@ def test_lanes_that_are_served_apart_have_no_conflict() -> None:
 
 
 def of_tiles(config: TileConfig, spec: EpilogueSpec, k: int = 72) -> tuple[Counter[str], Counter[str]]:
-    """Of two tiles in each direction, by instruction: wavefronts, and those of conflicts."""
-    problem = (config.tile_m + 16, config.tile_n + 16, k)
+    """Of two tiles of rows, by instruction: wavefronts, and those of conflicts."""
+    problem = (config.tile_m + 16, config.tile_n, k)
     roles = check_exact(spec, problem, replace(machine(config), observer=Recorder())).report.roles.values()
     needed = sum((role.wavefronts for role in roles), Counter())
     of_operands = {"cp", "ld"} if config.converts else {"cp", "ldmatrix", "ld"}
