@@ -37,6 +37,7 @@ from cute_backend.fx_walk.replacement import direct_call
 from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.runtime.host import notices
 from support.fx_walk.recorded import GRAPHS, read, walked
+from support.sweeps import in_parts
 
 CACHES = [
     value
@@ -160,6 +161,8 @@ def called_by_the_pass(path: Path) -> Counter[CodeType]:
     return calls.seen
 
 
+@pytest.mark.sweep(1)
+@in_parts(4)
 @pytest.mark.parametrize(
     ("event", "last"),
     [
@@ -168,8 +171,10 @@ def called_by_the_pass(path: Path) -> Counter[CodeType]:
         pytest.param("return", False, id="at the end of its first", marks=pytest.mark.exhaustive),
     ],
 )
-def test_a_graph_is_as_it_was_whatever_of_the_walker_raises(event: str, last: bool, contained: None) -> None:
-    """Each function."""
+def test_a_graph_is_as_it_was_whatever_of_the_walker_raises(
+    event: str, last: bool, part: slice, contained: None
+) -> None:
+    """Each function of a part."""
     paths = [path for path in GRAPHS if path.parent.name == FOLDER and path.stem in NAMES]
     calls = {path: called_by_the_pass(path) for path in paths}
     costly_first = sorted(paths, key=lambda path: -calls[path].total())
@@ -178,7 +183,7 @@ def test_a_graph_is_as_it_was_whatever_of_the_walker_raises(event: str, last: bo
     graphs = {path: read(path)[0] for path in paths}
     states = {path: state(graph) for path, graph in graphs.items()}
     raised = 0
-    for code, (path, count) in where.items():
+    for code, (path, count) in [*where.items()][part]:
         occurrence = count if last else 1
         # A generator is called whenever it goes on, and when it is thrown away.
         once = count == 1 or code in COMMITTING or code.co_flags & inspect.CO_GENERATOR
@@ -191,7 +196,7 @@ def test_a_graph_is_as_it_was_whatever_of_the_walker_raises(event: str, last: bo
         assert plant.raised, why
         assert counters["cute_backend"]["internal_error"] == raised, why
         assert same(state(graphs[path]), states[path]), why
-    assert raised > 100
+    assert raised > 25
 
 
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -263,6 +268,7 @@ REPRESENTATIVES: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     ("owner", "name"), REPRESENTATIVES, ids=lambda value: getattr(value, "__name__", value)
 )
@@ -362,6 +368,7 @@ def trained(backend: str, dynamic: bool) -> list[Tensor]:
     return [each.grad for each in (x, weight) if each.grad is not None]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["at once", "with the first call of backward"])
 def test_a_backward_graph_fails_by_itself(
     dynamic: bool, contained: None, cpu_code: None, monkeypatch: pytest.MonkeyPatch
