@@ -17,6 +17,7 @@ from support.runtime.layouts import check_layouts
 from support.shipped import epilogue_spec
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_a_kernel_takes_the_operands_of_every_shape(name: str) -> None:
     """Few rows, and columns that are no multiple of a head, among them."""
