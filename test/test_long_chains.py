@@ -24,7 +24,9 @@ from cute_backend.spec import (
     Store,
 )
 
-LENGTH = 5000
+LENGTH = 2000
+"""The ops of a chain: twice the calls that Python nests."""
+
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 
 
