@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from support.sweeps import EXHAUSTIVE
+
 ROOT = Path(__file__).parents[1]
 
 NEEDS = {"training_loop": "torch", "transformers_generate": "transformers", "diffusers_flux": "diffusers"}
 
 
-@pytest.mark.parametrize("script", NEEDS)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(name, marks=() if needs == "torch" else EXHAUSTIVE) for name, needs in NEEDS.items()],
+)
 def test_a_guide_is_right_and_fuses(
     script: str, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
