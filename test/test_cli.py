@@ -112,6 +112,7 @@ NAMED = {
 EXPLAINED = [path for path in EXAMPLE.parent.glob("*.py") if "def example_inputs" in path.read_text()]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("path", sorted(EXPLAINED), ids=lambda path: path.stem)
 def test_every_example_explains(capsys, path):
     for package in ("diffusers", "torchao", "transformers"):
@@ -344,22 +345,28 @@ logging.getLogger("another").error("is broken")
 """
 
 
-def test_a_warning_of_ours_is_a_line_and_what_others_log_is_left_out_unless_logs_are_asked_for(program):
-    path = program(SAID + PROGRAM)
-    unasked = {name: value for name, value in os.environ.items() if name != "TORCH_LOGS"}
-    asked = {**unasked, "TORCH_LOGS": "+cute_backend"}
-    for environment, expected in ((unasked, ["is broken"]), (asked, ["could not load", "is broken"])):
-        done = subprocess.run(
-            [sys.executable, "-m", "cute_backend", "explain", path],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        ours, others, *logged = done.stderr.splitlines()
-        assert ours == "cute_backend: a fact"
-        assert re.fullmatch(r".*program.py:5: RuntimeWarning: another's", others)
-        assert logged[-len(expected) :] == expected and ("could not load" in logged) == (environment is asked)
+@pytest.mark.parametrize(
+    ("logs", "expected"),
+    [
+        ("", ["is broken"]),
+        pytest.param("+cute_backend", ["could not load", "is broken"], marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_warning_of_ours_is_a_line_and_what_others_log_is_left_out_unless_logs_are_asked_for(
+    logs, expected, program
+):
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_LOGS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "cute_backend", "explain", program(SAID + PROGRAM)],
+        env={**environment, "TORCH_LOGS": logs} if logs else environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ours, others, *logged = done.stderr.splitlines()
+    assert ours == "cute_backend: a fact"
+    assert re.fullmatch(r".*program.py:5: RuntimeWarning: another's", others)
+    assert logged[-len(expected) :] == expected and ("could not load" in logged) == bool(logs)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to time on")

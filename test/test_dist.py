@@ -51,6 +51,7 @@ def test_the_wheel_carries_all_of_the_package(wheel):
     assert not [name for name in names if not name.startswith(("cute_backend/", "cute_backend-"))]
 
 
+@pytest.mark.exhaustive
 def test_the_wheel_works_where_the_repository_is_not(site, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -102,7 +103,8 @@ def page_commands() -> list[list[str]]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="bench would time kernels on the GPU")
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("quick", [True, False])
 def test_the_commands_of_the_pages_run_as_installed(quick, site, tmp_path):
     """In a checkout without the package, in the order of the pages."""
     for folder in ("examples", "benchmarks"):

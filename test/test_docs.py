@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 
+@pytest.mark.exhaustive
 def test_pages_build_without_warnings(tmp_path):
     for module in ("sphinx", "myst_parser", "furo", "cutlass.operators"):
         pytest.importorskip(module)
@@ -216,6 +217,7 @@ def changed(tmp_path: Path) -> Callable[..., str]:
     return run
 
 
+@pytest.mark.exhaustive
 def test_a_worked_architecture_plans_and_builds_kernels_of_both_alignments(changed):
     """As those of the architecture whose template it shares: subtiles are as narrow, and nothing spills."""
     built = changed(["add-an-architecture"], ROOT / "docs/changes/both_alignments.py", "sm_110a")
@@ -235,6 +237,7 @@ for command in {}:
 """
 
 
+@pytest.mark.exhaustive
 def test_worked_changes_fuse_or_place_or_multiply_as_the_page_says(changed):
     """An op, a placement and a mainloop, which change nothing of each other, in one process."""
     op, placement, mainloop = (

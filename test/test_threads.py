@@ -62,12 +62,14 @@ def run(code: str, folder: Path) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.sweep(1)
 @eight_compile
 @pytest.mark.parametrize("first", ["", "import torch; torch.compiler.list_backends()"])
 def test_eight_threads_that_ask_first(first: str, tmp_path: Path) -> None:
     assert run(f"{first}\n{EIGHT}", installed(tmp_path)) == "[] cute_backend.backend"
 
 
+@pytest.mark.exhaustive
 @eight_compile
 def test_one_line_before_the_threads_where_an_older_installation_is(tmp_path: Path) -> None:
     older = installed(tmp_path, "cute_backend.backend:cute")

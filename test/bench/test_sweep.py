@@ -162,6 +162,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.exhaustive
 def test_what_a_file_has_is_printed_and_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     done = run(str(SWEPT), "--shown", "--picture", str(tmp_path / "sweep.png"))
