@@ -56,12 +56,12 @@ def test_programs_are_right(count: int) -> None:
 
 
 def test_programs_are_right_through_both_compilers() -> None:
-    tally = command.run(command.Job(seed=1, first=0, last=3))
+    tally = command.run(command.Job(seed=1, first=0, last=2))
     assert not tally.failures, [failure.message for failure in tally.failures]
-    assert tally.counted["regions"] >= 2
+    assert tally.counted["regions"] >= 1
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(300, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [16, pytest.param(300, marks=pytest.mark.exhaustive)])
 def test_nothing_raises_in_programs_of_every_form(count: int) -> None:
     tally = command.run(command.Job(seed=0, first=0, last=count, replay_only=True, kind="forms"))
     assert not tally.failures, [failure.message for failure in tally.failures]
@@ -516,9 +516,8 @@ def subtract_zeros_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WeightGroups, "applied", wrong)
 
 
-@pytest.mark.parametrize(
-    "plant", [subtract_the_next_zeros, pytest.param(subtract_zeros_in_fp32, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("plant", [subtract_the_next_zeros, subtract_zeros_in_fp32])
 def test_a_fault_planted_in_weights_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -537,7 +536,7 @@ def test_a_fault_planted_in_weights_is_found(
         pytest.param(scale_by_neighbouring_tiles, "tiled(", marks=pytest.mark.exhaustive),
         (ignore_alpha, "alpha="),
         (lose_a_column, "(-1"),
-        (forget_roundings, ""),
+        pytest.param(forget_roundings, "", marks=pytest.mark.exhaustive),
         pytest.param(round_by_the_values_dtype, ".float()", marks=pytest.mark.exhaustive),
     ],
 )
@@ -628,6 +627,7 @@ def reducing() -> Program:
     return Program((("B", 1), ("S", 16), ("M", 16), ("N", 16), ("K", 16)), inputs, steps, ("t1",), seed=0)
 
 
+@pytest.mark.exhaustive
 def test_processes_judge_the_same_programs(capsys: pytest.CaptureFixture[str]) -> None:
     how = ["fuzz", "--count", "5", "--seed", "8", "--replay"]
     assert main(how) == 0
@@ -689,9 +689,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("jobs", "interrupt"),
     [
-        pytest.param(1, os.kill, id="alone", marks=pytest.mark.exhaustive),
+        pytest.param(1, os.kill, id="alone"),
         pytest.param(2, os.kill, id="its_parent", marks=pytest.mark.exhaustive),
-        pytest.param(2, os.killpg, id="all"),
+        pytest.param(2, os.killpg, id="all", marks=pytest.mark.exhaustive),
     ],
 )
 def test_an_interrupt_ends_it_with_what_was_done(
