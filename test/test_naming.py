@@ -138,7 +138,7 @@ def test_a_long_chain_is_cut_at_a_word():
     assert words(spec_of(long)) == "mm_exp_log1p_sin_cos_tanh_sqrt_floor_ceil_etc"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(specs())
 def test_every_name_is_an_identifier_of_bounded_length(spec):
     assert len(words(spec)) <= MAX_WORDS

@@ -119,6 +119,7 @@ def test_ops_with_one_right_result_give_eagers_bits(dtype: str, fresh_compiler: 
     assert_bits(compiled(program, *inputs, regions=len(EXACT)), program(*inputs), [*EXACT])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "fused"])
 @pytest.mark.parametrize("dtype", OPERANDS)
 def test_smooth_ops_are_within_a_unit(dtype: str, eager: bool, fresh_compiler: None) -> None:
@@ -155,6 +156,7 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 CLASSES = {"scalar": (), "rowvec": (N,), "colvec": (M, 1), "exact": (M, N)}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("load", [BF16, F32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("name", BINARY)
 def test_operands_of_each_class_on_either_side(name: str, load: torch.dtype, fresh_compiler: None) -> None:
@@ -195,6 +197,7 @@ ROUTES: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("dtype", OPERANDS)
 def test_results_of_each_dtype(dtype: str, route: str, fresh_compiler: None) -> None:
@@ -254,6 +257,7 @@ REFUSED: dict[str, tuple[str, Case]] = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_is_right(name: str, fresh_compiler: None) -> None:
     reason, (program, make) = REFUSED[name]
