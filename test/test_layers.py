@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -33,10 +34,20 @@ HEIGHT = {name: height for height, name in enumerate((*LAYERS[:-2], "ops", "spec
 HEIGHT |= dict.fromkeys(MEANING, HEIGHT["ops"]) | dict.fromkeys(LEAVES, len(HEIGHT))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(parsed(path)))
+
+
 def imported(path: Path) -> Iterator[tuple[int, str]]:
     """The line of each import in a file of the package, and the part of the package that it reaches for."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             targets = [each.name for each in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -99,7 +110,7 @@ def test_tests_import_their_helpers_alone() -> None:
     for path in (ROOT / "test").rglob("*.py"):
         if "expected" in path.parts:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not any(name.rpartition(".")[2].startswith("test_") for name in names), path
@@ -227,7 +238,7 @@ def importing(names: set[str]) -> set[str]:
     return {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.ImportFrom) and names & {alias.name for alias in node.names}
         if path.name != "__init__.py"
     }
@@ -239,15 +250,16 @@ def naming(members: Iterable[Enum]) -> set[str]:
     return {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in names
+        for node in nodes_of(path)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if f"{node.value.id}.{node.attr}" in names
     }
 
 
 def modules_imported(path: Path, types: bool = True) -> set[str]:
     """The modules of the package that a file imports, with or without those that it needs for types alone."""
     found = set()
-    stack: list[ast.AST] = [ast.parse(path.read_text())]
+    stack: list[ast.AST] = [parsed(path)]
     while stack:
         node = stack.pop()
         if isinstance(node, ast.If) and not types and ast.unparse(node.test) == "TYPE_CHECKING":
