@@ -344,7 +344,7 @@ def cached(spec: EpilogueSpec, columns: int) -> EpilogueSpec:
 
 
 @pytest.mark.sweep(1)
-@in_parts(12)
+@in_parts(24)
 def test_wide_visits_leave_registers_for_places_in_a_cache(part: slice) -> None:
     """As in Nemotron."""
     spec = cached(packed(64, 128, 8, rows=64, apart=True), 128)

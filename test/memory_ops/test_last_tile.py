@@ -28,6 +28,7 @@ from cute_backend.spec import (
     Reduction,
     Store,
 )
+from support.sweeps import EXHAUSTIVE
 
 KINDS = (reductions.SUM, reductions.MAX, reductions.MIN, reductions.PROD)
 SCALE = (
@@ -105,12 +106,21 @@ SIZES = {
 }
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("config", TILES.values(), ids=TILES)
-def test_one_launch_gives_the_bits_of_two(config: TileConfig, size: tuple[int, int]) -> None:
-    a, b = factors(*size)
-    check(of_rows(), [a], [b], config)
+EVERY_DAY = {("ping-pong", "several groups"), ("split-K", "one tile")}
+"""The cases of `make test`."""
+
+
+@pytest.mark.parametrize(
+    ("tile", "size"),
+    [
+        pytest.param(tile, size, marks=() if (tile, size) in EVERY_DAY else EXHAUSTIVE)
+        for tile in TILES
+        for size in SIZES
+    ],
+)
+def test_one_launch_gives_the_bits_of_two(tile: str, size: str) -> None:
+    a, b = factors(*SIZES[size])
+    check(of_rows(), [a], [b], TILES[tile])
 
 
 def test_as_many_parts_as_a_last_tile_combines() -> None:
