@@ -112,7 +112,7 @@ NAMED = {
 EXPLAINED = [path for path in EXAMPLE.parent.glob("*.py") if "def example_inputs" in path.read_text()]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("path", sorted(EXPLAINED), ids=lambda path: path.stem)
 def test_every_example_explains(capsys, path):
     for package in ("diffusers", "torchao", "transformers"):

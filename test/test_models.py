@@ -160,6 +160,7 @@ def test_a_graph_break_is_told_from_a_whole_graph() -> None:
     assert not graph_breaks(lambda x: x + 1, (torch.ones(2),))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("model", ["torchao_fp8.py:mlp_per_row", "training.py:swiglu"])
 def test_one_compilation_serves_every_number_of_rows_with_no_guard_of_ours(
     model: str, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch

@@ -195,7 +195,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize(("config", "columns"), CONFIGS, ids=lambda each: getattr(each, "name", str(each)))
@@ -296,7 +296,7 @@ def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
                 assert cut.tile_n % columns == 0 and shared % cut.subtile_n == 0
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @in_parts(4)
 @pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 128), (Arch.SM90A, 64), (Arch.SM100A, 64)])
 @pytest.mark.parametrize("name", SPECS)
@@ -324,7 +324,7 @@ def test_a_block_in_a_thread_leaves_planes_by_element_registers(loads: int) -> N
     assert_sound([plan(spec, config, Alignment.PLAIN)])
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @in_parts(8)
 @pytest.mark.parametrize("columns", [32, 64])
 @pytest.mark.parametrize("loads", [1, 2])
@@ -372,7 +372,7 @@ WHOLE_VISITS = {
 """Specs whose blocks only a visit of a whole tile holds."""
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @in_parts(3)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", WHOLE_VISITS)

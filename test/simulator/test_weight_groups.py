@@ -149,7 +149,7 @@ def chain(stored: Tensor, to: torch.dtype, groups: WeightGroups, *vectors: Tenso
     return (weight.to(product) * scale.to(product)).to(to).view(n, k)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", GROUPS)
 @EACH_TEMPLATE
 def test_weights_have_the_bits_of_the_chain(case: str, tile: TileConfig) -> None:

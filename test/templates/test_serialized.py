@@ -31,6 +31,7 @@ def kernel(name: str, alignment: Alignment = Alignment.TMA) -> Kernel:
     return Kernel(plan(spec, named(Arch.SM90A, spec, name), alignment))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("alignment", Alignment)
 @pytest.mark.parametrize("name", ["128x128_2x1_pingpong", "128x160_2x1_transposed"])
 def test_products_overlap(name: str, alignment: Alignment) -> None:
@@ -45,6 +46,7 @@ def test_products_overlap_where_visits_have_an_odd_number_of_eights(columns: int
     assert not has_serialized_products(build(Kernel(plan(found.spec, narrow, Alignment.TMA))).cubin)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["64x88x2_1x1_by8_unrolled_transposed", "128x160x2_1x1_transposed"])
 def test_products_of_a_transposed_pair_overlap(name: str) -> None:
     spec = scaled_pair()
