@@ -1,10 +1,9 @@
 """Products of values of 8 or 4 bits by values of 16, on mma.sync: each warp converts its rows as it reads
 them.
 
-The stored values, as those of a quantised weight, are the rows of A, which no two warps share. Those of a
-pair of products lie below each other. All 128 bytes
-of K of a stage's row are in one line of shared memory; the values of a row of B, of 16 bits, are in two, or
-in four if each byte has two values.
+The stored values, as those of a quantised weight, are the rows of A, which no two warps share. The rows of
+both products of a pair lie below each other. All 128 bytes of K of a stage's row are in one line of shared
+memory; the values of a row of B, of 16 bits, are in two, or in four if each byte has two values.
 
 An MMA sums up over 16 values of K, of which each lane of four has four, two neighbours from either half (PTX
 ISA, mma.m16n8k16). It doesn't matter which values of K these are, as long as they are the same in A and B.
