@@ -32,11 +32,10 @@ def in_parts(config: TileConfig) -> Iterator[TileConfig]:
 
 def fits(chosen: Tiled) -> bool:
     """Whether a tile outside the table leaves the epilogue enough registers and shared memory, or that of the
-    kernel that runs the epilogue. Beside its accumulators, a thread needs registers for values that it
-    converts."""
+    kernel that runs the epilogue. The kernel that multiplies needs registers for what its mainloop has beside
+    accumulators."""
     config, spec = chosen.tile.summing, chosen.computed
-    converts = not chosen.tile.converts or holds_sums(chosen.tile, spec)
-    return converts and holds_planes(config, spec) and has_registers(config, spec)
+    return holds_planes(config, spec) and has_registers(config, spec) and holds_sums(chosen.tile, spec)
 
 
 def has_registers(config: TileConfig, spec: EpilogueSpec) -> bool:

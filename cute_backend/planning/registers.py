@@ -99,8 +99,8 @@ def holds_values(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def holds_sums(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether the estimate leaves a thread registers for the scaled sums of k tiles, which it adds up for all
-    of its columns at once if accumulators are in tensor memory. The spec is as for `spare_registers`."""
+    """Whether the estimate leaves a thread registers for what its mainloop has beside accumulators. The spec
+    is as for `spare_registers`."""
     needed = Registers.of(spec, config, Alignment.TMA)
     return needed.accumulators + needed.sums <= register_budget(config, spec)
 
