@@ -8,7 +8,7 @@ import pytest
 
 from cute_backend.planning import Alignment, Arch, TileConfig, plan
 from cute_backend.planning.budget import MARGIN, MARGIN_OF_TENSOR_MEMORY
-from cute_backend.planning.converting import CONVERTED
+from cute_backend.planning.converting import CONVERTED, PAIR_IN_GROUPS
 from cute_backend.planning.mainloops import mainloop_of
 from cute_backend.planning.promoting import Promoted
 from cute_backend.planning.registers import (
@@ -34,14 +34,16 @@ def test_scales_and_zeros_of_a_weight_are_counted_and_take_time() -> None:
     their addresses."""
     small = WeightGroups(32, DType.BF16, DType.BF16)
     wide = WeightGroups(128, DType.F32, DType.F32, DType.I8, DType.BF16)
-    tile = TileConfig(Arch.SM90A, 64, 8, subtile_n=8, transposed=True, converts=True)
+    tile = TileConfig(Arch.SM90A, 64, 64, transposed=True, converts=True)
     plain, of_small, of_wide = (mainloop_of(_converted(each), tile.target) for each in (None, small, wide))
     assert plain.registers(tile) == CONVERTED
     assert of_small.registers(tile) == CONVERTED + 2 * (1 + 1 + 2 + 2)
     assert of_wide.registers(tile) == CONVERTED + 2 * 2 * (1 + 1 + 1 + 2)
     pair, tall = replace(tile, products=2), replace(tile, tile_m=256)
     assert plain.registers(pair) == CONVERTED, "half as much of K at a time"
-    assert of_small.registers(pair) == CONVERTED + 2 * 2 * (1 + 1 + 2 + 2)
+    assert of_small.registers(pair) == CONVERTED + PAIR_IN_GROUPS + 2 * 2 * (1 + 1 + 2 + 2)
+    few = replace(tile, tile_n=8, subtile_n=8)
+    assert plain.registers(few) == CONVERTED + few.thread_accumulators, "a second set"
     assert of_small.registers(tall) == 2 * of_small.registers(tile), "two blocks of one"
     assert plain.microseconds(pair) == 2 * plain.microseconds(tile)
     times = [each.microseconds(tile) for each in (plain, of_small, of_wide)]
