@@ -4,7 +4,7 @@ A weight (N, K) has scales for each column or for each group of K, in front of t
 maybe zeros. The views, the casts and the order in which they come are those of libraries and of people. Some
 groups are not as kernels take them: of too few values, of a number that does not divide K, or with zeros of
 another shape. Some bytes have two values of a weight, seldom in an order that kernels don't take. Some
-weights have several readers.
+weights have several readers, and some products are pairs.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ class _Weights(Drawing):
             (self.reduce, 1),
             (self.product, 3),
             (self.parts, 1),
+            (self.beside, 2),
         ]
         return moves
 
@@ -153,6 +154,31 @@ class _Weights(Drawing):
         shape = (*self.lead, *shape[1:]) if shape[:1] == ("#",) else shape
         scales = self.input(shape, self.random.choice((F32, dtype)), self.scale_fill)
         return self.step("{0} * {1}", [product, scales], Rule.EXACT)
+
+    def beside(self) -> None:
+        """Draws a product, and one of the same A and a weight that is made in the same way, which mostly meet
+        in an op, as gate and up do."""
+        steps, inputs = len(self.steps), len(self.inputs)
+        first = self.times("N")
+        if first is None:
+            return
+        of_second = {
+            each.name: self.input(each.shape, each.dtype, each.fill, each.view)
+            for each in self.inputs[inputs:]
+            if each.name not in self.factors
+        }
+        for step in self.steps[steps:]:
+            operands = [of_second.get(name, name) for name in step.operands]
+            name = self.step(step.text, operands, step.rule, step.reference, step.dim, step.dtype)
+            if name is None:
+                return
+            of_second[step.name] = name
+        second = of_second[first]
+        self.new_plane(first)
+        self.new_plane(second)
+        if self.random.random() < 0.7:
+            gate = "{0} * {1}" if self.exact else "F.silu({0}) * {1}"
+            self.new_plane(self.step(gate, [first, second], Rule.EXACT if self.exact else Rule.COMPOSITE))
 
     @property
     def scale_fill(self) -> Fill:
