@@ -274,7 +274,7 @@ def test_blocks_of_two_sizes_are_held_by_a_visit() -> None:
     assert two.by_visits and two.visit_columns == 128
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(2)
 @in_parts(8)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("columns", [64, 80, 96, 128, 192, 256])
