@@ -172,8 +172,10 @@ def relu(x: Tensor, w: Tensor) -> Tensor:
     ],
 )
 def test_the_weight_is_written_in_16_bits_first(fn: Callable[..., Tensor], given: tuple[Any, ...]) -> None:
-    assert explain(fn, *given, arch="sm_90a").regions and not is_converted(fn, *given)
-    assert close(fn, *given)
+    region = explain(fn, *given, arch="sm_90a").regions[0]
+    assert not is_converted(fn, *given) and close(fn, *given)
+    k, n = region.sizes[2], region.sizes[1]
+    assert region.products[0].label == f"w, int8 written in bf16 at each call, {2 * n * k:,} bytes"
 
 
 @pytest.mark.sweep(5)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from cute_backend import config
-from cute_backend.fx_walk.graph.mutation import root
+from cute_backend.fx_walk.graph.axes import is_reduction
+from cute_backend.fx_walk.graph.mutation import is_view, root
 from cute_backend.fx_walk.graph.static import (
     Size,
     arguments,
@@ -39,6 +40,7 @@ from cute_backend.fx_walk.products.weight_groups import (
 )
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused
 from cute_backend.fx_walk.values.classify import classify_vector
+from cute_backend.fx_walk.values.lower import is_pointwise
 from cute_backend.planning import MOST_CONVERTED_ROWS, MOST_ROWS_IN_GROUPS, Target
 from cute_backend.spec import DType, LoadKind, Precision, ProductKind
 
@@ -100,6 +102,28 @@ def _scaled(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
         is_vector = tensor.dim() == 2 and not same_sizes(tensor.shape, of.shape)
         if (is_number or is_vector) and same_sizes(of.shape, fake(product).shape):
             return weight, scale
+    return None
+
+
+def written_from(b: fx.Node) -> fx.Node | None:
+    """The input of a graph from whose 8 bits other kernels write B at each call, in 16: an operand of the ops
+    that compute it, with as many elements as B or, of two values each, half as many. None if B is in memory,
+    or is computed from other inputs."""
+    tensor, behind = tensor_of(b), [b]
+    if tensor is None or tensor.dtype.itemsize < 2:
+        return None
+    seen = set(behind)
+    for node in behind:
+        if node.op != "call_function" or not (is_view(node) or is_pointwise(node) or is_reduction(node)):
+            continue
+        for operand in node.all_input_nodes:
+            held = tensor_of(operand)
+            if held is None or operand in seen or not known(2 * held.numel() >= tensor.numel()):
+                continue
+            if operand.op in ("placeholder", "get_attr") and stored_dtype(operand) is not None:
+                return operand
+            seen.add(operand)
+            behind.append(operand)
     return None
 
 

@@ -14,6 +14,7 @@ from cute_backend.fx_walk.graph.static import RESULT_DTYPES, Size, fake, known, 
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.questions import is_only_read
 from cute_backend.fx_walk.products.scaling_recipes import VectorView
+from cute_backend.fx_walk.products.stored_weights import written_from
 from cute_backend.fx_walk.refusals.reasons import user_label
 from cute_backend.fx_walk.region.value import E8M0, Value
 from cute_backend.fx_walk.values.chain import Chain
@@ -110,8 +111,9 @@ class Region:
 
     @property
     def product_labels(self) -> list[str]:
-        """The user's name of B, for each accumulator, with the dtype that a kernel converts it from."""
-        return [_label(anchor.b, anchor.columns) + _conversion(anchor) for anchor in self.anchors]
+        """The user's name of B, for each accumulator, with the dtype that a kernel converts it from, or in
+        which another kernel writes it at each call."""
+        return [_product_label(anchor) for anchor in self.anchors]
 
     @property
     def problem(self) -> tuple[Size, Size, Size]:
@@ -123,6 +125,17 @@ class Region:
     def groups(self) -> Size | None:
         """The number of groups of the rows of a grouped product, or of K."""
         return None if self.first.offsets is None else fake(self.first.offsets).shape[0]
+
+
+def _product_label(anchor: Anchor) -> str:
+    stored = None if anchor.accumulator.is_converted else written_from(anchor.b)
+    if stored is None:
+        return _label(anchor.b, anchor.columns) + _conversion(anchor)
+    written, given = fake(anchor.b), str(fake(stored).dtype).removeprefix("torch.")
+    to = anchor.accumulator.b_dtype.value
+    size = written.numel() * written.element_size()
+    bytes_ = f", {size:,} bytes" if isinstance(size, int) else ""
+    return f"{_label(stored, anchor.columns)}, {given} written in {to} at each call{bytes_}"
 
 
 def _conversion(anchor: Anchor) -> str:
