@@ -111,6 +111,7 @@ def test_a_program_may_have_the_name_of_another_module(name, tmp_path, monkeypat
     assert json.dumps and random.random and sys.path[0] != str(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_a_program_named_as_a_module_of_python_is_explained_in_its_folder(tmp_path):
     (tmp_path / "random.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "cute_backend", "explain", "random.py"]

@@ -431,6 +431,7 @@ def test_a_captured_tensor_is_not_written_to():
     assert torch.equal(row, torch.ones(N))
 
 
+@pytest.mark.exhaustive
 def test_a_failing_epilogue_is_told_of_in_its_error_alone():
     """Torch also logs a traceback of a call that fails on fakes."""
     code = """

@@ -180,6 +180,7 @@ def test_what_a_file_has_is_printed_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_in_one_sentence(tmp_path: Path) -> None:
     done = run(str(tmp_path / "sweep.csv"))

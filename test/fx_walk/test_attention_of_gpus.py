@@ -124,7 +124,7 @@ def test_real_tensors_are_computed_by_the_ops_of_a_cpu() -> None:
     assert CPU in set().union(*map(ops_of, reports))
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.exhaustive
 @needs_transformers
 @pytest.mark.parametrize("name", ["vit-bf16", "bert-bf16"])
 def test_a_pack_has_the_kernel_of_queries_keys_and_values(name: str) -> None:

@@ -203,7 +203,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(("parts", "neighbours"), PARTS)
 def test_every_spelling_of_two_parts_is_one_kernel(

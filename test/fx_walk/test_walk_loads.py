@@ -47,7 +47,7 @@ def test_a_spelling_has_its_class_on_a_synthetic_graph(name: str, shape: str, dy
     assert torch.equal(result, (a.float() @ b.float() + given.float()).to(BF16))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_all_spellings_through_torch_compile(shape: str, dynamic: bool, fresh_compiler: None) -> None:
@@ -307,7 +307,7 @@ def double(table: Tensor) -> None:
     table.mul_(2)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_gather_reads_what_was_there(name: str, fresh_compiler: None) -> None:
     assert_gathers_as_eager(WRITTEN[name], False)

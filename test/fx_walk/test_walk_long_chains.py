@@ -94,7 +94,7 @@ def after_a_reduction(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return y.relu(), total
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.settings(block_reductions="always")  # a row of 64 columns is a block
 @pytest.mark.parametrize("fn", [affine, horner, square_roots, clamps, operands, after_a_reduction])
 def test_a_long_chain_is_one_region(fn: Callable[..., Any]) -> None:

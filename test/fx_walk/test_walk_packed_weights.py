@@ -128,7 +128,7 @@ OTHERS: dict[str, Weight] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("other", OTHERS)
 def test_what_is_like_them_is_unpacked_by_inductor(other: str) -> None:
     """The kernel converts the bytes that Inductor writes, one for each value, or another dtype."""

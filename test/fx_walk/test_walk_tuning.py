@@ -229,7 +229,7 @@ def test_nothing_is_tuned_or_counted_without_a_gpu(monkeypatch: pytest.MonkeyPat
 # What
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("name", "dynamic"),
     [

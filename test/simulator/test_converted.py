@@ -130,7 +130,7 @@ def test_dtypes(tile: TileConfig, stored: DType, other: DType) -> None:
     check(stored, other, tile, (5, 104, 272))
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("tile", "stored"), stored_by(*CONVERSIONS))
 @pytest.mark.parametrize("other", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
 def test_every_stored_value(tile: TileConfig, stored: DType, other: DType) -> None:

@@ -64,7 +64,7 @@ def each_on_an_architecture():
             yield pytest.param(name, arch, id=f"{name}-{arch.value}", marks=marks)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.settings(block_reductions="always", rotary_embeddings="always")
 @pytest.mark.parametrize(("name", "arch"), each_on_an_architecture())
 def test_every_shared_epilogue_is_right(name, arch):

@@ -235,7 +235,7 @@ def test_a_scale_that_is_not_finite_stays_in_its_group(tile: TileConfig, number:
     assert torch.equal(actual.nan_to_num(7.5), expected.nan_to_num(7.5))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @EACH_TEMPLATE
 @pytest.mark.parametrize("stored", STORED_DTYPES, ids=lambda dtype: dtype.value)
 def test_dtypes(tile: TileConfig, stored: DType) -> None:
