@@ -50,7 +50,7 @@ COUNTERS = "counters"
 before a launch, and again after it. If there are none, a second kernel finishes the reductions."""
 
 
-class Role(Enum):
+class Use(Enum):
     """The purpose of an argument. The order of the members is the order of the arguments."""
 
     A = "A"
@@ -67,7 +67,7 @@ class Role(Enum):
     def is_operand(self) -> bool:
         """Whether the kernel reads it. The caller of the op passes these arguments; the runtime allocates the
         others."""
-        return self not in (Role.STORE, Role.WORKSPACE, Role.COUNTERS)
+        return self not in (Use.STORE, Use.WORKSPACE, Use.COUNTERS)
 
 
 class ArgumentAlignment(Enum):
@@ -95,7 +95,7 @@ class Argument:
 
     name: str
     title: str
-    role: Role
+    use: Use
     dtype: DType
     dims: tuple[Dim, ...]
     alignment: ArgumentAlignment = ArgumentAlignment.ELEMENT
@@ -107,13 +107,13 @@ class Argument:
         """The argument of an epilogue's load, in a segment of `width` columns if there are segments."""
         aligned = ArgumentAlignment.TMA if load.is_table else ArgumentAlignment.ELEMENT
         aligned = aligned if load.order is None else ArgumentAlignment.PLANE
-        return Argument(load.name, load.name, Role.LOAD, load.dtype, load.dims(width), aligned)
+        return Argument(load.name, load.name, Use.LOAD, load.dtype, load.dims(width), aligned)
 
     @staticmethod
     def of_store(store: Store, width: int = 0) -> Argument:
         """The argument of a store, in a segment of `width` columns if there are segments."""
         aligned = ArgumentAlignment.PLANE if store.form.in_boxes else ArgumentAlignment.ELEMENT
-        return Argument(store.name, store.name, Role.STORE, store.dtype, store.form.dims(width), aligned)
+        return Argument(store.name, store.name, Use.STORE, store.dtype, store.form.dims(width), aligned)
 
     @cached_property
     def unit(self) -> int | None:
@@ -171,11 +171,11 @@ def signature(spec: EpilogueSpec, sums: bool = False, counts: bool = False) -> t
     groups = (Extent.GROUPS,) if grouped else batches
     (of_a, a_scales), (of_b, b_scales) = spec.scaled
     a = plane((*batches, of_a.lines, Extent.K), first.a_major is Major.K)
-    arguments = [Argument("a", f"A of {first.name}", Role.A, first.a_dtype, a, ArgumentAlignment.TMA)]
+    arguments = [Argument("a", f"A of {first.name}", Use.A, first.a_dtype, a, ArgumentAlignment.TMA)]
     if first.kind.has_offsets:
         ends = (Dim(Extent.GROUPS, Stride.ONE),)
-        arguments.append(Argument(OFFSETS, "the offsets of the groups", Role.OFFSETS, DType.I32, ends))
-    arguments += _beside({"a": first.name}, Role.A_SCALES, of_a, a_scales)
+        arguments.append(Argument(OFFSETS, "the offsets of the groups", Use.OFFSETS, DType.I32, ends))
+    arguments += _beside({"a": first.name}, Use.A_SCALES, of_a, a_scales)
     names = {("b" if spec.b_count == 1 else f"b{i}"): acc.name for i, acc in enumerate(spec.first_of_each_b)}
     for (name, acc), product in zip(names.items(), spec.first_of_each_b, strict=True):
         b = plane((*groups, Extent.K, of_b.lines), first.b_major is not Major.K, product.width)
@@ -184,33 +184,33 @@ def signature(spec: EpilogueSpec, sums: bool = False, counts: bool = False) -> t
         if product.b_block:
             blocks = Dim(Extent.BLOCKS, Stride.OTHER, product.b_block, product.width)
             b = (b[0], blocks, Dim(Extent.BLOCK, Stride.OTHER, product.b_block))
-        arguments.append(Argument(name, f"B of {acc}", Role.B, first.b_dtype, b, ArgumentAlignment.TMA))
-    arguments += _beside(names, Role.B_SCALES, of_b, b_scales)
+        arguments.append(Argument(name, f"B of {acc}", Use.B, first.b_dtype, b, ArgumentAlignment.TMA))
+    arguments += _beside(names, Use.B_SCALES, of_b, b_scales)
     arguments += (Argument.of_load(load, spec.width_of(load.name)) for load in spec.loads)
     arguments += (Argument.of_store(store, spec.width_of(store.value)) for store in spec.stores)
     if spec.reductions or sums:
         room = (Dim(Extent.BYTES, Stride.ONE),)
         arguments.append(
-            Argument(WORKSPACE, "the workspace", Role.WORKSPACE, DType.U8, room, ArgumentAlignment.WORKSPACE)
+            Argument(WORKSPACE, "the workspace", Use.WORKSPACE, DType.U8, room, ArgumentAlignment.WORKSPACE)
         )
     if counts:
         each = (Dim(Extent.COUNTERS, Stride.ONE),)
-        arguments.append(Argument(COUNTERS, "the counters of tiles", Role.COUNTERS, DType.I32, each))
+        arguments.append(Argument(COUNTERS, "the counters of tiles", Use.COUNTERS, DType.I32, each))
     return tuple(arguments)
 
 
-def of_role(arguments: Sequence[Argument], role: Role) -> tuple[Argument, ...]:
-    """The arguments of one role, in order."""
-    return tuple(argument for argument in arguments if argument.role is role)
+def of_use(arguments: Sequence[Argument], use: Use) -> tuple[Argument, ...]:
+    """The arguments of one use, in order."""
+    return tuple(argument for argument in arguments if argument.use is use)
 
 
-def _beside(names: Mapping[str, str], role: Role, side: Side, scales: Scales) -> list[Argument]:
+def _beside(names: Mapping[str, str], use: Use, side: Side, scales: Scales) -> list[Argument]:
     """The vectors beside operands, whose arguments have the `names` of accumulators."""
     return [
         Argument(
             f"{name}_{vector.name}",
             f"{vector.title} of {side.name} of {acc}",
-            role,
+            use,
             vector.dtype,
             vector.dims,
             ArgumentAlignment.TMA if vector.by_tma else ArgumentAlignment.ELEMENT,

@@ -22,11 +22,11 @@ from cute_backend.kinds.loads import LoadKind
 from cute_backend.kinds.reductions import REDUCTIONS, Axis, Reduction, ReductionKind, Values
 from cute_backend.kinds.results import ByHeads, Cache, Heads, ordered
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Alignment, Arch, plan, table
+from cute_backend.planning import Alignment, Arch, plan, tile_table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.arguments.random_operands import random_operands
-from cute_backend.signature import Argument, Role, of_role, signature
+from cute_backend.signature import Argument, Use, of_use, signature
 from cute_backend.spec import (
     TABLE_COLUMNS,
     Accumulator,
@@ -201,7 +201,7 @@ def test_an_op_over_blocks_passes_through_all_layers(kind: BlockOp) -> None:
     torch.testing.assert_close(result, expected.reshape(4, 64).float())
     value = "t0_of" if kind.reads else ""
     assert kind.text(value, block, step.part_columns) in emit(
-        plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA)
+        plan(spec, tile_table(Arch.SM90A, spec)[0], Alignment.TMA)
     )
     assert step.resized(64).block == 64 and not kind.contradiction(64, step.resized(64).part_columns)
 
@@ -230,7 +230,7 @@ def test_a_load_passes_through_all_layers(kind: LoadKind) -> None:
     rows, columns = (slice(None) if varies else slice(1) for varies in (kind.by_row, kind.by_column))
     torch.testing.assert_close(result[rows, columns].reshape(loaded.shape), loaded.bfloat16())
     assert (result == result[rows, columns]).all()
-    module = emit(plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA))
+    module = emit(plan(spec, tile_table(Arch.SM90A, spec)[0], Alignment.TMA))
     assert f"load  {kind.value}" in module
     assert all(kind.flat) and all(kind.deep)
 
@@ -248,7 +248,7 @@ def test_memory_by_heads_passes_through_all_layers(memory: ByHeads) -> None:
     assert spec.stores[0].form == memory and memory.batch_rows == memory.rows
     assert spec.block_columns == memory.columns
     assert formula(spec, {}) == f"{formula(plain, {})}{memory.words()}"
-    module = emit(plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA))
+    module = emit(plan(spec, tile_table(Arch.SM90A, spec)[0], Alignment.TMA))
     assert f"by_heads(out0, {memory.memory_rows or 'out0.shape[0]'}, {memory.columns})" in module
     statements = memory.statements("out0", 32, "held.at[0]", by_row=False)
     assert bool(statements) is not memory.in_boxes and all(each in module for each in statements)
@@ -269,7 +269,7 @@ def test_a_reduction_passes_through_all_layers(axis: Axis) -> None:
     spec = spec_of(dtype=DType.BF16)
     spec = replace(spec, stores=(Store("out0", "acc", DType.I64, form=reduction),))
     assert EpilogueSpec.from_json(spec.to_json()) == spec and spec.reductions == {"out0": reduction}
-    (argument,) = of_role(signature(spec), Role.STORE)
+    (argument,) = of_use(signature(spec), Use.STORE)
     assert argument.shape({Extent.M: 5, Extent.N: 16}) == axis.kept(5, 16)
     assert {*axis.kept("m", "n"), *axis.reduced("m", "n")} == {"m", "n"}
     assert axis.transposed.kept("m", "n") == axis.kept("n", "m")
@@ -278,7 +278,7 @@ def test_a_reduction_passes_through_all_layers(axis: Axis) -> None:
     (result,) = replay(spec, [a], [b], [])
     plane = a.float() @ b.float()
     assert torch.equal(result, plane.argmax(axis.over[0]) if len(axis.over) == 1 else plane.argmax())
-    module = emit(plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA))
+    module = emit(plan(spec, tile_table(Arch.SM90A, spec)[0], Alignment.TMA))
     assert f"Axis.{axis.name}" in module
     assert all(line in module for line in reduction.take("out0"))
     assert [part.dtype for part in reduction.partials("out0")] == [
@@ -300,14 +300,14 @@ def test_values_of_blocks_pass_through_all_layers(order: Order, dtype: DType) ->
     assert EpilogueSpec.from_json(spec.to_json()) == spec
     assert spec.block_columns == form.block_columns == 32 and not spec.planes
     assert formula(spec, {}).endswith(f"(block32_max(acc)){form.words()}")
-    (argument,) = of_role(signature(spec), Role.STORE)
+    (argument,) = of_use(signature(spec), Use.STORE)
     a, b = torch.randn(5, 8).bfloat16(), torch.randn(8, 64).bfloat16()
     (result,) = replay(spec, [a], [b], [])
     assert result.shape == argument.shape({Extent.M: 5, Extent.N: 64})
     scales = (a.float() @ b.float()).unflatten(1, (2, 32)).amax(2)
     if order is not Order.TILED:
         torch.testing.assert_close(result.float(), scales.to(result.dtype).float())
-    tile = table(Arch.SM100A, spec)[0]
+    tile = tile_table(Arch.SM100A, spec)[0]
     module = emit(plan(spec, tile, Alignment.TMA))
     assert all(line.strip() in module for line in form.statements("out0", tile.subtile_n, "", by_row=False))
     assert not form.function(by_row=False) or form.function(by_row=False).split(".")[1] in module
@@ -341,7 +341,7 @@ def test_blocks_of_a_load_pass_through_all_layers(blocks: Blocks) -> None:
     assert torch.equal(seen, given)
     whole = (blocks.columns % TABLE_COLUMNS or blocks.period) and blocks.columns * 16 % 128
     assert load.is_table is (blocks.inner is Stride.ONE and not whole)
-    chosen = plan(spec, table(Arch.SM90A, spec)[0], Alignment.TMA)
+    chosen = plan(spec, tile_table(Arch.SM90A, spec)[0], Alignment.TMA)
     module = emit(chosen)
     assert blocks.words() in module
     in_boxes = load.is_table and blocks.fits_boxes(chosen.tile.subtile_n)
@@ -384,8 +384,8 @@ def test_scales_pass_through_all_layers(name: str) -> None:
             with pytest.raises(ValueError, match=r"(scales|zeros) of [AB] have shape"):
                 check_operands(spec, *given, [])
     arch = Arch.SM100A if acc.a_scaling.by_mma else Arch.SM90A
-    header = emit(plan(spec, table(arch, spec)[0], Alignment.TMA)).split('"""')[1]
-    arguments = [*of_role(signature(spec), Role.A_SCALES), *of_role(signature(spec), Role.B_SCALES)]
+    header = emit(plan(spec, tile_table(arch, spec)[0], Alignment.TMA)).split('"""')[1]
+    arguments = [*of_use(signature(spec), Use.A_SCALES), *of_use(signature(spec), Use.B_SCALES)]
     for argument, (scales, _) in zip(arguments, beside, strict=True):
         (line,) = (line for line in header.split("\n") if line.startswith(f"    {argument.name} "))
         assert scales.words in line and scales.place in line

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from cute_backend.kinds import reductions
 from cute_backend.kinds.results import WholePlane
-from cute_backend.signature import Argument, Role, signature
+from cute_backend.signature import Argument, Use, signature
 from cute_backend.spec import (
     Accumulator,
     Axis,
@@ -191,7 +191,7 @@ def test_the_arguments_of_a_spec(spec: EpilogueSpec, expected: list[str]) -> Non
 @given(spec=specs())
 def test_arguments_come_by_role_with_names_of_their_own(spec: EpilogueSpec) -> None:
     arguments = signature(spec)
-    roles = [list(Role).index(argument.role) for argument in arguments]
+    roles = [list(Use).index(argument.use) for argument in arguments]
     assert roles == sorted(roles)
     assert len({argument.name for argument in arguments}) == len(arguments)
     for argument in arguments:

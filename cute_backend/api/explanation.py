@@ -26,7 +26,7 @@ from cute_backend.fx_walk.refusals.graph_breaks import GraphBreak, breaks_seen, 
 from cute_backend.fx_walk.refusals.reasons import NO_PRODUCT, Reason, Refused, Rejection
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.replacement.tuning_jobs import recall
-from cute_backend.planning import Arch, table
+from cute_backend.planning import Arch, tile_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -192,7 +192,7 @@ def _served(found: Sequence[Region], arch: Arch) -> tuple[Sequence[Region], list
         try:
             for anchor in region.anchors:
                 check_operands(anchor, arch.target)
-            table(arch, region.spec)
+            tile_table(arch, region.spec)
         except Refused as refused:
             unserved.append(refused.rejection(region.products[-1]))
         except ValueError as error:  # no tile holds its blocks of columns

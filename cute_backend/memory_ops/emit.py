@@ -20,7 +20,7 @@ from cute_backend.memory_ops.schedule import kernel_names, renamed
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.planning import Plan, Rowvecs, Stages, TileConfig, unserved
 from cute_backend.planning.naming import entry_name
-from cute_backend.signature import COUNTERS, WORKSPACE, Argument, Role, of_role
+from cute_backend.signature import COUNTERS, WORKSPACE, Argument, Use, of_use
 from cute_backend.spec import BColumns, DType, EpilogueSpec, ProductKind, Scales
 
 _WHERE_TO_READ_ON = (
@@ -72,12 +72,12 @@ def _of_segment(arguments: Sequence[Argument], index: int, segment: EpilogueSpec
     """The arguments of a segment: all but the B and the operands of others."""
     own = {load.name for load in segment.loads} | {store.name for store in segment.stores}
     others = [
-        b for i, b in enumerate(of_role(arguments, Role.B)) if i != index and len(segment.accumulators) == 1
+        b for i, b in enumerate(of_use(arguments, Use.B)) if i != index and len(segment.accumulators) == 1
     ]
     return [
         each
         for each in arguments
-        if each not in others and (each.role not in (Role.LOAD, Role.STORE) or each.name in own)
+        if each not in others and (each.use not in (Use.LOAD, Use.STORE) or each.name in own)
     ]
 
 
@@ -179,8 +179,8 @@ class _Module:
         """The arguments beside A and every B."""
         return [
             (argument, scales)
-            for role, (_, scales) in zip((Role.A_SCALES, Role.B_SCALES), self.spec.scaled, strict=True)
-            for argument in of_role(self.arguments, role)
+            for role, (_, scales) in zip((Use.A_SCALES, Use.B_SCALES), self.spec.scaled, strict=True)
+            for argument in of_use(self.arguments, role)
         ]
 
     def _launch(self) -> list[str]:
@@ -244,7 +244,7 @@ class _Module:
         def names(arguments: Iterable[str]) -> str:
             return ", ".join(views.get(name, name) for name in arguments)
 
-        every_a, bs = of_role(self.arguments, Role.A), of_role(self.arguments, Role.B)
+        every_a, bs = of_use(self.arguments, Use.A), of_use(self.arguments, Use.B)
         if self.tile.transposed:
             every_a, bs = bs, every_a
         a, *stacked = every_a
@@ -253,7 +253,7 @@ class _Module:
         planes = names(store.name for store in stores if store.form.reduction is None)
         scales = names(argument.name for argument, _ in self._beside())
         further = f", [{scales}]" if scales else ""
-        groups = of_role(self.arguments, Role.OFFSETS)
+        groups = of_use(self.arguments, Use.OFFSETS)
         further += "".join(f", {argument.name}={argument.name}" for argument in groups)
         further += f", further_as=[{names(each.name for each in stacked)}]" if stacked else ""
         every = (load.name for epilogue in self.epilogues for load in epilogue.spec.loads)

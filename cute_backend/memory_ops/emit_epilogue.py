@@ -12,8 +12,8 @@ from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.schedule import passes
 from cute_backend.memory_ops.statements import EmittedChain, Loop, register_type
 from cute_backend.ops import GUMBEL
-from cute_backend.planning import Placing, Plan, Ring, is_one_block
-from cute_backend.signature import Argument, Role, of_role
+from cute_backend.planning import Carrier, Placing, Plan, is_one_block
+from cute_backend.signature import Argument, Use, of_use
 from cute_backend.spec import DType, EpilogueSpec, Load, Op, Order, Overflow, Store
 
 Step = tuple[str, str, tuple[Call, ...]]
@@ -55,8 +55,8 @@ class EpilogueText:
         self.chain = EmittedChain(spec, found, folded, held | kept)
 
     def text(self) -> list[str]:
-        staged = [_operand(load.name, load.dtype) for load in self.places.in_ring(Ring.ROW, self.spec)]
-        planes = self.places.in_ring(Ring.PLANE, self.spec)
+        staged = [_operand(load.name, load.dtype) for load in self.places.in_ring(Carrier.ROW, self.spec)]
+        planes = self.places.in_ring(Carrier.PLANE, self.spec)
         shared_loads = [_operand(load.name, load.dtype, load.smem_words) for load in planes]
         shared_stores = [
             _operand(store.name, store.dtype, store.form.smem_words)
@@ -83,7 +83,7 @@ class EpilogueText:
 
     def sweeps(self) -> dict[str, str]:
         """The sweeps of the epilogue: the name of each one's class, and its arguments."""
-        planes = [load.name for load in self.places.in_ring(Ring.PLANE, self.spec)]
+        planes = [load.name for load in self.places.in_ring(Carrier.PLANE, self.spec)]
         early = [name for name in planes if self.kept and name in self.spec.early_planes]
         late = [name for name in planes if name not in early]
         span = [f"span={self.spec.pass_columns}"]
@@ -124,7 +124,7 @@ class EpilogueText:
         return any(store.form.pads_rows for store in self.spec.stores)
 
     def has_columns(self) -> bool:
-        planes = [load.order for load in self.places.in_ring(Ring.PLANE, self.spec)]
+        planes = [load.order for load in self.places.in_ring(Carrier.PLANE, self.spec)]
         planes += [store.form.order for store in self.spec.planes if store.name in self.places.shared_stores]
         return Order.COLUMN in planes
 
@@ -144,13 +144,13 @@ class EpilogueText:
         unless subtiles are whole blocks. If D^T = B^T A^T is computed, all arguments of two axes are
         transposed.
         """
-        of_b = of_role(self._arguments, Role.B) if self.spec.product.b_block else ()
+        of_b = of_use(self._arguments, Use.B) if self.spec.product.b_block else ()
         operands: list[Step] = [(each.name, "columns", (("collapse_n", ()),)) for each in of_b]
         operands += [(load.name, "plane", load.calls(self.comes_in_boxes(load))) for load in self.spec.loads]
         results: list[Step] = [
             (store.name, "heads", store.form.calls(self._rows_at_launch(store))) for store in self.spec.stores
         ]
-        moved = {load.name for load in self.places.in_ring(Ring.PLANE, self.spec)}
+        moved = {load.name for load in self.places.in_ring(Carrier.PLANE, self.spec)}
         moved |= set(self.places.shared_stores)
         block, wide, narrow = self.spec.reordered_columns, self.tile.box_n, self.tile.subtile_n
         paired: list[Step] = [
@@ -175,7 +175,7 @@ class EpilogueText:
 
     def comes_in_boxes(self, load: Load) -> bool:
         """Whether a load is a table that TMA brings in boxes."""
-        return load.is_table and self.places.placements[load.name].ring is Ring.PLANE
+        return load.is_table and self.places.placements[load.name].ring is Carrier.PLANE
 
     def _columned(self) -> list[str]:
         """The names of the arguments that have the plane's columns."""
@@ -191,7 +191,7 @@ class EpilogueText:
 
     def _stage(self) -> list[str]:
         """The hook of the staging warp, if any rowvec is staged."""
-        staged = self.places.in_ring(Ring.ROW, self.spec)
+        staged = self.places.in_ring(Carrier.ROW, self.spec)
         if not staged:
             return []
         return [*_method("stage(self, tile, glob, smem)"), *reads.stage(staged, self.tile.tile_n), ""]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cute_backend.memory_ops.statements import register_type
-from cute_backend.planning import ByElement, Placement, Placing, Ring
+from cute_backend.planning import ByElement, Carrier, Placement, Placing
 from cute_backend.planning.tiles import STAGED_COLUMNS
 from cute_backend.spec import DType, Load
 
@@ -66,16 +66,16 @@ def visit(loads: Sequence[Load], places: Placing) -> list[str]:
     for load in loads:
         if part := places.placements[load.name].part:
             lines += [f"        {_narrow(load)} = {part.format(load.name)}", *_widened(load)]
-    rings = {ring: [load for load in loads if places.placements[load.name].ring is ring] for ring in Ring}
-    for load in rings[Ring.ROW]:
+    rings = {ring: [load for load in loads if places.placements[load.name].ring is ring] for ring in Carrier}
+    for load in rings[Carrier.ROW]:
         lines += _fragment(load, f"sub.row_slice(smem.{load.name})")
-    for load in rings[Ring.PLANE]:
+    for load in rings[Carrier.PLANE]:
         lines += [
             f"        {_narrow(load)} = cute.make_rmem_tensor(sub.elements, {CUTE_TYPES[load.dtype]})",
             f"        sub.copy_from(smem.{load.name}, {_narrow(load)})",
             *_widened(load),
         ]
-    lines += ["        smem.release()"] if rings[Ring.PLANE] else []
+    lines += ["        smem.release()"] if rings[Carrier.PLANE] else []
     for load in loads:
         reads, copy = places.placements[load.name].visit, places.placements[load.name].copy
         if copy is not None:

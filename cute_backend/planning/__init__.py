@@ -25,7 +25,7 @@ from cute_backend.planning.doubt import doubted
 from cute_backend.planning.hoisting import with_rowvecs
 from cute_backend.planning.kernel_plan import Plan, plan, rungs
 from cute_backend.planning.last_tile import LAST_TILE_RESULTS
-from cute_backend.planning.placements import ByElement, Placement, Ring
+from cute_backend.planning.placements import ByElement, Carrier, Placement
 from cute_backend.planning.placing import Placing, is_one_block
 from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.planning.rules import CUT_HEAD_COLUMNS
@@ -41,7 +41,7 @@ from cute_backend.planning.search import (
     offered,
     ranked,
     serves,
-    table,
+    tile_table,
     tunable,
 )
 from cute_backend.planning.segment_tiles import MAX_SEGMENTS

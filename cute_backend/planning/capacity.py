@@ -12,7 +12,7 @@ from functools import cache
 
 from cute_backend.planning.registers import NARROW_SUBTILE_N, holds_values, most_written
 from cute_backend.planning.rules import WHOLE_SUBTILES
-from cute_backend.planning.search import table
+from cute_backend.planning.search import tile_table
 from cute_backend.planning.served import unserved
 from cute_backend.planning.shared_memory import Rings, room_bytes
 from cute_backend.planning.subtiles import WHOLE_VISITS
@@ -38,7 +38,7 @@ def plane_bits_held(arch: Arch, accumulators: tuple[Accumulator, ...]) -> int:
     spec = _writing(1, *accumulators)
     if unserved(spec, arch.target):
         return 0
-    configs = [replace(config, occupancy=1) for config in table(arch, spec)]
+    configs = [replace(config, occupancy=1) for config in tile_table(arch, spec)]
     large = min(_LARGE, max(map(_elements, configs)))
     return max(_bits(config) for config in configs if _elements(config) >= large)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cute_backend.planning.mainloop import Constructor, Mainloop
-from cute_backend.planning.targets import Kind, Target
+from cute_backend.planning.targets import Demand, Target
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import Accumulator, WeightGroups
 
@@ -83,7 +83,7 @@ _HALF_K_TILE = 64
 class Converting(Mainloop):
     """Values that are converted are the rows of the MMA, which wgmma takes from registers."""
 
-    kind = Kind.CONVERTED
+    kind = Demand.CONVERTED
     stacks = True
 
     @classmethod

@@ -10,18 +10,18 @@ from cute_backend.planning.registers import NARROW_SUBTILE_N, holds_sums, leaves
 from cute_backend.planning.rung import Rung
 from cute_backend.planning.shared_memory import Rings, has_planes, holds_planes, room_bytes
 from cute_backend.planning.subtiles import with_half_subtiles
-from cute_backend.planning.targets import Arch, Kind
+from cute_backend.planning.targets import Arch, Demand
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import Tiled
 from cute_backend.spec import BColumns, EpilogueSpec, ProductKind
 
 
-def kind_of(arch: Arch, spec: EpilogueSpec) -> Kind:
+def demand_of(arch: Arch, spec: EpilogueSpec) -> Demand:
     """The kind of a spec, by which it has tiles if its sizes are unknown."""
     of_mainloop = mainloop_of(spec, arch.target).kind
     if of_mainloop is not None:
         return of_mainloop
-    return Kind.PLANES if has_planes(spec) else Kind.REDUCED
+    return Demand.PLANES if has_planes(spec) else Demand.REDUCED
 
 
 def in_parts(config: TileConfig) -> Iterator[TileConfig]:

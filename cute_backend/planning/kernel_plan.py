@@ -11,7 +11,7 @@ from cute_backend.planning.ladder import first_rung, lower_rungs
 from cute_backend.planning.last_tile import counters_needed, may_finish_rows
 from cute_backend.planning.mainloop import Constructor
 from cute_backend.planning.mainloops import mainloop_of
-from cute_backend.planning.placements import Placement, Ring
+from cute_backend.planning.placements import Carrier, Placement
 from cute_backend.planning.placing import Placing, placed
 from cute_backend.planning.rung import Rung
 from cute_backend.planning.shared_memory import Rings
@@ -142,7 +142,7 @@ def _rings(spec: EpilogueSpec, config: TileConfig, segments: tuple[Placing, ...]
     pairs = list(zip(segments, spec.segments, strict=True))
     planes, rows = (
         [[load.dtype for load in each.in_ring(ring, segment)] for each, segment in pairs]
-        for ring in (Ring.PLANE, Ring.ROW)
+        for ring in (Carrier.PLANE, Carrier.ROW)
     )
     written = [
         [store.dtype for store in segment.planes if store.name in each.shared_stores]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from cute_backend.planning.registers import NARROW_SUBTILE_N, long_ops
 from cute_backend.planning.rules import suited
 from cute_backend.planning.rung import Rung
-from cute_backend.planning.search import table
+from cute_backend.planning.search import tile_table
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.targets import Shape
 from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig
@@ -57,7 +57,7 @@ def _steps_down(above: Rung) -> Iterator[Rung]:
         yield alone if alone != above else above.with_half_subtiles()
     if (smaller := _next_smaller(spec, config)) is not None:
         yield step(smaller)
-    smallest = step(table(config.arch, spec)[-1])
+    smallest = step(tile_table(config.arch, spec)[-1])
     yield smallest
     yield smallest.with_half_subtiles()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_backend.planning.stage_scales import NO_SCALES, StageScales
-from cute_backend.planning.targets import Cut, Kind, Target
+from cute_backend.planning.targets import Cut, Demand, Target
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import Accumulator, EpilogueSpec
 
@@ -36,7 +36,7 @@ class Mainloop:
     spec: EpilogueSpec
     target: Target
 
-    kind: ClassVar[Kind | None] = None
+    kind: ClassVar[Demand | None] = None
     """The kind of specs whose tiles it has if sizes are unknown; None if planes decide."""
     is_fitted = True
     """Whether the cost model was fitted to its products."""

@@ -12,7 +12,7 @@ from math import gcd
 from cute_backend.planning.block_scaled import BlockScaled
 from cute_backend.planning.mainloop import Constructor
 from cute_backend.planning.stage_scales import ACC_STAGES, StageScales
-from cute_backend.planning.targets import Kind, Target
+from cute_backend.planning.targets import Demand, Target
 from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
 from cute_backend.spec import SCALE_TILE, Accumulator, DType, Scaling
 
@@ -62,7 +62,7 @@ class MmaScales(StageScales):
 class MmaScaled(BlockScaled):
     """The MMA multiplies both operands by their scales as it reads them."""
 
-    kind = Kind.SCALED
+    kind = Demand.SCALED
     splits = False
 
     @classmethod

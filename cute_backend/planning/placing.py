@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cute_backend.planning.mainloops import mainloop_of
-from cute_backend.planning.placements import PLACEMENTS, Need, Placement, Ring, Room
+from cute_backend.planning.placements import PLACEMENTS, Carrier, Need, Placement, Room
 from cute_backend.planning.placements.planes import RUNS, VECTOR
 from cute_backend.planning.registers import NARROW_SUBTILE_N, hoist_budget
 from cute_backend.planning.shared_memory import Rings, ring_bytes, room_bytes
@@ -23,7 +23,7 @@ class Placing:
     placements: Mapping[str, Placement]
     shared_stores: tuple[str, ...]
 
-    def in_ring(self, ring: Ring, spec: EpilogueSpec) -> tuple[Load, ...]:
+    def in_ring(self, ring: Carrier, spec: EpilogueSpec) -> tuple[Load, ...]:
         """The loads of a spec that one of the rings brings, in order."""
         return tuple(load for load in spec.loads if self.placements[load.name].ring is ring)
 

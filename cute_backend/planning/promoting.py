@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 from cute_backend.planning.mainloop import Constructor, Mainloop
-from cute_backend.planning.targets import Kind, Target
+from cute_backend.planning.targets import Demand, Target
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import Accumulator
 
@@ -12,7 +12,7 @@ from cute_backend.spec import Accumulator
 class Promoted(Mainloop):
     """With two sets of sums, a thread adds one to its accumulators while wgmma works on the other."""
 
-    kind = Kind.PROMOTED
+    kind = Demand.PROMOTED
     is_fitted = False
 
     @classmethod

@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import lcm
 
 from cute_backend.planning.cost import cost
-from cute_backend.planning.fitting import can_split, fits, has_registers, in_parts, kind_of
+from cute_backend.planning.fitting import can_split, demand_of, fits, has_registers, in_parts
 from cute_backend.planning.halving import can_halve, halving
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.mainloops import mainloop_of
@@ -22,7 +22,7 @@ from cute_backend.planning.shallow import can_be_shallow, shallowed
 from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.sizes import Sizes
 from cute_backend.planning.subtiles import WHOLE_VISITS
-from cute_backend.planning.targets import Arch, Kind, Shape, Target
+from cute_backend.planning.targets import Arch, Demand, Shape, Target
 from cute_backend.planning.targets.target import MAX_TILES
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import Tiled
@@ -37,13 +37,13 @@ from cute_backend.spec import (
 )
 
 
-def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
+def tile_table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """Returns the configurations that may serve a spec, at most five, largest tile first.
 
     Raises ValueError if no tile holds the spec's blocks of columns whole, or none can rotate its columns.
     """
     if len(spec.segments) > 1:
-        return _of_segments(arch, spec, table)
+        return _of_segments(arch, spec, tile_table)
     found = _serving(arch, spec)
     if not found and spec.halved_columns and spec.b_columns is not BColumns.APART:
         raise ValueError(
@@ -140,10 +140,10 @@ def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     blocks, those for blocks. A spec that reads planes but tables gets only those that are one visit
     (`WHOLE_VISITS`), unless blocks are rotated or planes are read ahead of passes."""
     shipped = arch.target.tiles.shipped
-    found = suited(arch, shipped.get(kind_of(arch, spec), shipped[Kind.PLANES]), spec)
+    found = suited(arch, shipped.get(demand_of(arch, spec), shipped[Demand.PLANES]), spec)
     if found:
         return found
-    blocks = shipped.get(Kind.BLOCKS, ())
+    blocks = shipped.get(Demand.BLOCKS, ())
     tables = all(load.is_table for load in spec.loaded_planes)
     if not (tables or spec.moves_columns or spec.kept):
         blocks = tuple(shape for shape in blocks if shape.tile_n in WHOLE_VISITS)
@@ -160,7 +160,7 @@ def _smallest_alone(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
 def _is_unfitted(arch: Arch, spec: EpilogueSpec) -> bool:
     """Whether the cost model was not fitted to products as a spec has them: without planes, or with such a
     mainloop."""
-    return kind_of(arch, spec) is Kind.REDUCED or not mainloop_of(spec, arch.target).is_fitted
+    return demand_of(arch, spec) is Demand.REDUCED or not mainloop_of(spec, arch.target).is_fitted
 
 
 @lru_cache(maxsize=512)
@@ -174,7 +174,7 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """
     if len(spec.segments) > 1:
         return _of_segments(arch, spec, offered)
-    tiles, shipped = arch.target.tiles, table(arch, spec)
+    tiles, shipped = arch.target.tiles, tile_table(arch, spec)
     if spec.product.kind is ProductKind.BATCHED:
         return shipped
     listed = () if _is_unfitted(arch, spec) else tiles.further
@@ -206,12 +206,12 @@ def choose(
     predicted.
 
     Among equals the larger tile wins, then the smaller split-K. `of` lists other tiles to choose from: those
-    `offered` for any M, or those of the `table`. The best tile is `completed`, and a tile of the table serves
+    `offered` for any M, or those of the `tile_table`. The best tile is `completed`, and one of it serves
     any K.
     """
     able = for_rows(arch, spec, sizes.m, sizes.n, sm_count) if of is None else of(arch, spec)
     best = fastest(able, spec, sizes, sm_count)
-    return completed(best, spec, sizes.k, any_k=of is table)
+    return completed(best, spec, sizes.k, any_k=of is tile_table)
 
 
 def completed(config: TileConfig, spec: EpilogueSpec, k: int, any_k: bool = False) -> TileConfig:

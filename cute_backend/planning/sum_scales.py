@@ -12,7 +12,7 @@ from cute_backend.planning.block_scaled import BlockScaled
 from cute_backend.planning.budget import register_budget
 from cute_backend.planning.mainloop import Constructor
 from cute_backend.planning.stage_scales import StageScales
-from cute_backend.planning.targets import Cut, Kind, Target
+from cute_backend.planning.targets import Cut, Demand, Target
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import Accumulator, DType, Scaling
 
@@ -107,7 +107,7 @@ class SumsInTensorMemory(ScaledSums):
 class SumsInRegisters(ScaledSums):
     """There are as many sets and pieces of sums as accumulators leave registers for."""
 
-    kind = Kind.PROMOTED
+    kind = Demand.PROMOTED
     in_registers = True
 
     def registers(self, config: TileConfig) -> int:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from cute_backend.planning.cost import cost
 from cute_backend.planning.kernel_plan import plan
 from cute_backend.planning.last_tile import LAST_TILE_ARCHS
-from cute_backend.planning.search import choose, table
+from cute_backend.planning.search import choose, tile_table
 from cute_backend.planning.sizes import Sizes
 from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import Alignment, TileConfig
@@ -57,7 +57,7 @@ def untuned(
     has one for all M. Raises ValueError if no tile serves the spec."""
     if batch_invariant:
         # A launch that was prepared for any N and K has kernels of the table alone.
-        return choose(arch, spec, sizes._replace(m=INVARIANT_M), sm_count, table)
+        return choose(arch, spec, sizes._replace(m=INVARIANT_M), sm_count, tile_table)
     return choose(arch, spec, sizes, sm_count)
 
 

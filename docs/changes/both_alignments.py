@@ -5,7 +5,7 @@ import sys
 import torch
 
 from cute_backend import explain
-from cute_backend.planning import Alignment, Arch, plan, table
+from cute_backend.planning import Alignment, Arch, plan, tile_table
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
 
@@ -21,7 +21,7 @@ def main(name):
     planes = [torch.empty(64, 128) for _ in range(2)]
     (region,) = explain(linear, *operands, *planes, arch=name).regions
     for alignment in Alignment:
-        planned = plan(region.spec, table(Arch.of_name(name), region.spec)[-1], alignment)
+        planned = plan(region.spec, tile_table(Arch.of_name(name), region.spec)[-1], alignment)
         built = build(Kernel(planned))
         places = ", ".join(f"{load} {placement.name}" for load, placement in planned.placements.items())
         print(f"{name} {alignment.value}: subtiles of {planned.tile.subtile_n} columns, {places}")

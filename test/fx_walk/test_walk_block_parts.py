@@ -16,7 +16,7 @@ from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.kinds.blocks import PART, ROTATE_FIRST, ROTATE_HALF
 from cute_backend.kinds.results import Heads
-from cute_backend.planning import Arch, table
+from cute_backend.planning import Arch, tile_table
 from cute_backend.spec import Blocks, Stride
 from support.fx_walk.exact import integers, product_inputs
 from support.model_files import load_architecture
@@ -306,7 +306,7 @@ def test_hopper_exchanges_halves_of_first_columns(count: int, columns: int) -> N
     assert [op.block for op in region.spec.ops if op.op == ROTATE_FIRST.name] == [columns]
     period = columns if count < columns else 0
     assert {load.blocks for load in region.spec.loads} == {Blocks(count, Stride.ZERO, Stride.ONE, period)}
-    assert table(Arch.SM90A, region.spec)
+    assert tile_table(Arch.SM90A, region.spec)
     elsewhere = collect(program, inputs, arch="sm_100a")[0].regions
     exchanged = [op.op for region in elsewhere for op in region.spec.ops if op.op == ROTATE_FIRST.name]
     assert len(exchanged) == (count < columns)
@@ -322,7 +322,7 @@ def test_two_tables_leave_one_result() -> None:
         return rotated(a, b, cos, sin) + residual
 
     (report,) = collect(program, (*inputs, heads(integers(M, 240), 80)), arch="sm_90a")
-    assert all(table(Arch.SM90A, region.spec) for region in report.regions)
+    assert all(tile_table(Arch.SM90A, region.spec) for region in report.regions)
     assert Reason.BLOCK_SIZE in [each.reason for each in report.rejections]
 
 
@@ -372,4 +372,4 @@ def test_packed_heads_are_rotated_where_the_tile_costs_less(
         regions = collect(program, inputs, arch="sm_90a")[0].regions
     assert [len(region.spec.accumulators) for region in regions if region.spec.moves_columns] == [3] * shares
     for region in regions:
-        assert all(region.spec.fits_visit(config.subtile_n) for config in table(Arch.SM90A, region.spec))
+        assert all(region.spec.fits_visit(config.subtile_n) for config in tile_table(Arch.SM90A, region.spec))

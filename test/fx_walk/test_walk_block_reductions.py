@@ -16,7 +16,7 @@ from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.kinds import reductions
-from cute_backend.planning import Arch, table
+from cute_backend.planning import Arch, tile_table
 from cute_backend.spec import Axis, Blocks, LoadKind, Order, Stride
 from support.fx_walk.exact import integers, product_inputs
 from support.fx_walk.synthetic import BF16, Graph, aten, called, rewritten, run, walk
@@ -302,7 +302,7 @@ def test_a_whole_tile_leaves_registers_for_two_results(columns: int, most: int) 
     for arch in ("sm_90a", "cpu"):
         (report,) = collect(program, product_inputs(M, 3 * columns), arch=None if arch == "cpu" else arch)
         assert [len(region.spec.planes) <= most for region in report.regions] == [True], arch
-        assert all(table(Arch.SM90A, region.spec) for region in report.regions)
+        assert all(tile_table(Arch.SM90A, region.spec) for region in report.regions)
 
 
 @pytest.mark.settings(block_reductions="always")
@@ -316,7 +316,7 @@ def test_a_whole_tile_leaves_registers_for_one_plane() -> None:
     inputs = (*product_inputs(M, 288), integers(M, 288), integers(M, 288))
     (report,) = collect(program, inputs, arch="sm_90a")
     (region,) = report.regions
-    assert len(region.spec.loads_of(LoadKind.EXACT)) == 1 and table(Arch.SM90A, region.spec)
+    assert len(region.spec.loads_of(LoadKind.EXACT)) == 1 and tile_table(Arch.SM90A, region.spec)
     assert Reason.BLOCK_SIZE in [each.reason for each in report.rejections]
 
 
@@ -330,7 +330,7 @@ def test_blocks_of_two_sizes_lie_in_one_visit() -> None:
 
     (report,) = collect(program, product_inputs(M, 480), arch="sm_90a")
     (region,) = report.regions
-    assert region.spec.whole_columns == 96 and table(Arch.SM90A, region.spec)
+    assert region.spec.whole_columns == 96 and tile_table(Arch.SM90A, region.spec)
     (message,) = (each.message for each in report.rejections if each.reason is Reason.BLOCK_SIZE)
     assert "blocks of 480 columns" in message
 
@@ -450,7 +450,7 @@ def test_blocks_are_reduced_where_that_pays_or_always(program: Callable, setting
     reduced = [op for region in report.regions for op in region.spec.ops if op.block]
     assert bool(reduced) is taken
     assert (Reason.BLOCK_COST in {each.reason for each in report.rejections}) is not taken
-    assert all(table(Arch.SM90A, region.spec) for region in report.regions)
+    assert all(tile_table(Arch.SM90A, region.spec) for region in report.regions)
     if taken and setting == "auto":
         assert all(region.spec.visit_columns == 1 for region in report.regions)
 

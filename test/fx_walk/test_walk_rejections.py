@@ -16,7 +16,7 @@ from cute_backend.fx_walk.ends.boundary import MAX_CANDIDATES
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.fx_walk.replacement.rewrite import rewrite
 from cute_backend.planning import Arch
-from cute_backend.planning.targets import Kind
+from cute_backend.planning.targets import Demand
 from cute_backend.spec import DType
 from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, prims, walk
 
@@ -650,7 +650,7 @@ def test_a_target_refuses_what_its_mma_does_not_multiply(monkeypatch: pytest.Mon
     """By the target's name and with what it takes, where the graph runs on it; a CPU multiplies anything."""
     target = Arch.SM90A.target
     operands = frozenset((DType.F16,))
-    shipped = {kind: each for kind, each in target.tiles.shipped.items() if kind is not Kind.PROMOTED}
+    shipped = {kind: each for kind, each in target.tiles.shipped.items() if kind is not Demand.PROMOTED}
     tiles = replace(target.tiles, shipped=shipped)
     bare = replace(target, operands=operands, promotes=False, tiles=tiles)
     monkeypatch.setattr(Arch.SM90A, "target", bare)

@@ -16,7 +16,7 @@ from cute_backend import config
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.products.anchors import read_anchor
 from cute_backend.fx_walk.products.opaque_products import opaque_product
-from cute_backend.fx_walk.products.pairs import split, unlike
+from cute_backend.fx_walk.products.pairs import of_slices, unlike
 from cute_backend.fx_walk.refusals.reasons import Reason, Rejection
 from cute_backend.fx_walk.values.classify import ColumnSlice
 from support.fx_walk.synthetic import Graph
@@ -292,7 +292,7 @@ def test_a_product_in_two_parts_has_no_other_number_of_columns(n: int, step: int
     graph = Graph()
     wide, other = read_anchor(graph.mm(n=N, name="0")), read_anchor(graph.mm(n=n, name="1"))
     halves = (ColumnSlice(0, step, N // 2), ColumnSlice(1 if step == 2 else N // 2, step, N // 2))
-    for part in split(wide, halves):
+    for part in of_slices(wide, halves):
         why = unlike(replace(other, a=wide.a), part)
         assert why == "the columns of one are divided into two parts"
 

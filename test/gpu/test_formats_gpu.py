@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from cute_backend.kinds.results import WholePlane
-from cute_backend.planning import table
+from cute_backend.planning import tile_table
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.spec import (
     Accumulator,
@@ -44,7 +44,7 @@ def added(*loads: Load, acc: Accumulator = FP8, store: DType = DType.BF16) -> Ep
 
 
 def check(spec: EpilogueSpec) -> None:
-    largest, *_, smallest = table(device_at(0).arch, spec)
+    largest, *_, smallest = tile_table(device_at(0).arch, spec)
     check_kernels(spec, SHAPES, [largest, smallest])
 
 

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 import cute_backend
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Alignment, Constraints, plan, table
+from cute_backend.planning import Alignment, Constraints, plan, tile_table
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.arguments.operands import output_like, parse_spec
 from cute_backend.runtime.calls import launch, spec_kernels
@@ -216,9 +216,8 @@ def built() -> None:
 
 def kernels_of_one_draw() -> list[Kernel]:
     (problem,) = problems_of(draw_one)
-    return [
-        Kernel(plan(problem.spec, config, Alignment.TMA)) for config in table(device_at(0).arch, problem.spec)
-    ]
+    configs = tile_table(device_at(0).arch, problem.spec)
+    return [Kernel(plan(problem.spec, config, Alignment.TMA)) for config in configs]
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Alignment, Constraints, Sizes, candidates, plan, table, tunable
+from cute_backend.planning import Alignment, Constraints, Sizes, candidates, plan, tile_table, tunable
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -157,7 +157,7 @@ def spec_of(name: str) -> EpilogueSpec:
 
 def test_timings_tell_kernels_apart_and_repeat() -> None:
     gpu, spec = device_at(0), spec_of("rowwise")
-    kernels = [Kernel(plan(spec, config, Alignment.TMA)) for config in table(gpu.arch, spec)]
+    kernels = [Kernel(plan(spec, config, Alignment.TMA)) for config in tile_table(gpu.arch, spec)]
     functions = {kernel: function for kernel, function in obtain(kernels).items() if callable(function)}
     assert len(functions) == len(kernels)
 

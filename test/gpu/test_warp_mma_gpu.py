@@ -13,7 +13,7 @@ import torch
 
 from cute_backend.kinds import reductions
 from cute_backend.planning import Alignment, Arch, offered, plan, unserved
-from cute_backend.planning.targets import Kind
+from cute_backend.planning.targets import Demand
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import obtain
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -31,7 +31,7 @@ SUMS = {reductions.SUM, reductions.MEAN, reductions.LOGSUMEXP}
 
 FEEDS = (Arch.SM80, Arch.SM120A)
 
-TILES = [(arch, tile) for arch in FEEDS for tile in range(len(arch.target.tiles.shipped[Kind.PLANES]))]
+TILES = [(arch, tile) for arch in FEEDS for tile in range(len(arch.target.tiles.shipped[Demand.PLANES]))]
 
 LAYOUTS = [(dtype, a, b) for dtype in (DType.BF16, DType.F16) for a in Major for b in Major]
 

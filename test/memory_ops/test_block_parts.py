@@ -12,7 +12,7 @@ from cute_backend import ops
 from cute_backend.kinds.blocks import PART, ROTATE_HALF
 from cute_backend.kinds.results import PLANE, Heads
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, table
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, tile_table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.simulator.simulate import Machine, run_region
@@ -188,7 +188,7 @@ def test_every_kernel_that_is_told_the_rows_of_heads_has_a_sound_rung(
     arch: Arch, count: int, columns: int, alignment: Alignment
 ) -> None:
     spec = known_at_launch(partial(max(count, 32), columns, pairs=count == 2), 2)
-    for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
+    for config in (offered(arch, spec)[0], tile_table(arch, spec)[-1]):
         assert_sound([plan(spec, config, alignment)])
 
 
@@ -212,7 +212,7 @@ def test_every_kernel_that_selects_a_part_has_a_sound_rung(
     arch: Arch, count: int, columns: int, pairs: bool, alignment: Alignment
 ) -> None:
     spec = partial(count, columns, rows=100, pairs=pairs)
-    for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
+    for config in (offered(arch, spec)[0], tile_table(arch, spec)[-1]):
         assert_sound([plan(spec, config, alignment)])
 
 
@@ -245,7 +245,7 @@ def test_rotated_blocks_lie_within_parts() -> None:
     spec = partial(32, 64)
     narrow = replace(spec.ops[4], operands=(Const(16),))
     with pytest.raises(ValueError, match="no tile of sm_90a holds blocks of 64 columns"):
-        table(Arch.SM90A, replace(spec, ops=(*spec.ops[:4], narrow, *spec.ops[5:])))
+        tile_table(Arch.SM90A, replace(spec, ops=(*spec.ops[:4], narrow, *spec.ops[5:])))
 
 
 def test_a_formula_says_which_part() -> None:

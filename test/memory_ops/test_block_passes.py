@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cute_backend.kinds.results import PLANE, Heads, OfBlocks
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Alignment, Arch, Rung, TileConfig, offered, plan, table
+from cute_backend.planning import Alignment, Arch, Rung, TileConfig, offered, plan, tile_table
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -195,14 +195,14 @@ def test_kernels_reduce_blocks_in_passes(name: str, config: TileConfig, columns:
 @pytest.mark.parametrize("name", SPECS)
 def test_passes_at_edges(name: str, arch: Arch, m: int) -> None:
     spec = SPECS[name](128)
-    check(spec, table(arch, spec)[0], m, 384)
+    check(spec, tile_table(arch, spec)[0], m, 384)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 def test_a_pair_is_reduced_in_passes(arch: Arch) -> None:
     spec = silu_quantised(128, products=2)
-    config = table(arch, spec)[0]
+    config = tile_table(arch, spec)[0]
     kernel = check(spec, config, 9, 256)
     assert kernel.plan.tile.subtile_n < 128 and build(kernel).spill_bytes == 0
 
@@ -239,7 +239,7 @@ def test_blocks_are_reduced_in_loops_if_planes_move_by_element(columns: int) -> 
 def test_what_passes_and_visits_compute(arch: Arch) -> None:
     """A pass has what its reduction needs, and a visit the rest, with the results by row."""
     spec = layer_norm(128)
-    text = emit(plan(spec, table(arch, spec)[0], Alignment.TMA))
+    text = emit(plan(spec, tile_table(arch, spec)[0], Alignment.TMA))
     passes, visit = text.split("def reduce_blocks(")[1].split("def visit(")
     assert passes.count("for i in cutlass.range_constexpr(blocks.subtiles):") == 2
     assert passes.count("_parts.take(") == passes.count("_parts.results(") == 2
@@ -261,7 +261,7 @@ def test_a_plane_that_is_read_before_a_reduction_is_held_by_a_visit() -> None:
     ahead = replace(behind, ops=(first, replace(spec.ops[0], operands=("a0", "a0")), *behind.ops[1:]))
     assert ahead.by_visits and ahead.visit_columns == 128
     for each, narrow in ((behind, True), (ahead, False)):
-        cut = Rung.of(each, table(Arch.SM90A, each)[0], Alignment.TMA).tile
+        cut = Rung.of(each, tile_table(Arch.SM90A, each)[0], Alignment.TMA).tile
         assert (cut.subtile_n < 128) is narrow
 
 
@@ -304,7 +304,7 @@ def test_passes_by_element_keep_no_values_for_later_ones(part: slice) -> None:
 def test_exponentials_of_passes_have_registers(part: slice) -> None:
     spec = softmax(64)
     spec = replace(spec, ops=spec.ops[:-1], stores=(Store("out0", "t5", DType.BF16),))
-    assert_sound([plan(spec, config, Alignment.TMA) for config in table(Arch.SM90A, spec)][part])
+    assert_sound([plan(spec, config, Alignment.TMA) for config in tile_table(Arch.SM90A, spec)][part])
 
 
 @pytest.mark.sweep(1)

@@ -23,7 +23,7 @@ from cute_backend.planning import (
     plan,
     planes_written,
     serves,
-    table,
+    tile_table,
 )
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
@@ -225,7 +225,7 @@ def test_a_gated_pair_is_quantised_by_blocks_of_128() -> None:
     spec = EpilogueSpec(pair, (), chain, quantised(128).stores)
     a, b, _ = operands(quantised(128), 9, 512, 144)
     halves = [b[0][:, :256], b[0][:, 256:]]
-    configs = table(Arch.SM90A, spec)
+    configs = tile_table(Arch.SM90A, spec)
     config = configs[0]
     results, _ = run_region(spec, a, halves, [], Machine(Arch.SM90A, 1, config, 1))
     gate, up = (a[0].double() @ half.double() for half in halves)
@@ -287,7 +287,7 @@ def test_two_products_share_the_columns_of_a_tile(arch: Arch) -> None:
 def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
     specs = [norm(columns)] if columns in held(arch, means(8, 16)) else []
     for spec in (*specs, of_few_results(softmax(columns)), quantised(columns)):
-        for config in table(arch, spec):
+        for config in tile_table(arch, spec):
             for alignment in Alignment:
                 cut = Rung.of(spec, config, alignment).tile
                 in_passes = spec.pass_columns and columns % cut.subtile_n == 0
@@ -302,7 +302,7 @@ def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_every_kernel_of_blocks_has_a_sound_rung(name: str, arch: Arch, columns: int, part: slice) -> None:
     spec = SPECS[name](columns)
-    ends = table(arch, spec)[0], table(arch, spec)[-1]
+    ends = tile_table(arch, spec)[0], tile_table(arch, spec)[-1]
     assert_sound([plan(spec, config, alignment) for alignment in Alignment for config in ends][part])
 
 
@@ -320,7 +320,7 @@ def test_a_block_in_a_thread_leaves_planes_by_element_registers(loads: int) -> N
     """With a predicate and a clamped address for each element, the norm spilled 88 bytes beside one plane and
     568 beside two; with one predicate and clamped addresses 24 beside two."""
     spec = beside(64, loads)
-    config = next(each for each in table(Arch.SM100A, spec) if each.cta_rows == each.tile_n == 128)
+    config = next(each for each in tile_table(Arch.SM100A, spec) if each.cta_rows == each.tile_n == 128)
     assert_sound([plan(spec, config, Alignment.PLAIN)])
 
 
@@ -331,7 +331,7 @@ def test_a_block_in_a_thread_leaves_planes_by_element_registers(loads: int) -> N
 def test_blocks_in_a_thread_have_a_sound_rung(columns: int, loads: int, part: slice) -> None:
     spec = beside(columns, loads)
     split = replace(spec, loads=tuple(map(misaligned, spec.loads)))
-    cases = ((each, config) for each in (spec, split) for config in table(Arch.SM100A, each))
+    cases = ((each, config) for each in (spec, split) for config in tile_table(Arch.SM100A, each))
     assert_sound([plan(*case, alignment) for case in cases for alignment in Alignment][part])
 
 
@@ -404,20 +404,20 @@ def test_wide_visits_leave_few_planes_registers(columns: int, loads: int, stores
     planes = tuple(replace(PLANE, name=f"exact{i}") for i in range(loads))
     results = tuple(Store(f"out{i}", "t7", DType.F32) for i in range(stores))
     with pytest.raises(ValueError, match=f"no tile of sm_90a holds blocks of {columns} columns"):
-        table(Arch.SM90A, replace(spec, loads=(*spec.loads[:1], *planes), stores=results))
-    assert table(Arch.SM90A, replace(spec, stores=results[:2]))
+        tile_table(Arch.SM90A, replace(spec, loads=(*spec.loads[:1], *planes), stores=results))
+    assert tile_table(Arch.SM90A, replace(spec, stores=results[:2]))
     assert planes_written(columns) == (4 if columns == 128 else 2)
 
 
 def test_wide_visits_read_planes_from_shared_memory() -> None:
     """The stages of two warpgroups leave those of a plane no room, so a tile gives ping-pong up."""
     spec, results = around(128), [Store(f"out{i}", "t7", DType.BF16) for i in range(2)]
-    few, many = (table(Arch.SM90A, replace(spec, stores=tuple(results[:each])))[-1] for each in (1, 2))
+    few, many = (tile_table(Arch.SM90A, replace(spec, stores=tuple(results[:each])))[-1] for each in (1, 2))
     assert (few.name, many.name) == ("64x128_1x1_pingpong_by128", "64x128_1x1_by128")
     both = replace(spec, stores=tuple(results))
     assert plan(both, many, Alignment.TMA).placements["exact0"].name == "tma"
     both = replace(spec, stores=tuple(replace(each, dtype=DType.F32) for each in results))
-    plans = [plan(both, table(Arch.SM90A, both)[-1], alignment) for alignment in Alignment]
+    plans = [plan(both, tile_table(Arch.SM90A, both)[-1], alignment) for alignment in Alignment]
     assert [each.spilled for each in assert_sound(plans)] == [(0,), (0,)]
 
 
@@ -440,7 +440,7 @@ def test_blocks_that_no_tile_holds_are_refused(arch: Arch, columns: int) -> None
     with pytest.raises(
         ValueError, match=rf"no tile of {arch.value} holds blocks of {columns} .* sizes: 8, 16"
     ):
-        table(arch, norm(columns))
+        tile_table(arch, norm(columns))
 
 
 def test_blocks_that_do_not_divide_the_columns_are_refused() -> None:

@@ -14,7 +14,7 @@ from cute_backend import ops
 from cute_backend.kinds.blocks import PART, ROTATE_FIRST
 from cute_backend.kinds.results import PLANE, Cache, Heads
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, planes_written, table
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, planes_written, tile_table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.simulator.simulate import Machine, run_region
@@ -193,7 +193,7 @@ def test_tables_come_by_tma_where_a_visit_is_a_block() -> None:
         (first(20, 80, DType.F32), Alignment.TMA, "tma"),
         (first(80, 80), Alignment.PLAIN, "runs"),
     ):
-        for config in table(Arch.SM90A, spec):
+        for config in tile_table(Arch.SM90A, spec):
             placed = plan(spec, config, alignment).placements
             assert placed["exact0"].name == placed["exact1"].name == way
 
@@ -361,7 +361,8 @@ def test_values_keep_to_the_planes_that_wide_visits_leave_room_for() -> None:
     chain = (op("r0", "add", "b2", "exact4"), op("r1", "add", "r0", "exact5"))
     stores = (*spec.stores[:2], Store("out2", "r1", DType.BF16), Store("out3", "b2", DType.BF16))
     with pytest.raises(ValueError, match="no tile of sm_90a serves these 3 products in one launch"):
-        table(Arch.SM90A, replace(spec, loads=(*spec.loads, *planes), ops=(*spec.ops, *chain), stores=stores))
+        longer = replace(spec, loads=(*spec.loads, *planes), ops=(*spec.ops, *chain), stores=stores)
+        tile_table(Arch.SM90A, longer)
 
 
 def test_two_tables_leave_room_for_one_result() -> None:
@@ -371,21 +372,21 @@ def test_two_tables_leave_room_for_one_result() -> None:
     assert planes_written(64, read=2, tables=2) == 4
     second = replace(spec, stores=(*spec.stores, Store("out1", "acc", DType.BF16)))
     with pytest.raises(ValueError, match="no tile of sm_90a holds blocks of 80 columns"):
-        table(Arch.SM90A, second)
+        tile_table(Arch.SM90A, second)
 
 
 @pytest.mark.parametrize("columns", [16, 24, 40, 48])
 def test_a_visit_is_one_block_of_which_first_columns_are_rotated(columns: int) -> None:
     """Of two blocks in a visit, tables are read by element, which spilled 24 bytes."""
     with pytest.raises(ValueError, match="no tile of sm_90a"):
-        table(Arch.SM90A, first(8, columns))
+        tile_table(Arch.SM90A, first(8, columns))
 
 
 def test_even_and_odd_columns_are_in_other_threads() -> None:
     even, odd = (replace(ACC, name=each, columns=Columns(each)) for each in ("even", "odd"))
     chain = (op("t0", ROTATE_FIRST.name, "even", Const(12), block=32), op("t1", "add", "t0", "odd"))
     with pytest.raises(ValueError, match="no tile of sm_90a"):
-        table(Arch.SM90A, EpilogueSpec((even, odd), (), chain, (Store("out0", "t1", DType.F32),)))
+        tile_table(Arch.SM90A, EpilogueSpec((even, odd), (), chain, (Store("out0", "t1", DType.F32),)))
 
 
 @pytest.mark.parametrize("count", [0, 22, 84, 24.0, "acc"])

@@ -14,7 +14,7 @@ from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.kinds.results import OfBlocks
 from cute_backend.memory_ops.emit import emit
 from cute_backend.memory_ops.simplify import simplify
-from cute_backend.planning import Alignment, Arch, Rung, TileConfig, offered, plan, table
+from cute_backend.planning import Alignment, Arch, Rung, TileConfig, offered, plan, tile_table
 from cute_backend.replay import replay
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator.simulate import Machine, run_region
@@ -196,7 +196,7 @@ def test_planes_are_read_ahead_of_passes(name: str, arch: Arch, m: int) -> None:
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("name", ["silu_quantised", "rotated_norm"])
 def test_every_form_at_edges(name: str, arch: Arch, m: int) -> None:
-    check(name, table(arch, SPECS[name](128))[0], 128, m, 384)
+    check(name, tile_table(arch, SPECS[name](128))[0], 128, m, 384)
 
 
 @pytest.mark.sweep(1)
@@ -222,7 +222,7 @@ def test_planes_are_read_by_element(config: TileConfig, columns: int) -> None:
 def test_what_is_kept_and_where_it_is_read(arch: Arch) -> None:
     """Passes and visits begin with the kept value, and read no accumulator and no early plane."""
     spec = planes_around(128)
-    text = emit(plan(spec, table(arch, spec)[0], Alignment.TMA))
+    text = emit(plan(spec, tile_table(arch, spec)[0], Alignment.TMA))
     keep, rest = text.split("def keep(self, sub, acc, glob, held, smem):")[1].split("def reduce_blocks(")
     passes, visit = rest.split("def visit(self, sub, t0, glob, held, smem):")
     assert all(

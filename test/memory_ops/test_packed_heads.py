@@ -18,7 +18,7 @@ from cute_backend.planning import (
     offered,
     plan,
     serves,
-    table,
+    tile_table,
 )
 from cute_backend.planning.served import unserved
 from cute_backend.replay import replay
@@ -211,7 +211,7 @@ def test_every_kernel_of_blocks_has_a_sound_rung(
     arch: Arch, columns: int, rotates: bool, alignment: Alignment
 ) -> None:
     spec = packed(columns, 8, rows=0 if columns == 80 else 100, rotates=rotates)
-    for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
+    for config in (offered(arch, spec)[0], tile_table(arch, spec)[-1]):
         assert_sound([plan(spec, config, alignment)])
 
 
@@ -222,9 +222,9 @@ def test_tiles_consist_of_blocks_or_lie_within_one(columns: int, held: bool) -> 
     for arch in (Arch.SM90A, Arch.SM100A):
         if not held:
             with pytest.raises(ValueError, match=f"no tile of {arch.value} .*{columns}"):
-                table(arch, packed(columns, 4).segments[0])
+                tile_table(arch, packed(columns, 4).segments[0])
             continue
-        for config in table(arch, packed(columns, 4)):
+        for config in tile_table(arch, packed(columns, 4)):
             share = config.tile_n // config.cluster_m
             assert min(share % columns, columns % share) == 0
 

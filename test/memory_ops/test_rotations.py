@@ -13,7 +13,7 @@ from cute_backend.kinds import reductions
 from cute_backend.kinds.blocks import ROTATE_HALF
 from cute_backend.kinds.results import OfBlocks, WholePlane
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.planning import Alignment, Arch, Rung, TileConfig, held, offered, plan, table
+from cute_backend.planning import Alignment, Arch, Rung, TileConfig, held, offered, plan, tile_table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -188,14 +188,14 @@ def test_neighbours_are_rotated_beside_everything_but_even_and_odd_columns(arch:
     spec = neighbours(64)
     add, out = op("t0", "add", "acc", "exact2"), Store("out0", "t0", DType.F32)
     plain = EpilogueSpec((ACC,), (RESIDUAL,), (add,), (out,))
-    (first, *_), (largest, *_) = table(arch, spec), table(arch, plain)
+    (first, *_), (largest, *_) = tile_table(arch, spec), tile_table(arch, plain)
     assert (first.tile_m, first.tile_n) == (largest.tile_m, largest.tile_n) or not arch.target.planes_by_tma
     for case in ("B along N", "a batch", "two products", "a reduction"):
-        assert table(arch, replace(spec, **UNSERVED[case])), case
+        assert tile_table(arch, replace(spec, **UNSERVED[case])), case
     even, odd = (replace(ACC, name=each, columns=Columns(each)) for each in ("even", "odd"))
     ops = (op("t0", ROTATE_HALF.name, "even", block=2), op("t1", "add", "t0", "odd"))
     with pytest.raises(ValueError, match=f"no tile of {arch.value} rotates"):
-        table(arch, EpilogueSpec((even, odd), (), ops, (Store("out0", "t1", DType.F32),)))
+        tile_table(arch, EpilogueSpec((even, odd), (), ops, (Store("out0", "t1", DType.F32),)))
 
 
 @pytest.mark.sweep(1)
@@ -206,7 +206,7 @@ def test_every_kernel_that_rotates_neighbours_has_a_sound_rung(
     arch: Arch, head: int, alignment: Alignment
 ) -> None:
     spec = neighbours(head)
-    for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
+    for config in (offered(arch, spec)[0], tile_table(arch, spec)[-1]):
         assert_sound([plan(spec, config, alignment)])
 
 
@@ -217,13 +217,13 @@ def test_other_layouts_rotate_halves(arch: Arch, case: str) -> None:
     """Sines of a position for all batches; what is not aligned; results by columns."""
     spec = rotary(64, batches=case == "batches")
     if case == "batches":
-        kernel = check(spec, 2 * TABLE_ROWS, 192, 64, table(arch, spec)[-1])
+        kernel = check(spec, 2 * TABLE_ROWS, 192, 64, tile_table(arch, spec)[-1])
         assert kernel.plan.alignment is Alignment.TMA
     if case == "by element":
         spec = replace(spec, loads=(*spec.loads[:3], replace(RESIDUAL, stride_n=Stride.OTHER)))
     if case == "columns":
         spec = replace(spec, stores=(replace(spec.stores[0], form=WholePlane(Order.COLUMN)), spec.stores[1]))
-    check(spec, 100 if case != "columns" else 104, 192, 64, table(arch, spec)[-1])
+    check(spec, 100 if case != "columns" else 104, 192, 64, tile_table(arch, spec)[-1])
 
 
 @pytest.mark.sweep(1)
@@ -237,7 +237,7 @@ def test_other_layouts_rotate_halves(arch: Arch, case: str) -> None:
 )
 def test_every_kernel_that_rotates_has_a_sound_rung(arch: Arch, columns: int, alignment: Alignment) -> None:
     spec = rotary(columns)
-    for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
+    for config in (offered(arch, spec)[0], tile_table(arch, spec)[-1]):
         assert_sound([plan(spec, config, alignment)])
 
 
@@ -245,7 +245,7 @@ def test_every_kernel_that_rotates_has_a_sound_rung(arch: Arch, columns: int, al
 def test_tma_brings_cosines_and_sines_where_they_are_aligned(alignment: Alignment, way: str) -> None:
     """Else each thread reads them from one address for each row."""
     for spec in (rotary(128), rotary(128, batches=True), neighbours(64)):
-        for config in table(Arch.SM90A, spec) + table(Arch.SM100A, spec):
+        for config in tile_table(Arch.SM90A, spec) + tile_table(Arch.SM100A, spec):
             placed = plan(spec, config, alignment).placements
             assert placed["exact0"].name == placed["exact1"].name == way
 
@@ -263,7 +263,7 @@ def test_tma_brings_no_table_whose_rows_or_columns_end_within_a_box(change: str)
     if change == "across batches":
         load = replace(load, m_modes=(Stride.OTHER, Stride.ZERO))
     spec = replace(spec, loads=(spec.loads[0], load, *spec.loads[2:]))
-    for config in table(Arch.SM90A, spec):
+    for config in tile_table(Arch.SM90A, spec):
         assert plan(spec, config, Alignment.TMA).placements["exact0"].name in ("runs", "vector")
 
 
@@ -288,7 +288,7 @@ def test_blocks_that_no_tile_rotates_are_refused(columns: int) -> None:
     with pytest.raises(
         ValueError, match=rf"no tile of sm_90a holds blocks of {columns} .* sizes: 16, 32, 64"
     ):
-        table(Arch.SM90A, rotary(columns))
+        tile_table(Arch.SM90A, rotary(columns))
 
 
 UNSERVED = {
@@ -306,7 +306,7 @@ UNSERVED = {
 def test_what_is_served_beside_no_rotation(arch: Arch, case: str) -> None:
     """Where columns may not be in another order, there is no tile."""
     with pytest.raises(ValueError, match=f"no tile of {arch.value} holds blocks of 128 columns whole"):
-        table(arch, replace(rotary(128), **UNSERVED[case]))
+        tile_table(arch, replace(rotary(128), **UNSERVED[case]))
 
 
 def test_blocks_that_do_not_divide_the_columns_are_refused() -> None:
@@ -337,5 +337,5 @@ def test_halves_in_a_subtile_are_whole_eights_of_columns() -> None:
     loads = (replace(load, dtype=DType.F32) if load.kind is LoadKind.EXACT else load for load in spec.loads)
     stores = spec.stores[0], replace(spec.stores[1], dtype=DType.F32)
     spec = replace(spec, loads=tuple(loads), stores=stores)
-    for config in table(Arch.SM90A, spec):
+    for config in tile_table(Arch.SM90A, spec):
         assert all(Rung.of(spec, config, each).tile.subtile_n >= 16 for each in Alignment), config.name

@@ -30,7 +30,7 @@ from cute_backend.planning import (
     named,
     offered,
     plan,
-    table,
+    tile_table,
     tunable,
 )
 from cute_backend.planning import cost as cost_module
@@ -82,7 +82,7 @@ def chosen_exists_and_fits(spec: EpilogueSpec, sizes: tuple[int, int, int], arch
     of_rows = {*for_rows(arch, spec, m, n, arch.target.sm_count)}
     whole = [replace(chosen, shallow=False, unrolled=unrolled) for unrolled in (False, chosen.unrolled)]
     assert not of_rows.isdisjoint([*whole, *(replace(each, column_groups=1) for each in whole)])
-    assert len(table(arch, spec)) <= 5
+    assert len(tile_table(arch, spec)) <= 5
     tried = candidates(arch, spec, Sizes(*sizes), arch.target.sm_count)
     assert tried[0] == chosen
     assert len(set(tried)) == len(tried) <= MAX_CANDIDATES
@@ -493,7 +493,7 @@ def test_tiles_that_leave_the_epilogue_no_room_are_not_tried(arch: Arch) -> None
     tried = set(tunable(arch, spec))
     whole = {replace(each, shallow=False) for each in tried}
     assert whole < set(tunable(arch, shared_spec("rowwise")))
-    shipped = set(table(arch, spec))
+    shipped = set(tile_table(arch, spec))
     for config in (each for each in tried if replace(each, split_k=1) not in shipped):
         placed = plan(spec, config, Alignment.TMA).placements.values()
         assert "vector" not in {placement.name for placement in placed}, config.name
@@ -538,7 +538,7 @@ def test_pieces_of_b_are_whole_rows_of_the_swizzle() -> None:
         pieces = []
         for major in Major:
             accs = tuple(replace(acc, name=each.name, b_major=major) for each in spec.accumulators)
-            pieces.append({config.piece_n for config in table(arch, replace(spec, accumulators=accs))})
+            pieces.append({config.piece_n for config in tile_table(arch, replace(spec, accumulators=accs))})
         assert 32 in pieces[0] and all(piece % 64 == 0 for piece in pieces[1])
 
 

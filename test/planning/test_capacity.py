@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.planning import Arch, holds_planes, plane_bits_held, table
+from cute_backend.planning import Arch, holds_planes, plane_bits_held, tile_table
 from cute_backend.planning.registers import NARROW_SUBTILE_N
 from cute_backend.spec import Accumulator, DType, EpilogueSpec, Load, LoadKind, Op, Store, Stride
 
@@ -31,7 +31,7 @@ def test_a_large_tile_holds_as_many_planes_as_it_is_said_to(arch: Arch) -> None:
     def large_tiles_that_hold(count: int) -> list[bool]:
         spec = of_bytes(count)
         configs = [
-            replace(each, subtile_n=NARROW_SUBTILE_N, occupancy=1) for each in table(arch, of_bytes(1))
+            replace(each, subtile_n=NARROW_SUBTILE_N, occupancy=1) for each in tile_table(arch, of_bytes(1))
         ]
         large = [each for each in configs if each.cta_rows * each.mma_n >= 128 * 128]
         return [holds_planes(each, spec) for each in large or configs[:1]]

@@ -16,7 +16,7 @@ from cute_backend.planning import (
     choose,
     plan,
     rungs,
-    table,
+    tile_table,
 )
 from cute_backend.planning.ladder import MAX_LOWER_RUNGS, first_rung, lower_rungs
 from cute_backend.planning.registers import leaves_registers
@@ -103,7 +103,7 @@ def test_a_tile_without_registers_by_the_estimate_is_left_out_if_a_smaller_one_h
 def test_a_step_keeps_what_blocks_of_columns_need() -> None:
     """No smaller tile of the cluster holds 256 columns."""
     spec = block_mean(256)
-    (config,) = table(Arch.SM90A, spec)[:1]
+    (config,) = tile_table(Arch.SM90A, spec)[:1]
     assert config.tile_n == 256
     assert all(each.tile.tile_n % 256 == 0 for each in rungs(plan(spec, config, Alignment.TMA)))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cute_backend.planning import Alignment, Arch, Plan, TileConfig, placing, plan
-from cute_backend.planning.placements import PLACEMENTS, ByElement, Ring, planes, vectors
+from cute_backend.planning.placements import PLACEMENTS, ByElement, Carrier, planes, vectors
 from cute_backend.planning.placements.placement import takes_nothing
 from cute_backend.spec import LoadKind
 from support.small_specs import by_element, colvec, exact, rowvec, spec_of
@@ -54,7 +54,7 @@ def test_planes_take_shared_memory_in_their_order() -> None:
     names = [placed.placements[load.name].name for load in spec.loads]
     assert names == sorted(names), "tma before vector"
     assert set(names) == {"tma", "vector"} and placed.shared_stores == ("out0",)
-    assert [load.name for load in placed.segments[0].in_ring(Ring.PLANE, spec)] == [
+    assert [load.name for load in placed.segments[0].in_ring(Carrier.PLANE, spec)] == [
         load.name for load, name in zip(spec.loads, names, strict=True) if name == "tma"
     ]
 

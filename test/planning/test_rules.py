@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.planning import Alignment, Arch, Rowvecs, Rung, TileConfig, rules, table
+from cute_backend.planning import Alignment, Arch, Rowvecs, Rung, TileConfig, rules, tile_table
 from cute_backend.planning.mainloops import mainloop_of
 from cute_backend.planning.mma_scales import MmaScaled
 from cute_backend.planning.rules import RULES, Rule, suited
@@ -135,12 +135,12 @@ def test_each_rule_gives_its_reason(rule: object) -> None:
 
 def test_what_a_tile_above_the_smallest_needs() -> None:
     wide = spec_of(*(exact(f"exact{i}") for i in range(8)))
-    assert [config.name for config in table(Arch.SM90A, wide)] == ["64x128_2x1", "64x64_1x1"]
-    assert len(table(Arch.SM100A, wide)) == 4, "their accumulators are not in registers"
+    assert [config.name for config in tile_table(Arch.SM90A, wide)] == ["64x128_2x1", "64x64_1x1"]
+    assert len(tile_table(Arch.SM100A, wide)) == 4, "their accumulators are not in registers"
     three = spec_of(*(by_element(f"exact{i}") for i in range(3)), dtype=DType.BF16)
-    assert len(table(Arch.SM100A, three)) == 4, "subtiles of half the columns leave registers"
+    assert len(tile_table(Arch.SM100A, three)) == 4, "subtiles of half the columns leave registers"
     several, two = (spec_of(*(by_element(f"exact{i}") for i in range(n)), dtype=DType.BF16) for n in (5, 2))
-    most = [max(each.thread_accumulators for each in table(Arch.SM90A, spec)) for spec in (several, two)]
+    most = [max(each.thread_accumulators for each in tile_table(Arch.SM90A, spec)) for spec in (several, two)]
     assert most == [32, 128], "160 registers take addresses, or 64"
 
 

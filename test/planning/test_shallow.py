@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.planning import Arch, Sizes, Stages, TileConfig, choose, table
+from cute_backend.planning import Arch, Sizes, Stages, TileConfig, choose, tile_table
 from cute_backend.planning.shallow import can_be_shallow, shallowed
 from cute_backend.planning.shared_memory import Rings
 from cute_backend.planning.transposing import Tiled
@@ -63,7 +63,7 @@ def test_it_was_timed_on_hopper_alone(arch: Arch) -> None:
 
 
 def test_what_was_built_ahead_has_none() -> None:
-    assert not choose(Arch.SM90A, FULL, Sizes(512, 6144, 256), 132, table).shallow
+    assert not choose(Arch.SM90A, FULL, Sizes(512, 6144, 256), 132, tile_table).shallow
 
 
 def test_an_older_record_has_none() -> None:

@@ -18,12 +18,12 @@ from cute_backend.planning import (
     TileConfig,
     offered,
     plan,
-    table,
+    tile_table,
     tunable,
     unserved,
 )
 from cute_backend.planning.cost import UNTIMED_ERROR, cost, time_of
-from cute_backend.planning.targets import Accumulators, Kind, Shape, Tiles, sm80, sm89, sm90a, sm100a
+from cute_backend.planning.targets import Accumulators, Demand, Shape, Tiles, sm80, sm89, sm90a, sm100a
 from cute_backend.spec import DType, ProductKind, WeightGroups
 from cute_backend.templates.epilogue import Template
 from support.small_specs import exact, rowvec, spec_of
@@ -81,7 +81,7 @@ def test_tiles_that_a_target_can_not_have_are_refused(
     target: Target, shapes: tuple[Shape, ...], told: str
 ) -> None:
     with pytest.raises(ValueError, match=told):
-        replace(target, tiles=Tiles({**target.tiles.shipped, Kind.PLANES: shapes}))
+        replace(target, tiles=Tiles({**target.tiles.shipped, Demand.PLANES: shapes}))
 
 
 def test_ping_pong_takes_accumulators_in_registers() -> None:
@@ -111,14 +111,14 @@ def test_targets_are_found_by_name_and_by_capability(arch: Arch) -> None:
 def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = tuple(
         shape._replace(tile_m=shape.tile_m // shape.ctas, cluster_m=1, cluster_n=1, ctas=1, pingpong=False)
-        for shape in arch.target.tiles.shipped[Kind.PLANES]
+        for shape in arch.target.tiles.shipped[Demand.PLANES]
     )
-    bare = replace(arch.target, planes_by_tma=False, promotes=False, tiles=Tiles({Kind.PLANES: alone}))
+    bare = replace(arch.target, planes_by_tma=False, promotes=False, tiles=Tiles({Demand.PLANES: alone}))
     spec = spec_of(exact("exact0"), rowvec("rowvec0"))
     aligned = plan(spec, offered(arch, spec)[-1], Alignment.TMA)
     assert aligned.placements["exact0"].name == "tma" and aligned.shared_stores == ("out0",)
     monkeypatch.setattr(arch, "target", bare)
-    for config in table(arch, spec):  # `offered` keeps what it returned before
+    for config in tile_table(arch, spec):  # `offered` keeps what it returned before
         placed = Plan.of(spec, config, Alignment.TMA)
         assert placed.placements["exact0"].name == "cp_async" and placed.shared_stores == ("out0",)
         assert placed.placements["rowvec0"].name in ("register_hoist", "smem_staged")
@@ -127,7 +127,7 @@ def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.Mon
 
 
 def test_without_tma_no_tile_is_ping_pong() -> None:
-    tiles = Tiles({Kind.PLANES: (Shape(64, 64, pingpong=True),)})
+    tiles = Tiles({Demand.PLANES: (Shape(64, 64, pingpong=True),)})
     with pytest.raises(
         ValueError, match="tile 64 x 64 is ping-pong, and ping-pong needs a target that moves planes by TMA"
     ):

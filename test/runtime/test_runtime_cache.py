@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters
 from cute_backend import config
 from cute_backend.errors import BuildError
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Alignment, Arch, plan, table
+from cute_backend.planning import Alignment, Arch, plan, tile_table
 from cute_backend.runtime.compiling import build as building
 from cute_backend.runtime.compiling.build import build_into, load_known, obtain
 from cute_backend.runtime.compiling.compile import compile_kernel
@@ -442,7 +442,7 @@ def test_several_generated_kernels_are_built_in_processes_of_their_own(
     arch: Arch, folder: Path, compiled_here: list[str]
 ) -> None:
     # What this process would put in the place of generated text does not reach another.
-    kernels = [Kernel(plan(SPEC, table(arch, SPEC)[-1], alignment)) for alignment in Alignment]
+    kernels = [Kernel(plan(SPEC, tile_table(arch, SPEC)[-1], alignment)) for alignment in Alignment]
     outcomes = obtain(kernels)
     assert all(callable(outcomes[kernel]) for kernel in kernels), outcomes
     assert compiled_here == []

@@ -37,7 +37,7 @@ from cute_backend.planning import (
     named,
     plan,
     rungs,
-    table,
+    tile_table,
 )
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments import bind, outputs
@@ -483,7 +483,7 @@ def test_a_batch_invariant_region_takes_no_other_configuration_for_one_that_does
 def test_a_launch_takes_the_tile_that_is_named_for_every_m(compiler: Compiler, found: Found) -> None:
     found[Alignment.TMA, 16, 8] = {16: WINNER}
     name = "128x64_2x1"
-    (tile,) = {named(Arch.SM90A, SPEC, name)} - {WINNER, *table(Arch.SM90A, SPEC)}
+    (tile,) = {named(Arch.SM90A, SPEC, name)} - {WINNER, *tile_table(Arch.SM90A, SPEC)}
     constraints = Constraints(tile=name)
     prepare([Problem(SPEC, None, 16, 8, None, constraints)], -1)
     assert compiler.batches == 1

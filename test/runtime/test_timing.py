@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cute_backend.kinds import reductions
 from cute_backend.kinds.results import WholePlane
-from cute_backend.planning import Alignment, Arch, Plan, TileConfig, plan, table
+from cute_backend.planning import Alignment, Arch, Plan, TileConfig, plan, tile_table
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.arguments.random_operands import (
     even_split,
@@ -48,7 +48,7 @@ def plans(spec: EpilogueSpec, configs: Iterable[TileConfig]) -> list[Plan]:
 @given(spec=specs(), m=st.integers(1, 5), n=st.integers(1, 40), k=st.integers(1, 40))
 def test_operands_fit_what_a_kernel_is_compiled_for(spec: EpilogueSpec, m: int, n: int, k: int) -> None:
     # Outputs are dense, so their pitch is TMA's only where the sizes are.
-    configs = table(Arch.SM90A, spec)
+    configs = tile_table(Arch.SM90A, spec)
     arguments = arguments_of(plans(spec, configs), 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
     check_layouts(Kernel(plan(spec, configs[0], Alignment.TMA)), arguments)
     dense = spec.reductions or spec.product.is_block_scaled
@@ -78,7 +78,7 @@ def test_every_block_gets_a_scale(a: Scaling, b: Scaling, columns: tuple[Columns
     spec = EpilogueSpec(accumulators, (), (), (Store("out0", "acc0", DType.BF16),))
     generator = torch.Generator().manual_seed(0)
     check_operands(spec, *random_operands(spec, 131, 272, 400, generator))
-    configs = table(Arch.SM90A, spec)
+    configs = tile_table(Arch.SM90A, spec)
     arguments = arguments_of(plans(spec, configs), 144, 272, 400, generator)
     check_layouts(Kernel(plan(spec, configs[0], Alignment.TMA)), arguments)
 
@@ -92,7 +92,7 @@ def test_packed_heads_of_several_products_get_operands() -> None:
     spec = EpilogueSpec(accumulators, (), (), stores)
     generator = torch.Generator().manual_seed(0)
     check_operands(spec, *random_operands(spec, 144, 512, 64, generator))
-    configs = table(Arch.SM90A, spec)
+    configs = tile_table(Arch.SM90A, spec)
     arguments = arguments_of(plans(spec, configs), 144, 512, 64, generator)
     check_layouts(Kernel(plan(spec, configs[0], Alignment.TMA)), arguments)
 
@@ -144,7 +144,7 @@ def test_partials_of_every_tile_have_room(m: int, n: int) -> None:
         for kind, dtype in ((reductions.ARGMAX, DType.I64), (reductions.LOGSUMEXP, DType.F32))
     )
     spec = EpilogueSpec((Accumulator("acc", DType.BF16, DType.BF16),), (), (), stores)
-    configs = table(Arch.SM90A, spec)
+    configs = tile_table(Arch.SM90A, spec)
     *arguments, room = arguments_of(plans(spec, configs), m, n, 8, torch.Generator().manual_seed(0))
     check_layouts(Kernel(plan(spec, configs[0], Alignment.PLAIN)), [*arguments, room])
     for config in configs:
@@ -186,7 +186,7 @@ def test_what_a_user_draws_next_does_not_change() -> None:
     expected = torch.randn(3)
     torch.manual_seed(0)
     spec = make_spec()
-    arguments_of(plans(spec, table(Arch.SM90A, spec)), 16, 16, 16, torch.Generator().manual_seed(0))
+    arguments_of(plans(spec, tile_table(Arch.SM90A, spec)), 16, 16, 16, torch.Generator().manual_seed(0))
     assert torch.equal(torch.randn(3), expected)
 
 

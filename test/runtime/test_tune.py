@@ -37,7 +37,7 @@ from cute_backend.runtime.tuning import timing, tune
 from cute_backend.runtime.tuning.timing import GpuTimer, Run, Timings
 from cute_backend.runtime.tuning.tune import Job, Tuner
 from cute_backend.runtime.tuning.tuning_results import NOISE, Key, Records, Result, TunedFile
-from cute_backend.signature import Role, signature
+from cute_backend.signature import Use, signature
 from cute_backend.spec import EpilogueSpec, ProductKind
 from support.runtime.handmade import make_spec
 
@@ -202,7 +202,7 @@ def test_groups_of_rows_are_timed_in_two_splits(monkeypatch: pytest.MonkeyPatch)
     """Of one size, and with half of the rows in one group; a time is the mean of both."""
     spec = replace(SPEC, accumulators=(replace(SPEC.product, kind=ProductKind.GROUPED),))
     kernel = Kernel(plan(spec, choose(Arch.SM90A, spec, Sizes(64, 128, 64, groups=4), 132), Alignment.TMA))
-    place = next(i for i, each in enumerate(signature(spec)) if each.role is Role.OFFSETS)
+    place = next(i for i, each in enumerate(signature(spec)) if each.use is Use.OFFSETS)
     splits, generator = list[list[int]](), torch.Generator
 
     def medians(runs: Sequence[Run], device: torch.device) -> list[float]:

@@ -11,7 +11,7 @@ from pytest import param
 from torch import Tensor
 
 from cute_backend.errors import BuildError
-from cute_backend.planning import Alignment, TileConfig, plan, table
+from cute_backend.planning import Alignment, TileConfig, plan, tile_table
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -222,7 +222,7 @@ def test_gate_and_up_of_each_group(arch, columns):
     halves = [packed[..., :n], packed[..., n:]]
     bs = halves if columns is Columns.ALL else [packed]
     gate, up = halves if columns is Columns.ALL else (packed[..., ::2], packed[..., 1::2])
-    config = table(arch, spec)[-1]
+    config = tile_table(arch, spec)[-1]
     offsets = torch.tensor(ends, dtype=torch.int32)
     [actual], launch = run_region(spec, [a, offsets], bs, [], machine(config))
     expected = (product(a, gate, ends) * product(a, up, ends)).bfloat16()
@@ -245,7 +245,7 @@ def test_scales_of_rows_and_of_columns_of_each_group(arch):
     spec = EpilogueSpec((acc,), (SCALE_A, of_columns), ops, (Store("out0", "t1", DType.BF16),))
     ends = ENDS["edges"]
     a, b, (scale_a, scales) = groups(spec, ends, M, 72, 160)
-    [actual], launch = run_region(spec, a, b, [scale_a, scales], machine(table(arch, spec)[0]))
+    [actual], launch = run_region(spec, a, b, [scale_a, scales], machine(tile_table(arch, spec)[0]))
     expected = product(a[0], b[0], ends) * scale_a[:, None]
     for group, (first, end) in enumerate(pairwise((0, *ends))):
         expected[first:end] *= scales[group]
@@ -386,7 +386,7 @@ FP8_K_TILES = [
     for name, spec in {"fast": grouped_k(DType.E4M3), "promoted": promoted(grouped_k(DType.E4M3))}.items()
     for arch in (SM90, SM100)
     if (arch, name) != (SM100, "promoted")  # the tensor cores of Blackwell add in fp32
-    for config in table(arch, spec)
+    for config in tile_table(arch, spec)
 ]
 
 

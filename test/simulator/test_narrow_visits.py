@@ -12,7 +12,7 @@ import pytest
 
 from cute_backend.kinds.results import WholePlane
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, table, tunable
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, tile_table, tunable
 from cute_backend.planning.rung import Rung
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -49,7 +49,7 @@ def test_they_are_offered_where_sizes_are_known(pair: EpilogueSpec) -> None:
         assert sorted(config.tile_n for config in narrow(spec)) == list(columns)
         known = {config.tile_n for config in offered(Arch.SM90A, spec) if config.subtile_n == 16}
         assert known == set(columns)
-        assert not any(config.subtile_n == 16 for config in table(Arch.SM90A, spec))
+        assert not any(config.subtile_n == 16 for config in tile_table(Arch.SM90A, spec))
 
 
 def test_visits_are_unrolled_where_tma_moves_planes() -> None:

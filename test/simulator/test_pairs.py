@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.planning import Arch, TileConfig, table
+from cute_backend.planning import Arch, TileConfig, tile_table
 from cute_backend.spec import (
     DType,
     Major,
@@ -29,7 +29,7 @@ CONFIGS = [(arch, index) for arch in COUNTS for index in range(COUNTS[arch])]
 @pytest.mark.parametrize(("arch", "index"), CONFIGS, ids=lambda value: str(getattr(value, "value", value)))
 def test_every_configuration_at_edges_in_every_direction(arch, index, columns):
     spec = difference(columns)
-    configs = table(arch, spec)
+    configs = tile_table(arch, spec)
     assert len(configs) == COUNTS[arch] and all(config.products == 2 for config in configs)
     config = configs[index]
     check(spec, config, 2 * config.tile_m + 40, config.tile_n + 24, 208)
@@ -41,7 +41,7 @@ def test_every_configuration_at_edges_in_every_direction(arch, index, columns):
 def test_the_masked_store_and_few_rows(arch, columns):
     spec = difference(columns)
     for m in (1, 133):
-        check(spec, table(arch, spec)[-2], m, 69, 160)
+        check(spec, tile_table(arch, spec)[-2], m, 69, 160)
 
 
 @pytest.mark.sweep(1)
@@ -51,7 +51,7 @@ def test_the_masked_store_and_few_rows(arch, columns):
 @pytest.mark.parametrize("index", [0, -1], ids=["largest", "smallest"])
 def test_operands_that_are_contiguous_along_m_or_n(arch, majors, columns, index):
     spec = difference(columns, DType.BF16, *majors)
-    config = table(arch, spec)[index]
+    config = tile_table(arch, spec)[index]
     check(spec, config, config.tile_m + 40, config.tile_n + 24, 104)
 
 
@@ -62,11 +62,11 @@ def test_operands_that_are_contiguous_along_m_or_n(arch, majors, columns, index)
 def test_no_seed_changes_a_bit(seed, arch, columns):
     """One cluster works through all tiles, and every ring of stages wraps around."""
     spec = difference(columns)
-    config = table(arch, spec)[2 if arch is Arch.SM100A else 0]
+    config = tile_table(arch, spec)[2 if arch is Arch.SM100A else 0]
     check(spec, config, 2 * config.tile_m, 2 * config.tile_n, 7 * 128, seed)
 
 
-PROMOTED = len(table(Arch.SM90A, difference(TWO, fast_accum=False)))
+PROMOTED = len(tile_table(Arch.SM90A, difference(TWO, fast_accum=False)))
 """Configurations of pairs whose sums are promoted."""
 
 
@@ -75,7 +75,7 @@ PROMOTED = len(table(Arch.SM90A, difference(TWO, fast_accum=False)))
 @pytest.mark.parametrize("index", range(PROMOTED))
 def test_slow_accumulation_is_promoted(columns, index):
     spec = difference(columns, fast_accum=False)
-    configs = table(Arch.SM90A, spec)
+    configs = tile_table(Arch.SM90A, spec)
     assert len(configs) == PROMOTED
     check(spec, configs[index], configs[index].tile_m + 40, configs[index].tile_n + 24, 1040)
 

@@ -117,7 +117,7 @@ def _after(node: fx.Node, owned: Container[fx.Node]) -> Iterator[fx.Node]:
                     yield user
 
 
-def split(anchor: Anchor, slices: tuple[ColumnSlice, ColumnSlice]) -> tuple[Anchor, ...]:
+def of_slices(anchor: Anchor, slices: tuple[ColumnSlice, ColumnSlice]) -> tuple[Anchor, ...]:
     """A product as two products, each with one slice of its columns."""
     halves = known(slices[0].step == 1)
     places = (Columns.ALL, Columns.ALL) if halves else (Columns.EVEN, Columns.ODD)

@@ -23,7 +23,7 @@ from cute_backend.fx_walk.graph.static import fake, tensor_of
 from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.capability import Capability, check_operands, target_of
 from cute_backend.fx_walk.products.opaque_products import decomposed_product
-from cute_backend.fx_walk.products.pairs import meet, reach, slices_of, split, unlike
+from cute_backend.fx_walk.products.pairs import meet, of_slices, reach, slices_of, unlike
 from cute_backend.fx_walk.products.stored_weights import is_worth_converting, may_convert_groups
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region.draft import Draft
@@ -198,7 +198,7 @@ def _pairs(walk: Walk, anchor: Anchor, of: Callable[[Anchor], Anchor | None]) ->
     """The pairs that a region could have instead of one anchor, the likeliest first."""
     slices = slices_of(anchor, walk.owner)
     if slices is not None:
-        yield split(anchor, slices)
+        yield of_slices(anchor, slices)
     for other in map(of, reversed(walk.of_one_a[anchor.a])):
         if (
             other is not None

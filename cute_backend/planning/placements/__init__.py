@@ -21,9 +21,9 @@ take stages from the MMA's operands.
 from __future__ import annotations
 
 from cute_backend.planning.placements import planes, vectors
-from cute_backend.planning.placements.placement import ByElement, Need, Placement, Ring, Room
+from cute_backend.planning.placements.placement import ByElement, Carrier, Need, Placement, Room
 
-__all__ = ["PLACEMENTS", "ByElement", "Need", "Placement", "Ring", "Room"]
+__all__ = ["PLACEMENTS", "ByElement", "Carrier", "Need", "Placement", "Room"]
 
 PLACEMENTS: tuple[Placement, ...] = (
     vectors.SCALAR,

@@ -54,7 +54,7 @@ class ByElement:
         return {node.id for node in nodes if isinstance(node, ast.Name)} - {self.slot}
 
 
-class Ring(Enum):
+class Carrier(Enum):
     """Which of a template's rings of shared memory brings a load ahead of the accumulator wait."""
 
     ROW = "row"
@@ -90,7 +90,7 @@ class Placement:
     part: str | None = None
     """If `begin` reads for several visits: the expression, of the load's name, for the elements that one
     visit uses."""
-    ring: Ring | None = None
+    ring: Carrier | None = None
     visit: ByElement | None = None
     copy: str | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from cute_backend.planning.placements.placement import ByElement, Need, Placement, Ring, takes_nothing
+from cute_backend.planning.placements.placement import ByElement, Carrier, Need, Placement, takes_nothing
 from cute_backend.planning.shared_memory import ring_bytes
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import BColumns, Load, LoadKind, Stride
@@ -27,7 +27,7 @@ TMA = Placement(
     "a subtile at a time by TMA, ahead of the accumulator wait",
     element="{}[e]",
     takes=partial(_stages_of_a_plane, tma=True),
-    ring=Ring.PLANE,
+    ring=Carrier.PLANE,
 )
 
 CP_ASYNC = Placement(
@@ -36,7 +36,7 @@ CP_ASYNC = Placement(
     "a subtile at a time by cp.async, the first ones ahead of the products",
     element="{}[e]",
     takes=partial(_stages_of_a_plane, tma=False),
-    ring=Ring.PLANE,
+    ring=Carrier.PLANE,
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cute_backend.planning.placements.placement import ByElement, Need, Placement, Ring, takes_nothing
+from cute_backend.planning.placements.placement import ByElement, Carrier, Need, Placement, takes_nothing
 from cute_backend.planning.registers import hoisted_registers
 from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig
 from cute_backend.spec import Load, LoadKind
@@ -50,7 +50,7 @@ SMEM_STAGED = Placement(
     "the tile's columns in shared memory, ahead of the accumulator wait",
     element="{}[c]",
     takes=takes_nothing,  # room for every rowvec is kept before anything else is placed
-    ring=Ring.ROW,
+    ring=Carrier.ROW,
 )
 
 GROUP_STAGED = Placement(
@@ -59,5 +59,5 @@ GROUP_STAGED = Placement(
     "the tile's columns of its group in shared memory, ahead of the accumulator wait",
     element="{}[c]",
     takes=takes_nothing,
-    ring=Ring.ROW,
+    ring=Carrier.ROW,
 )

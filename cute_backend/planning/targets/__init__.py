@@ -10,7 +10,7 @@ from cute_backend.planning.targets import sm80, sm86, sm89, sm90a, sm100a, sm103
 from cute_backend.planning.targets.target import (
     Accumulators,
     Cut,
-    Kind,
+    Demand,
     Shape,
     Target,
     Tiles,
@@ -18,7 +18,7 @@ from cute_backend.planning.targets.target import (
     Timing,
 )
 
-__all__ = ["Accumulators", "Arch", "Cut", "Kind", "Shape", "Target", "TileTime", "Tiles", "Timing"]
+__all__ = ["Accumulators", "Arch", "Cut", "Demand", "Shape", "Target", "TileTime", "Tiles", "Timing"]
 
 
 class Arch(str, Enum):

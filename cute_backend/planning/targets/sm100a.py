@@ -6,8 +6,8 @@ from cute_backend.planning.targets.target import (
     MAX_REGISTERS,
     Accumulators,
     Cut,
+    Demand,
     EvenTiles,
-    Kind,
     Shape,
     Target,
     Tiles,
@@ -18,20 +18,20 @@ from cute_backend.spec import DType, Scaling
 
 _TILES = Tiles(
     shipped={
-        Kind.PLANES: (
+        Demand.PLANES: (
             Shape(256, 256, 2, ctas=2),
             Shape(256, 128, 2, ctas=2),
             Shape(128, 128),
             Shape(128, 64),
         ),
-        Kind.SCALED: (
+        Demand.SCALED: (
             Shape(256, 192, 2, ctas=2),
             Shape(256, 128, 2, ctas=2),
             Shape(128, 256),
             Shape(128, 128),
             Shape(128, 64),
         ),
-        Kind.BLOCKS: (
+        Demand.BLOCKS: (
             Shape(256, 192, 2, ctas=2),
             Shape(256, 160, 2, ctas=2),
             Shape(128, 256),

@@ -6,8 +6,8 @@ from cute_backend.planning.targets.data_sheet import DataSheet
 from cute_backend.planning.targets.target import (
     MAX_REGISTERS,
     Accumulators,
+    Demand,
     EvenTiles,
-    Kind,
     Shape,
     Target,
     Tiles,
@@ -31,14 +31,14 @@ as long, in the geometric mean, and at most 1.18 times. No GPU has timed them.""
 
 _TILES = Tiles(
     shipped={
-        Kind.PLANES: (
+        Demand.PLANES: (
             Shape(256, 128),
             Shape(128, 128, occupancy=2),
             Shape(128, 64),
             Shape(64, 128),
             Shape(64, 64),
         ),
-        Kind.CONVERTED: CONVERTED,
+        Demand.CONVERTED: CONVERTED,
     },
     splits=(2, 4, 8),
     even=EVEN,

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from cute_backend.planning.targets import sm80
 from cute_backend.planning.targets.data_sheet import DataSheet
-from cute_backend.planning.targets.target import Kind, Shape, Tiles
+from cute_backend.planning.targets.target import Demand, Shape, Tiles
 
 TILES = Tiles(
     shipped={
-        Kind.PLANES: (
+        Demand.PLANES: (
             Shape(128, 128),
             Shape(128, 64),
             Shape(64, 128),
             Shape(64, 64),
         ),
-        Kind.CONVERTED: sm80.CONVERTED,
+        Demand.CONVERTED: sm80.CONVERTED,
     },
     splits=(2, 4, 8),
     even=sm80.EVEN,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cute_backend.planning.targets import sm80, sm86
 from cute_backend.planning.targets.data_sheet import DataSheet
-from cute_backend.planning.targets.target import Kind, Shape
+from cute_backend.planning.targets.target import Demand, Shape
 from cute_backend.spec import DType
 
 _L40S = DataSheet(clock_mhz=2520, products=512, bytes_per_us=0.864e6)
@@ -16,9 +16,9 @@ _L40S = DataSheet(clock_mhz=2520, products=512, bytes_per_us=0.864e6)
 _TILES = replace(
     sm86.TILES,
     shipped={
-        Kind.PLANES: (Shape(128, 64), Shape(64, 128), Shape(64, 64)),
-        Kind.PROMOTED: (Shape(64, 128), Shape(64, 64)),
-        Kind.CONVERTED: sm80.CONVERTED,
+        Demand.PLANES: (Shape(128, 64), Shape(64, 128), Shape(64, 64)),
+        Demand.PROMOTED: (Shape(64, 128), Shape(64, 64)),
+        Demand.CONVERTED: sm80.CONVERTED,
     },
 )
 

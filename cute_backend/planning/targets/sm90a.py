@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cute_backend.planning.targets.h200 import H200
-from cute_backend.planning.targets.target import Accumulators, Cut, EvenTiles, Kind, Shape, Target, Tiles
+from cute_backend.planning.targets.target import Accumulators, Cut, Demand, EvenTiles, Shape, Target, Tiles
 from cute_backend.spec import STORED_DTYPES, DType, Scaling
 
 _TILES = Tiles(
     shipped={
-        Kind.PLANES: (
+        Demand.PLANES: (
             Shape(128, 128, 2, pingpong=True),
             Shape(128, 128, cluster_n=2, pingpong=True, subtile_n=64),
             Shape(64, 192, 3, pingpong=True),
@@ -23,7 +23,7 @@ _TILES = Tiles(
         # rows fit in a tile of 128 rows: 96 rows took 294 us in 128 x 128 and 431 in 64 x 128. Up to 192 rows
         # fit in one cluster of three tiles: 136 rows took 320 us in it, 566 in 64 x 128, and 670 in 128 x 128
         # (all on an H200).
-        Kind.REDUCED: (
+        Demand.REDUCED: (
             Shape(128, 128, 2, pingpong=True),
             Shape(128, 128, pingpong=True),
             Shape(64, 192, 3, pingpong=True),
@@ -31,12 +31,12 @@ _TILES = Tiles(
             Shape(64, 64),
         ),
         # A thread keeps two sets of promoted sums in registers, in addition to the accumulators.
-        Kind.PROMOTED: (
+        Demand.PROMOTED: (
             Shape(128, 128, 2),
             Shape(64, 128, 2, pingpong=True),
             Shape(64, 64),
         ),
-        Kind.BLOCKS: (
+        Demand.BLOCKS: (
             Shape(128, 256, cluster_n=2),
             Shape(128, 192, 2),
             Shape(128, 192, cluster_n=2),
@@ -49,7 +49,7 @@ _TILES = Tiles(
             Shape(64, 80, subtile_n=16),
         ),
         # The rows of D lie along the columns of transposed tiles, whose rows are converted.
-        Kind.CONVERTED: (
+        Demand.CONVERTED: (
             Shape(128, 128, transposed=True),
             Shape(128, 64, transposed=True),
             Shape(128, 32, transposed=True),

@@ -66,7 +66,7 @@ class Accumulators:
     """Blocks of a tile up to which one warpgroup has them all; of more, two have every other one."""
 
 
-class Kind(Enum):
+class Demand(Enum):
     """The kinds of specs that have tiles of their own if their sizes are unknown."""
 
     PLANES = "planes"
@@ -112,7 +112,7 @@ class EvenTiles:
 class Tiles:
     """The tiles of a target."""
 
-    shipped: Mapping[Kind, tuple[Shape, ...]]
+    shipped: Mapping[Demand, tuple[Shape, ...]]
     """The tiles that serve specs of unknown sizes, at most `MAX_TILES` of a kind, the largest first. A launch
     has kernels of each. SCALED and REDUCED have those of PLANES if they are not listed."""
     further: tuple[Shape, ...] = ()
@@ -129,7 +129,7 @@ class Tiles:
     def all(self) -> tuple[Shape, ...]:
         """Every tile of the tables, each once, but those for converted values alone, some of which are
         narrower than others can be."""
-        shipped = (shapes for kind, shapes in self.shipped.items() if kind is not Kind.CONVERTED)
+        shipped = (shapes for kind, shapes in self.shipped.items() if kind is not Demand.CONVERTED)
         return tuple(dict.fromkeys((*chain(*shipped), *self.further)))
 
 
@@ -334,9 +334,9 @@ class Target:
 
     def _tables(self) -> str | None:
         shipped = self.tiles.shipped
-        if not shipped.get(Kind.PLANES) or not self.timing.tiles:
+        if not shipped.get(Demand.PLANES) or not self.timing.tiles:
             return "it ships no tile or times none; it takes one of each at least"
-        promoted = len(shipped.get(Kind.PROMOTED, ()))
+        promoted = len(shipped.get(Demand.PROMOTED, ()))
         if bool(promoted) != self.promotes or (self.promotes and not self.fp8):
             return (
                 f"promotes is {self.promotes}, fp8 is {self.fp8} and {promoted} tiles are for "
@@ -344,7 +344,7 @@ class Target:
             )
         for kind, table in shipped.items():
             areas = [shape.tile_m * shape.tile_n for shape in table]
-            if (len(table) > MAX_TILES and kind is not Kind.BLOCKS) or areas != sorted(areas, reverse=True):
+            if (len(table) > MAX_TILES and kind is not Demand.BLOCKS) or areas != sorted(areas, reverse=True):
                 name = kind.value
                 return f"{name} has tiles of {areas} elements; it takes up to {MAX_TILES}, the largest first"
         every = (*chain(*shipped.values()), *self.tiles.further)

@@ -19,7 +19,7 @@ from torch import Tensor
 from cute_backend.kinds.axes import Extent
 from cute_backend.runtime.arguments.operands import Tensors, check_scales, covers, plane_of
 from cute_backend.runtime.host.notices import count, warn_once
-from cute_backend.signature import TABLE_ROWS, TMA_ALIGN, Argument, ArgumentAlignment, Role, signature
+from cute_backend.signature import TABLE_ROWS, TMA_ALIGN, Argument, ArgumentAlignment, Use, signature
 from cute_backend.spec import PAIRED_DTYPES, PRODUCT_DTYPES, DType, EpilogueSpec, Stride
 
 
@@ -41,11 +41,11 @@ class Binding:
 
     def __init__(self, spec: EpilogueSpec) -> None:
         arguments = signature(spec)
-        operands = [argument for argument in arguments if argument.role.is_operand]
+        operands = [argument for argument in arguments if argument.use.is_operand]
         self._spec = spec
         self._split = [(i, load) for i, load in enumerate(spec.loads) if load.is_split]
         self._operand_views = _views(operands)
-        self._result_views = _views(argument for argument in arguments if argument.role is Role.STORE)
+        self._result_views = _views(argument for argument in arguments if argument.use is Use.STORE)
         sized = {load.name for store in spec.stores for load in spec.loads_with_batches(store)}
         self._planes = _planes(operands, sized)
         self._strided = [
@@ -122,7 +122,7 @@ def _views(arguments: Iterable[Argument]) -> list[tuple[int, _View]]:
     found: list[tuple[int, _View]] = []
     for index, argument in enumerate(arguments):
         if not argument.dims:
-            found.append((index, _as_vector if argument.role.is_operand else _vector_of_result))
+            found.append((index, _as_vector if argument.use.is_operand else _vector_of_result))
         if argument.dtype in (DType.BOOL, *PRODUCT_DTYPES):
             found.append((index, _as_bytes))
         if argument.dtype in PAIRED_DTYPES.values():

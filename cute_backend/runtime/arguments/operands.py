@@ -15,7 +15,7 @@ from torch import SymInt, Tensor
 from cute_backend.kinds.axes import Extent
 from cute_backend.kinds.scales import shown
 from cute_backend.numerics import TORCH_DTYPES
-from cute_backend.signature import Argument, Role, of_role, signature
+from cute_backend.signature import Argument, Use, of_use, signature
 from cute_backend.spec import (
     Accumulator,
     BColumns,
@@ -158,7 +158,7 @@ def check_operands(spec: EpilogueSpec, a: Tensors, b: Tensors, loads: Tensors) -
             )
     if spec.b_columns is BColumns.INTERLEAVED and b[0].shape[-1] % 2 != 0:
         raise ValueError(f"B is {shown(b[0].shape)}, which has not as many even columns as odd ones")
-    operands = [argument for argument in arguments if argument.role.is_operand]
+    operands = [argument for argument in arguments if argument.use.is_operand]
     for argument, tensor in zip(operands, (*a, *b, *loads), strict=True):
         if tensor.dtype is not TORCH_DTYPES[argument.dtype]:
             raise ValueError(
@@ -176,7 +176,7 @@ def check_operands(spec: EpilogueSpec, a: Tensors, b: Tensors, loads: Tensors) -
             raise ValueError(f"{store.name} {store.form.batches(rows)}, and {m} rows are no multiple")
     check_scales(spec, a, b)
     sizes = {Extent.M: m, Extent.N: n, Extent.GROUPS: groups_of(spec, a)}
-    for load, argument, tensor in zip(spec.loads, of_role(operands, Role.LOAD), loads, strict=True):
+    for load, argument, tensor in zip(spec.loads, of_use(operands, Use.LOAD), loads, strict=True):
         _check_load(load, argument, tensor, sizes)
     for tensor in (*a, *b, *loads):
         if tensor.device != a[0].device:

@@ -17,7 +17,7 @@ from cute_backend.planning import Plan
 from cute_backend.runtime.arguments.bind import Binding
 from cute_backend.runtime.arguments.counters import counters_for
 from cute_backend.runtime.arguments.operands import Tensors, check_operands, outputs_like, plane_of
-from cute_backend.signature import Argument, Role, of_role
+from cute_backend.signature import Argument, Use, of_use
 from cute_backend.spec import EpilogueSpec
 
 _MAX_SIZES = 4096
@@ -43,7 +43,7 @@ class Outputs:
             for stores in spec.results
         ]
         partial = any(stores[0].form.is_partial for stores in spec.results)
-        arguments = [*results, *((each, 1) for each in of_role(plan.arguments, Role.WORKSPACE))]
+        arguments = [*results, *((each, 1) for each in of_use(plan.arguments, Use.WORKSPACE))]
 
         @lru_cache(_MAX_SIZES)
         def of_size(m: int, n: int) -> Memory:

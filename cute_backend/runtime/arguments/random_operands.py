@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cute_backend.kinds.axes import Extent
 from cute_backend.numerics import TORCH_DTYPES
-from cute_backend.signature import Argument, Role, of_role, signature
+from cute_backend.signature import Argument, Use, of_use, signature
 from cute_backend.spec import SCALE_TILE, BColumns, EpilogueSpec, ProductKind
 
 
@@ -58,15 +58,13 @@ def random_operands(
         sizes = scales.sizes(side, lines, values) | sizes
     arguments = signature(spec)
 
-    def made(*roles: Role) -> list[Tensor]:
-        return [
-            _random(argument, sizes, generator) for role in roles for argument in of_role(arguments, role)
-        ]
+    def made(*roles: Use) -> list[Tensor]:
+        return [_random(argument, sizes, generator) for role in roles for argument in of_use(arguments, role)]
 
     last = k if spec.product.kind is ProductKind.K_GROUPED else m
-    offsets = [ends.copy_(even_split(last, groups)) for ends in made(Role.OFFSETS)]
-    of_a = made(Role.A) + offsets + made(Role.A_SCALES)
-    return of_a, made(Role.B, Role.B_SCALES), made(Role.LOAD)
+    offsets = [ends.copy_(even_split(last, groups)) for ends in made(Use.OFFSETS)]
+    of_a = made(Use.A) + offsets + made(Use.A_SCALES)
+    return of_a, made(Use.B, Use.B_SCALES), made(Use.LOAD)
 
 
 def even_split(last: int, groups: int) -> Tensor:

@@ -23,12 +23,12 @@ from cute_backend.planning import (
     covering,
     named,
     plan,
-    table,
+    tile_table,
     untuned,
     with_rowvecs,
 )
 from cute_backend.runtime.kernels.kernel import Kernel
-from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment, Role, of_role, signature
+from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment, Use, of_use, signature
 from cute_backend.spec import EpilogueSpec
 
 MAX_KERNELS = 16
@@ -148,7 +148,7 @@ def reachable_alignments(problem: Problem) -> tuple[Alignment, ...]:
     stores = stores_aligned(problem.spec, problem.m, problem.n)
     if stores is False:
         return (Alignment.PLAIN,)
-    if stores is True and not _planes(problem.spec, Role.LOAD):
+    if stores is True and not _planes(problem.spec, Use.LOAD):
         return (Alignment.TMA,)
     return (Alignment.TMA, Alignment.PLAIN)
 
@@ -157,7 +157,7 @@ def stores_aligned(spec: EpilogueSpec, m: int | None, n: int | None) -> bool | N
     """Whether the pitch of every output is a multiple of TMA's 16 bytes; None if its size is unknown."""
     sizes = {Extent.M: m, Extent.N: n}
     verdicts = []
-    for plane in _planes(spec, Role.STORE):
+    for plane in _planes(spec, Use.STORE):
         assert plane.unit is not None
         extent = sizes[plane.dims[plane.unit].extent]
         verdicts.append(None if extent is None else extent * plane.dtype.bits // 8 % TMA_ALIGN == 0)
@@ -166,9 +166,9 @@ def stores_aligned(spec: EpilogueSpec, m: int | None, n: int | None) -> bool | N
     return None if None in verdicts else True
 
 
-def _planes(spec: EpilogueSpec, role: Role) -> list[Argument]:
+def _planes(spec: EpilogueSpec, role: Use) -> list[Argument]:
     """The planes of the epilogue in one role. Only the kernels of one alignment move them by TMA."""
-    return [each for each in of_role(signature(spec), role) if each.alignment is ArgumentAlignment.PLANE]
+    return [each for each in of_use(signature(spec), role) if each.alignment is ArgumentAlignment.PLANE]
 
 
 def _reachable_configs(
@@ -186,7 +186,7 @@ def _reachable_configs(
     if constraints.tile is not None:
         return [with_rowvecs(named(arch, spec, constraints.tile), spec, constraints.rowvecs)]
     if n is None or k is None:
-        return [with_rowvecs(config, spec, constraints.rowvecs) for config in table(arch, spec)][:most]
+        return [with_rowvecs(config, spec, constraints.rowvecs) for config in tile_table(arch, spec)][:most]
     if problem.m is not None:
         return [config_for(problem, alignment, arch, sm_count, winners)]
     if spec.product.is_wideable:

@@ -21,7 +21,7 @@ from cute_backend.runtime.arguments.outputs import Outputs
 from cute_backend.runtime.arguments.random_operands import random_operands, skewed_split
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
-from cute_backend.signature import Role
+from cute_backend.signature import Use
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class GpuTimer:
         runs = {name: run for name, run in runs.items() if _works(run)}
         medians = dict(zip(runs, _medians(list(runs.values()), device), strict=True))
         if groups is not None:
-            place = next(i for i, each in enumerate(plans[0].arguments) if each.role is Role.OFFSETS)
+            place = next(i for i, each in enumerate(plans[0].arguments) if each.use is Use.OFFSETS)
             memory[place].copy_(skewed_split(sizes[0], groups))
             skewed = _medians(list(runs.values()), device)
             medians = {

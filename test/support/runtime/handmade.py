@@ -6,7 +6,7 @@ It has the interface of a generated module and is as simple as a GEMM can be: ea
 from __future__ import annotations
 
 from cute_backend.kinds.results import WholePlane
-from cute_backend.planning import Alignment, Arch, TileConfig, plan, table
+from cute_backend.planning import Alignment, Arch, TileConfig, plan, tile_table
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import (
     Accumulator,
@@ -56,7 +56,7 @@ def kernel_of(
     spec: EpilogueSpec, index: int = 0, alignment: Alignment = Alignment.TMA, arch: Arch = Arch.SM90A
 ) -> Kernel:
     """A kernel for `spec` with one of the architecture's configurations."""
-    config: TileConfig = table(arch, spec)[index]
+    config: TileConfig = tile_table(arch, spec)[index]
     return Kernel(plan(spec, config, alignment))
 
 
