@@ -29,6 +29,7 @@ from cute_backend.fx_walk.preparation.broadcast import join_batches
 from cute_backend.fx_walk.preparation.free_strides import lay_in_rows
 from cute_backend.fx_walk.preparation.gated_units import divide_gated_units
 from cute_backend.fx_walk.preparation.gathers import take_from_products
+from cute_backend.fx_walk.preparation.interleaved import join_interleaved
 from cute_backend.fx_walk.preparation.log_softmax import separate_logsumexps
 from cute_backend.fx_walk.preparation.packed import divide_packed
 from cute_backend.fx_walk.preparation.padding import take_padding_back
@@ -183,6 +184,7 @@ def prepare(graph: fx.Graph, capability: Capability) -> None:
         slice_before_products(graph)
         lay_in_rows(graph)
         join_batches(graph)
+        join_interleaved(graph)
         bring_weights_to_products(graph, capability)
         separate_logsumexps(graph)
         take_from_products(graph)

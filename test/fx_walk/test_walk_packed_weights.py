@@ -55,7 +55,23 @@ def of_floats(w: Tensor) -> Tensor:
     return torch.stack(halves, 2).view(len(w), -1)
 
 
+def assigned(w: Tensor) -> Tensor:
+    """To every other place of memory that was not written before."""
+    values = torch.empty(len(w), K, dtype=torch.int8)
+    values[:, ::2] = (w & 15).to(torch.int8) - 8
+    values[:, 1::2] = (w >> 4).to(torch.int8) - 8
+    return values
+
+
+def assigned_last_first(w: Tensor) -> Tensor:
+    values = torch.zeros(len(w), K, dtype=torch.uint8)
+    values[..., 1::2], values[..., 0::2] = w >> 4, w & 15
+    return values
+
+
 SPELLINGS: dict[str, tuple[Weight, DType]] = {
+    "assigned": (assigned, I4X2),
+    "assigned, the last first": (assigned_last_first, U4X2),
     "stacked": (stacked, U4X2),
     "Gemma": (gemma, I4X2),
     "divided": (divided, U4X2),
@@ -118,7 +134,28 @@ def test_batches_and_rows_that_vary() -> None:
         assert (found - expected).norm() < 0.01 * expected.norm()
 
 
+def high_assigned_first(w: Tensor) -> Tensor:
+    values = torch.empty(len(w), K, dtype=torch.uint8)
+    values[:, ::2], values[:, 1::2] = w >> 4, w & 15
+    return values
+
+
+def assigned_in_part(w: Tensor) -> Tensor:
+    values = torch.ones(len(w), K, dtype=torch.uint8)
+    values[:, ::2], values[:, 1:-2:2] = w & 15, (w >> 4)[:, :-1]
+    return values
+
+
+def assigned_of_two(w: Tensor) -> Tensor:
+    values = torch.empty(len(w), K, dtype=torch.uint8)
+    values[:, ::2], values[:, 1::2] = w & 15, w.flip(0) >> 4
+    return values
+
+
 OTHERS: dict[str, Weight] = {
+    "the high nibble assigned first": high_assigned_first,
+    "assigned in part": assigned_in_part,
+    "assigned of different bytes": assigned_of_two,
     "the high nibble first": lambda w: torch.stack([w >> 4, w & 15], -1).view(len(w), -1),
     "another number subtracted": lambda w: gemma(w) + 1,
     "halves of K": lambda w: torch.cat([w & 15, w >> 4], 1),

@@ -77,6 +77,12 @@ class PackedValues:
         return call(graph, half, torch.ops.aten.unsqueeze.default, value, 1)
 
 
+def are_of_one_byte(halves: Sequence[fx.Node]) -> bool:
+    """Whether two values are made from one tensor of bytes, each by ops of one operand and of numbers."""
+    sources = {_byte_of(half) for half in halves}
+    return len(sources) == 1 and all(each is not None and fake(each).dtype is torch.uint8 for each in sources)
+
+
 def packed_values(values: fx.Node) -> PackedValues | None:
     """The bytes of which these values, in any shape, are the nibbles, the low one first. None if they are
     made in another way, or if something else reads a step of them."""
