@@ -6,14 +6,16 @@ of D than a tile of one product. More tiles of rows convert the weights more oft
 
 from __future__ import annotations
 
+from math import inf
 from statistics import mean
 
 from cute_backend.fx_walk.ends.boundary import LAUNCH_BYTES
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.search.predictions import planned_for, predicted
 from cute_backend.fx_walk.search.walk import Walk
-from cute_backend.planning import Arch
-from cute_backend.planning.transposing import can_transpose
+from cute_backend.planning import Arch, Sizes, choose
+from cute_backend.planning.fitting import fits
+from cute_backend.planning.transposing import Tiled, can_transpose
 from cute_backend.spec import DType, EpilogueSpec, Store
 
 _ROWS = (16, 256)
@@ -23,7 +25,7 @@ kernel has to pay in the mean of both."""
 
 def is_faster_together(walk: Walk, region: Region) -> bool:
     """Whether one kernel computes a pair, by the cost model in no more time than a kernel for each product.
-    These pass one plane of 16 bits between them."""
+    These pass one plane of 16 bits between them. A thread has to have registers for a pair."""
     m, n, k = region.problem
     if not (isinstance(n, int) and isinstance(k, int) and can_transpose(region.spec)):
         return False
@@ -34,6 +36,9 @@ def is_faster_together(walk: Walk, region: Region) -> bool:
     bare = EpilogueSpec((first,), (), (), (Store("out0", first.name, first.a_dtype),))
 
     def ratio(rows: int) -> float:
+        chosen = choose(arch, region.spec, Sizes(rows, n, k), target.sm_count)
+        if not fits(Tiled(region.spec, chosen)):
+            return inf
         passed = LAUNCH_BYTES + rows * n * DType.BF16.bits // 8
         apart = 2 * predicted(arch, bare, rows, n, k) + passed / bytes_per_us
         return predicted(arch, region.spec, rows, n, k) / apart
