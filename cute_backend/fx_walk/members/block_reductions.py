@@ -46,7 +46,7 @@ def frame_of_blocks(found: Found, draft: Draft) -> Frame | None:
     Inductor's kernel of such a norm often does more, such as the norm of the next layer."""
     source, frame, chain = fake(found.source), draft.frames[found.source], draft.chain
     left = frame.reduced(found.dims, fake(found.head).dim() == source.dim(), source.shape)
-    if left is None or found.kind.is_place or found.kind is reductions.PROD:
+    if left is None or not (found.kind.of_blocks or found.kind is reductions.LOGSUMEXP):
         return None
     if left.n_axes:
         return left

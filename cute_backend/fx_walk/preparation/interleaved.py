@@ -34,8 +34,8 @@ def join_interleaved(graph: fx.Graph) -> None:
 
 
 def _halves(node: fx.Node) -> list[fx.Node] | None:
-    """What is written to the even and to the odd places of a tensor of known sizes, by a node and by the one
-    whose result it writes to. None if something else reads that, or if the two are not made from one tensor
+    """The values at the even and at the odd places of a tensor of known sizes, which a node writes and the one
+    to whose result it writes. None if something else reads that, or if the two are not made from one tensor
     of bytes."""
     for start in range(2):
         if (last := _written(node, start)) is None:
@@ -51,7 +51,7 @@ def _halves(node: fx.Node) -> list[fx.Node] | None:
 
 
 def _written(node: object, start: int) -> fx.Node | None:
-    """What a node writes to every other place of the last axis, from `start` on, to the end."""
+    """The values that a node writes to every other place of the last axis, from `start` on, to the end."""
     if not isinstance(node, fx.Node) or node.op != "call_function" or target_name(node) != _SCATTER:
         return None
     given, shape = arguments(node), fake(node).shape

@@ -80,7 +80,7 @@ class Demand(Enum):
     BLOCKS = "blocks"
     """It is of another kind, but has blocks of columns of which none of the tiles of that kind consists."""
     CONVERTED = "converted"
-    """Values of 8 bits are converted to the dtype of the other operand on their way to the MMA."""
+    """Values of 8 or 4 bits are converted to the dtype of the other operand on their way to the MMA."""
 
 
 @dataclass(frozen=True)
