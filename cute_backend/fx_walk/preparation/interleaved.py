@@ -34,9 +34,9 @@ def join_interleaved(graph: fx.Graph) -> None:
 
 
 def _halves(node: fx.Node) -> list[fx.Node] | None:
-    """The values at the even and at the odd places of a tensor of known sizes, which a node writes and the one
-    to whose result it writes. None if something else reads that, or if the two are not made from one tensor
-    of bytes."""
+    """The values at the even and at the odd places of a tensor of known sizes, which a node writes and the
+    one to whose result it writes. None if something else reads that, or if the two are not made from one
+    tensor of bytes."""
     for start in range(2):
         if (last := _written(node, start)) is None:
             continue
