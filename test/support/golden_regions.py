@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from unittest import mock
 
@@ -107,13 +108,20 @@ def the_region(name: str, arch: str, problem: Problem = LARGE) -> ExplainedRegio
     epilogue = PROGRAMS[name]
     with FakeTensorMode():
         inputs = epilogue.inputs(problem)
-    pays = mock.patch.object(shared_launch, "_loss", return_value=None)
-    always = {"block_reductions": "always", "rotary_embeddings": "always"} if name in BLOCKS else {}
-    with cute_backend.config.patch(**always), pays:
+    with fused(name):
         explained = cute_backend.explain(epilogue.fn, *inputs, arch=arch)
     assert not explained.rejections
     (region,) = explained.regions
     return region
+
+
+@contextmanager
+def fused(name: str) -> Iterator[None]:
+    """A context in which an epilogue is fused whether or not that is expected to pay."""
+    pays = mock.patch.object(shared_launch, "_loss", return_value=None)
+    always = {"block_reductions": "always", "rotary_embeddings": "always"} if name in BLOCKS else {}
+    with cute_backend.config.patch(**always), pays:
+        yield
 
 
 def file_name(name: str, arch: str) -> str:

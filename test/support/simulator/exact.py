@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -212,11 +213,21 @@ def check_exact(spec: EpilogueSpec, problem: tuple[int, int, int], machine: Mach
     return launch
 
 
-def check_in_tile(spec: EpilogueSpec, config: TileConfig, m: int, n: int, k: int, **machine_of: int) -> None:
-    """Checks a problem in a tile, and that no rule put another in its place."""
-    for alignment in Alignment:
+def check_in_tile(
+    spec: EpilogueSpec,
+    config: TileConfig,
+    m: int,
+    n: int,
+    k: int,
+    alignments: Iterable[Alignment] = Alignment,
+    **machine_of: int,
+) -> None:
+    """Checks a problem in a tile, and that no rule put another in its place for these alignments."""
+    for alignment in alignments:
         planned = plan(spec, config, alignment).tile
-        assert (planned.tile_m, planned.tile_n) == (config.tile_m, config.tile_n)
+        assert all(
+            getattr(planned, size) == getattr(config, size) for size in ("tile_m", "tile_n", "products")
+        )
     check_exact(spec, (m, n, k), machine(config, **machine_of))
 
 
