@@ -75,6 +75,7 @@ def compiled(fn: Callable[..., Any], backend: str = "cute") -> Any:
     return torch.compile(fn, backend=backend, options=options)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("backend", ["cute", "inductor"])
 def test_tlparse_gets_the_explanation_of_each_graph_and_each_module(
     backend: str, traced: list[tuple[str, dict[str, str]]], fresh_compiler: None

@@ -345,6 +345,7 @@ logging.getLogger("another").error("is broken")
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("logs", "expected"),
     [
@@ -392,6 +393,7 @@ def test_an_output_that_is_closed(program, capsys, monkeypatch):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.exhaustive
 def test_as_a_program_from_another_folder(tmp_path):
     def run(*argv):
         return subprocess.run(

@@ -165,6 +165,7 @@ torch.compile(lambda x: ((x @ x.t()).relu(), x.t() @ x), backend="cute")(a)
 """
 
 
+@pytest.mark.exhaustive
 def test_torch_logs_shows_decisions(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -687,6 +687,7 @@ if __name__ == "__main__":
 """The command, which says whenever a program is done, and takes forever to draw the ninth."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("jobs", "interrupt"),
     [

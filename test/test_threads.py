@@ -62,6 +62,7 @@ def run(code: str, folder: Path) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sweep(1)
 @eight_compile
 @pytest.mark.parametrize("first", ["", "import torch; torch.compiler.list_backends()"])
@@ -76,6 +77,7 @@ def test_one_line_before_the_threads_where_an_older_installation_is(tmp_path: Pa
     assert run(f"import cute_backend.registration\n{EIGHT}", older) == "[] cute_backend.backend"
 
 
+@pytest.mark.exhaustive
 def test_what_the_entry_point_names_registers_once_and_is_nothing_itself(tmp_path: Path) -> None:
     code = """
 from importlib.metadata import entry_points

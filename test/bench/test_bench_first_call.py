@@ -100,6 +100,7 @@ def test_all_layers_are_asked_for_by_a_word() -> None:
     assert [parse([*words, each]).layers for each in ("all", "3")] == [None, 3]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("runner", [Runner.INDUCTOR, Runner.CUTE])

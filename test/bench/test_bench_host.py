@@ -22,6 +22,7 @@ def test_calls_are_timed_in_interleaved_bursts(monkeypatch):
     assert [sorted(bursts[start : start + 3]) for start in range(0, 12, 3)] == [["a", "b", "c"]] * 4
 
 
+@pytest.mark.exhaustive
 def test_what_is_compared_is_the_same_product_and_the_same_program(monkeypatch, fresh_compiler):
     launched = []
 

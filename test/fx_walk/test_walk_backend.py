@@ -276,7 +276,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("eager", [False, True], ids=["fused", "eager_rounding"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_every_activation_fuses_whole(name: str, eager: bool, fresh_compiler: None) -> None:

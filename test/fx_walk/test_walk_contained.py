@@ -268,7 +268,7 @@ REPRESENTATIVES: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("owner", "name"), REPRESENTATIVES, ids=lambda value: getattr(value, "__name__", value)
 )
@@ -491,6 +491,7 @@ def test_reductions_without_dims_pass(name: str, after: bool) -> None:
     assert len(report.regions) == after
 
 
+@pytest.mark.exhaustive
 def test_a_training_step_that_clips_its_gradients(fresh_compiler: None) -> None:
     x = torch.randn(16, 32)
     wanted, step = clipped_step(x)(), torch.compile(clipped_step(x), backend="cute")

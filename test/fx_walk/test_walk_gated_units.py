@@ -32,7 +32,7 @@ def operands(dtype: torch.dtype, size: tuple[int, ...]) -> tuple[Tensor, Tensor,
     return x, w, b
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("unknown_rows", [False, True])
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)

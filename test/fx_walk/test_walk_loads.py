@@ -260,7 +260,7 @@ def assert_gathers_as_eager(text: str, dynamic: bool) -> None:
     assert all(torch.equal(given[name], written[name]) for name in given)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", GATHERS)
 def test_a_gather_is_an_operand_like_any_other(name: str, dynamic: bool, fresh_compiler: None) -> None:

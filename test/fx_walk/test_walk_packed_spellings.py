@@ -93,7 +93,7 @@ def region_of(fn: Program, arch: str = "sm_90a") -> Any:
     return region
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("fn", SPELLINGS, ids=lambda fn: fn.__name__)
 def test_queries_keys_and_values_are_one_kernel_that_rotates(fn: Program, arch: str) -> None:
@@ -103,7 +103,7 @@ def test_queries_keys_and_values_are_one_kernel_that_rotates(fn: Program, arch: 
     assert region.spec.stores[0].form.block_columns
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("tokens", [1, 100, 127])
 @pytest.mark.parametrize("fn", SPELLINGS, ids=lambda fn: fn.__name__)
 def test_results_are_eagers(fn: Program, tokens: int, fresh_compiler: None) -> None:

@@ -95,7 +95,7 @@ def test_spellings_with_a_scale_of_each_column(spelling: str) -> None:
     agrees(program, *given)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("spelling", ["stacked", "Gemma", "divided"])
 @pytest.mark.parametrize("size", [32, 64, 128, 256])
 def test_spellings_in_groups(spelling: str, size: int) -> None:

@@ -103,7 +103,7 @@ def run(program: Callable[..., Tensor], m: int, n: int, k: int) -> dict[str, int
     return dict(counters["cute_backend"])
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("program", [linear, rows_of_their_own, with_a_plane, no_addend, greatest, batches])
 @pytest.mark.parametrize("size", [(130, 64, 72), (128, 50, 72), (130, 50, 72), (130, 64, 71)])
 def test_what_was_padded_fuses(

@@ -67,7 +67,7 @@ LIBRARIES: dict[str, tuple[Callable[[], torch.nn.Module], DType]] = {
 """Linears, each with the dtype in which a kernel reads the weight."""
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80", "sm_120a"])
 def test_kernels_read_the_weights_of_libraries(library: str, arch: str) -> None:

@@ -128,7 +128,7 @@ MOVED: dict[Program, tuple[int, str]] = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("program", MOVED, ids=lambda program: program.__name__)
 @pytest.mark.usefixtures("free_launches")
 def test_rows_are_taken_before_the_product(program: Program) -> None:
@@ -145,7 +145,7 @@ def _strides(result: Tensor) -> list[int]:
     return [stride for size, stride in zip(result.shape, result.stride(), strict=True) if size > 1]
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(
     ("program", "dynamic"),
     [(program, ()) for program in MOVED]

@@ -96,7 +96,7 @@ def close(fn: Callable[..., Any], *given: Tensor) -> bool:
     return bool((result.float() - expected).norm() < 0.01 * expected.norm())
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize("stored", [I8, U8, E4M3, E5M2], ids=str)
 def test_forms(form: Callable[..., Tensor], stored: torch.dtype) -> None:
@@ -178,7 +178,7 @@ def test_the_weight_is_written_in_16_bits_first(fn: Callable[..., Tensor], given
     assert region.products[0].label == f"w, int8 written in bf16 at each call, {2 * n * k:,} bytes"
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_120a", "sm_121a"])
 @pytest.mark.parametrize("stored", [I8, E4M3, E5M2], ids=str)
 def test_architectures_of_mma_sync(stored: torch.dtype, arch: str) -> None:

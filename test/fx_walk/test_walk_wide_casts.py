@@ -54,7 +54,7 @@ PROGRAMS: dict[str, Op] = {
 }
 
 
-@pytest.mark.sweep(11)
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_op_rounds_as_in_eager(name: str, dtype: torch.dtype, fresh_compiler: None) -> None:

@@ -176,7 +176,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("name", "config", "columns"), CONFIGS, ids=lambda each: getattr(each, "name", str(each))
 )
@@ -189,7 +189,7 @@ def test_kernels_reduce_blocks_in_passes(name: str, config: TileConfig, columns:
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("m", [1, 100, 127, 2049])
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("name", SPECS)
@@ -274,7 +274,7 @@ def test_blocks_of_two_sizes_are_held_by_a_visit() -> None:
     assert two.by_visits and two.visit_columns == 128
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @in_parts(8)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("columns", [64, 80, 96, 128, 192, 256])

@@ -44,7 +44,7 @@ def drawn() -> tuple[Call, Tensor]:
     return call, tokens
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_every_tile_draws_what_the_replay_draws(config: TileConfig, drawn: tuple[Call, Tensor]) -> None:
     (a, b, loads, spec), tokens = drawn

@@ -343,6 +343,7 @@ def cached(spec: EpilogueSpec, columns: int) -> EpilogueSpec:
     return replace(spec, loads=(*spec.loads, position), stores=(*spec.stores[:1], *kept))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sweep(1)
 @in_parts(24)
 def test_wide_visits_leave_registers_for_places_in_a_cache(part: slice) -> None:

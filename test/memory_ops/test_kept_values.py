@@ -182,7 +182,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("m", [1, 100, 127, 300])
 @pytest.mark.parametrize("arch", CONFIGS)
 @pytest.mark.parametrize("name", ["residual_norm", "planes_around"])

@@ -110,6 +110,7 @@ EVERY_DAY = {("ping-pong", "several groups"), ("split-K", "one tile")}
 """The cases of `make test`."""
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("tile", "size"),
     [
@@ -137,6 +138,7 @@ def test_rows_of_batches_that_are_no_multiple_of_a_strip() -> None:
     check(of_rows(ProductKind.BATCHED), [a], [b], TILES["cooperative"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", ["ping-pong", "two blocks of rows"])
 def test_rows_of_groups(config: str) -> None:

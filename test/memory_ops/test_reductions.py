@@ -116,6 +116,7 @@ def kernels(*axes: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("axis", "config"), cases)
 
 
+@pytest.mark.sweep(2)
 @kernels(*SPECS)
 def test_every_kind(axis: str, config: str) -> None:
     """Tiles cut by both edges, several of them; a tile of the cluster may lie beyond the plane as a whole."""
@@ -123,6 +124,7 @@ def test_every_kind(axis: str, config: str) -> None:
         check(SPECS[axis], CONFIGS[config], difficult(m, n), seed)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", ["ping-pong", "one CTA"])
 def test_products_are_exact_in_any_order_where_their_factors_are_powers_of_two(config: str) -> None:
@@ -172,6 +174,7 @@ def test_an_infinite_logsumexp_is_nan_where_a_softmax_asks_for_it(config: str) -
     check(spec, CONFIGS[config], plane, 0)
 
 
+@pytest.mark.sweep(1)
 @kernels("rows", "columns")
 def test_of_equals_the_first_also_where_all_are_infinite_or_none_is_a_number(axis: str, config: str) -> None:
     """Rows, or columns, of one value each."""

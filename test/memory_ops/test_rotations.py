@@ -148,7 +148,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("config", "columns"), CONFIGS, ids=lambda each: getattr(each, "name", str(each)))
 def test_kernels_rotate_halves(config: TileConfig, columns: int) -> None:
     """Several tiles, the last of each row and column cut off; and one row."""

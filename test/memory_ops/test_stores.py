@@ -137,7 +137,7 @@ def test_what_is_reduced_is_rounded_first_where_the_spec_says_so() -> None:
     assert chain.stored(count)[:2] == ("math.to_f32(t2)", F32)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("name", CASES)
 def test_stores(name: str, arch: Arch) -> None:

@@ -245,6 +245,7 @@ def test_a_thread_has_fewer_accumulators_beside_more_planes() -> None:
     assert_sound([plan(most, widest, Alignment.TMA)])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("tile", "by_element"), zip(WIDE, (160, 128, 128), strict=True))
 def test_a_wide_tile_has_fewer_columns_if_planes_move_by_element(tile: str, by_element: int) -> None:

@@ -190,6 +190,7 @@ def test_an_interrupt_in_a_callback_of_mlir_stays_one(
         compile_text(source(make_spec()), tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_threads_that_build_different_kernels_name_each_by_its_own(tmp_path: Path) -> None:
     kernels = [kernel_of(make_spec(exact=False), arch=arch) for arch in FIRST]
 

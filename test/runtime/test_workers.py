@@ -278,7 +278,7 @@ elif how == "leaves a child" and os.fork() == 0:
 """
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("how", ["ends", "killed", "interrupted", "_exit", "leaves a child"])
 def test_nothing_is_left_of_a_process_that_ends_while_kernels_compile(tmp_path: Path, how: str) -> None:
     os.mkfifo(tmp_path / "pipe")

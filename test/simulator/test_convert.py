@@ -107,7 +107,7 @@ def test_f32_to_8_bits_saturates(name: str, part: slice) -> None:
     same_bits(got & np.uint16(0x7F), bits_of(relu, name) & 0x7F, x, name)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @IN_PARTS
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
 @pytest.mark.parametrize("source", ["f16", "bf16"])
@@ -121,7 +121,7 @@ def test_all_16_bit_values_to_8_bits(name: str, source: str, part: slice) -> Non
     same_bits(got >> np.uint16(8), np.roll(wanted, 1), np.roll(x, 1), name)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @IN_PARTS
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
 def test_all_8_bit_pairs_to_f16(name: str, part: slice) -> None:
@@ -235,7 +235,7 @@ def test_floats_to_integers_clamp(target: str, mode: str) -> None:
     assert got.tolist() == wanted
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(4)
 @IN_PARTS
 @pytest.mark.parametrize("target", ["u8", "s8", "u16", "s16", "u32", "s32"])
 @pytest.mark.parametrize("source", ["f16", "bf16"])
@@ -255,7 +255,7 @@ def test_all_16_bit_floats_to_integers(source: str, target: str, part: slice) ->
     assert got.tolist() == wanted
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(7)
 @IN_PARTS
 @pytest.mark.parametrize("source", ["u8", "s8", "u16", "s16"])
 @pytest.mark.parametrize("target", ["f16", "bf16", "f32"])
@@ -301,7 +301,7 @@ def exactly_rounded_integer(n: int) -> int:
     return (abs(n) >> shift << shift) * (1 if n >= 0 else -1)
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(5)
 @in_parts(4)
 @pytest.mark.parametrize("source", RANGES)
 @pytest.mark.parametrize("target", RANGES)

@@ -89,7 +89,7 @@ def check(stored: DType, other: DType, config: TileConfig, problem: tuple[int, i
         assert torch.equal(actual, expected), wrong(actual, expected)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("m", [1, 5, 64, 130])
 @pytest.mark.parametrize("k", [16, 336, 656])
@@ -100,7 +100,7 @@ def test_products_are_exact(tile: str, m: int, k: int) -> None:
     check(DType.I8, DType.BF16, config, (min(m, config.tile_n + 2), config.tile_m + 40, k))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("tile", WARPS)
 @pytest.mark.parametrize("m", [1, 5, 64, 130])
 @pytest.mark.parametrize("k", [16, 336, 656])
@@ -123,14 +123,14 @@ def stored_by(*tiles: TileConfig) -> list[ParameterSet]:
     ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("tile", "stored"), stored_by(*CONVERSIONS, WARPS["with conversions"], WARPS["TMA"]))
 @pytest.mark.parametrize("other", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
 def test_dtypes(tile: TileConfig, stored: DType, other: DType) -> None:
     check(stored, other, tile, (5, 104, 272))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("tile", "stored"), stored_by(*CONVERSIONS))
 @pytest.mark.parametrize("other", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
 def test_every_stored_value(tile: TileConfig, stored: DType, other: DType) -> None:

@@ -139,26 +139,26 @@ def check(case: Case, config: TileConfig, problem: tuple[int, int, int]) -> None
     assert torch.equal(actual, expected), wrong(actual, expected)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", TILES)
-@pytest.mark.parametrize("m", [1, 5, 64, 130])
-@pytest.mark.parametrize("k", [256, 1280, 1792])
+@pytest.mark.parametrize("m", [1, 5, 64, pytest.param(130, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("k", [256, 768, pytest.param(1792, marks=pytest.mark.exhaustive)])
 def test_products_are_exact(case: str, name: str, m: int, k: int) -> None:
     """Tails of N, and K of a few groups, of which some are the last of their chunk."""
     check(CASES[case], TILES[name], (m, TILES[name].tile_m + 40, k))
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", WARPS)
-@pytest.mark.parametrize("m", [1, 5, 64, 130])
-@pytest.mark.parametrize("k", [256, 1280, 1792])
+@pytest.mark.parametrize("m", [1, 5, 64, pytest.param(130, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("k", [256, 768, pytest.param(1792, marks=pytest.mark.exhaustive)])
 def test_products_by_warps_are_exact(case: str, name: str, m: int, k: int) -> None:
     check(CASES[case], WARPS[name], (m, WARPS[name].tile_m + 40, k))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", ["int8", "torchao's int4", "int4"])
 @pytest.mark.parametrize(
     "config", [TILES["8 rows"], WARPS["cp.async"], WARPS["TMA"]], ids=lambda c: c.arch.value
@@ -168,7 +168,7 @@ def test_k_ends_within_a_k_tile(case: str, config: TileConfig, k: int) -> None:
     check(CASES[case], config, (5, 104, k))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("stored", STORED_DTYPES, ids=lambda dtype: dtype.value)
 @pytest.mark.parametrize(
     "config", [TILES["8 rows"], WARPS["24 rows"], WARPS["TMA"]], ids=lambda c: c.arch.value
@@ -190,12 +190,12 @@ def test_each_product_has_the_weights_of_its_chain() -> None:
     scales = [torch.rand(n, k // 128, generator=generator).bfloat16() for _ in range(2)]
     zeros = [torch.randint(-9, 16, (n, k // 128), generator=generator).to(torch.int8) for _ in range(2)]
     given = [each.t() for each in (*weights, *scales, *zeros)]
-    a = torch.eye(k).bfloat16()
+    a = torch.eye(k)[96:160].bfloat16()  # of both groups
     results, _ = run_region(spec, [a], given, [], machine(replace(TILES["wide"], packing=2)))
     for result, w, scale, zero in zip(results, weights, scales, zeros, strict=True):
         codes = torch.stack([w & 15, w >> 4], 2).view(n, -1, 128).bfloat16()
         chain = (codes - zero[..., None].bfloat16()) * scale[..., None]
-        assert torch.equal(result, chain.view(n, k).t().float())
+        assert torch.equal(result, chain.view(n, k).t()[96:160].float())
 
 
 @pytest.mark.sweep(2)
@@ -221,7 +221,7 @@ def test_a_program(arch: str, m: int) -> None:
     assert (result.float() - expected).norm() < 0.01 * expected.norm()
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("m", [8, 64, 96])
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM80, Arch.SM120A], ids=lambda arch: arch.value)

@@ -49,7 +49,7 @@ def tile(arch: Arch, name: str, cluster: int = 1, **options: int) -> TileConfig:
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("arch", "name"), TILES)
 @pytest.mark.parametrize("m", [1, 7, 48, 130, 257])
 def test_edges(arch: Arch, name: str, m: int) -> None:
@@ -59,7 +59,7 @@ def test_edges(arch: Arch, name: str, m: int) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("arch", "name", "options"),
     [
@@ -79,7 +79,7 @@ def test_parts_of_k_and_clusters(arch: Arch, name: str, options: dict[str, int])
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("arch", "name"), [(Arch.SM89, "64x16"), *FEW[2:]])
 @pytest.mark.parametrize("dtype", [DType.E4M3, DType.F32, DType.F16])
 @pytest.mark.parametrize("order", [Order.ROW, Order.COLUMN])
@@ -101,7 +101,7 @@ def test_planes_by_element(arch: Arch, name: str, m: int, n: int) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("arch", "name"), FEW)
 @pytest.mark.parametrize("axis", Axis)
 def test_reductions_along_every_axis(arch: Arch, name: str, axis: Axis) -> None:
@@ -111,7 +111,7 @@ def test_reductions_along_every_axis(arch: Arch, name: str, axis: Axis) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("arch", "dtype"),
     [(Arch.SM80, DType.I8), (Arch.SM89, DType.E4M3), (Arch.SM100A, DType.E4M3), (Arch.SM100A, DType.I8)],

@@ -396,7 +396,7 @@ def test_every_tile_of_groups_of_k_in_fp8_ends_anywhere(config, spec):
     check_k(config, FP8_K_ENDS["free_end"], 144, spec, FP8_K)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("behind_a", "behind_b"), [(torch.nan, 2.0), (2.0, torch.nan), (torch.nan, torch.nan)]
 )

@@ -42,7 +42,7 @@ def test_every_case_was_recorded():
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < MOST_BYTES
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_real_machine(name):
     case = CASES[name]

@@ -120,7 +120,7 @@ def check_program(name: str, seed: int) -> None:
         assert relative_error(result, expected) < TOLERANCE[torch.bfloat16]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", MMA_SCALED)
 def test_programs_are_simulated_from_torch_to_their_results(name: str) -> None:
     check_program(name, 1)

@@ -56,7 +56,7 @@ def tile(name: str, split_k: int = 1, cluster: int | None = None) -> TileConfig:
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", TILES)
 @pytest.mark.parametrize("m", [1, 7, 88, 130, 257])
 def test_edges(name: str, m: int) -> None:
@@ -76,6 +76,7 @@ def test_ping_pong(name: str) -> None:
     check_in_tile(spec, config, 100, n, 200, alignments=(Alignment.TMA,))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("m", [16, 100, 257, 600])
 def test_no_ping_pong_that_is_offered_spills(m: int) -> None:
@@ -88,7 +89,7 @@ def test_no_ping_pong_that_is_offered_spills(m: int) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["64x88", "128x136", "192x48", "256x104"])
 @pytest.mark.parametrize("dtype", [DType.F16, DType.E4M3])
 @pytest.mark.parametrize("cluster", [1, 2, 4])
@@ -99,7 +100,7 @@ def test_clusters_share_the_rows_of_a_tile(name: str, dtype: DType, cluster: int
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("name", "split_k", "cluster"),
     [
@@ -123,7 +124,7 @@ def test_any_order_of_warps_gives_the_same_bits(seed: int) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["64x88", "128x168", "64x24", "192x48"])
 @pytest.mark.parametrize("dtype", [DType.E4M3, DType.F32, DType.F16])
 @pytest.mark.parametrize("order", [Order.ROW, Order.COLUMN])
@@ -136,7 +137,7 @@ def test_planes_of_every_size_and_order(name: str, dtype: DType, order: Order) -
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["64x88", "128x136", "64x24", "192x48"])
 @pytest.mark.parametrize(("m", "n"), [(130, 69), (257, 201)])
 def test_planes_by_element(name: str, m: int, n: int) -> None:
@@ -144,7 +145,7 @@ def test_planes_by_element(name: str, m: int, n: int) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["64x88", "128x136", "192x48", "256x104", "64x24"])
 @pytest.mark.parametrize("axis", Axis)
 @pytest.mark.parametrize("kind", ["max", "sum"])

@@ -55,6 +55,7 @@ def test_operands_that_are_contiguous_along_m_or_n(arch, majors, columns, index)
     check(spec, config, config.tile_m + 40, config.tile_n + 24, 104)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sweep(1)
 @COLUMNS
 @pytest.mark.parametrize("arch", COUNTS)
@@ -80,6 +81,7 @@ def test_slow_accumulation_is_promoted(columns, index):
     check(spec, configs[index], configs[index].tile_m + 40, configs[index].tile_n + 24, 1040)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sweep(1)
 @COLUMNS
 def test_tiles_as_wide_as_an_mma_can_be(columns):

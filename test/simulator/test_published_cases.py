@@ -117,7 +117,7 @@ def test_all_cases_are_here() -> None:
     assert len(CASES) + 1 == 25
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", CASES)
 def test_the_walker_fuses_as_much_or_more(name: str) -> None:
     case = CASES[name]

@@ -81,7 +81,7 @@ def test_two_stages_where_shared_memory_is_small(k: int) -> None:
     assert check_exact(scaled_residual(DType.BF16, DType.BF16), (168, 152, k), machine(config))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
 @pytest.mark.parametrize("a_major", Major, ids=lambda major: f"A along {major.value}")
 @pytest.mark.parametrize("b_major", Major, ids=lambda major: f"B along {major.value}")
@@ -153,6 +153,7 @@ def test_outputs_have_one_stage() -> None:
     assert (stages.ab, stages.exact, stages.row, stages.store) == (4, 0, 0, 1)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("problem", [(136, 136, 200), (1, 16, 8)], ids=str)
 def test_two_ctas_share_a_multiprocessor(problem: tuple[int, int, int]) -> None:
     """Each has half of its shared memory, in which A and B have two stages."""
@@ -324,6 +325,7 @@ def test_sums_of_parts_of_k_through_memory(parts: int, alignment: Alignment, arc
     assert PARTS in launch.report.entry and PARTS not in launch.summing.entry
 
 
+@pytest.mark.exhaustive
 def test_sums_of_parts_in_large_tiles_and_along_other_modes() -> None:
     spec = scaled_residual(DType.F16, DType.F16, Major.MN, Major.MN)
     check_exact(spec, (72, 136, 200), machine(sm80(128, 128, split_k=2, occupancy=2)))

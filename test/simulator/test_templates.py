@@ -64,7 +64,7 @@ def each_on_an_architecture():
             yield pytest.param(name, arch, id=f"{name}-{arch.value}", marks=marks)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.settings(block_reductions="always", rotary_embeddings="always")
 @pytest.mark.parametrize(("name", "arch"), each_on_an_architecture())
 def test_every_shared_epilogue_is_right(name, arch):
@@ -157,7 +157,7 @@ CONFIGS = [
 by_name = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @by_name
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 def test_edges_in_every_direction(config, alignment):

@@ -38,7 +38,7 @@ def tile(name: str, cluster: int | None = None, **options: int) -> TileConfig:
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", TILES)
 @pytest.mark.parametrize("m", [1, 7, 24, 88, 130, 257])
 def test_edges(name: str, m: int) -> None:
@@ -58,7 +58,7 @@ def test_ping_pong(name: str, m: int) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["64x24", "64x88", "128x136"])
 @pytest.mark.parametrize("dtype", [DType.F16, DType.E4M3])
 @pytest.mark.parametrize("cluster", [1, 2, 4])
@@ -68,7 +68,7 @@ def test_clusters_share_the_rows_of_a_tile(name: str, dtype: DType, cluster: int
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("name", "split_k", "cluster"),
     [("64x88", 2, 1), ("128x88", 4, 1), ("64x24", 3, 1), ("64x88", 6, 1), ("128x88", 2, 2), ("64x24", 8, 4)],
@@ -109,7 +109,7 @@ def test_promoted_sums(name: str) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["64x88", "128x136", "64x24"])
 @pytest.mark.parametrize("axis", Axis)
 def test_reductions_along_every_axis(name: str, axis: Axis) -> None:

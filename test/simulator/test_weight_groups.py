@@ -107,7 +107,7 @@ def check(case: str, config: TileConfig, problem: tuple[int, int, int]) -> None:
     assert torch.equal(actual, expected), wrong(actual, expected)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", GROUPS)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("m", [1, 5, 64, 130])
@@ -119,7 +119,7 @@ def test_products_are_exact(case: str, tile: str, m: int, k: int) -> None:
     check(case, config, (min(m, config.tile_n + 2), config.tile_m + 40, k))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", GROUPS)
 @pytest.mark.parametrize("tile", WARPS)
 @pytest.mark.parametrize("m", [1, 5, 64, 130])
@@ -149,7 +149,7 @@ def chain(stored: Tensor, to: torch.dtype, groups: WeightGroups, *vectors: Tenso
     return (weight.to(product) * scale.to(product)).to(to).view(n, k)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", GROUPS)
 @EACH_TEMPLATE
 def test_weights_have_the_bits_of_the_chain(case: str, tile: TileConfig) -> None:
@@ -217,7 +217,7 @@ def test_every_order_of_scales_in_memory() -> None:
         assert torch.equal(actual, expected)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @EACH_TEMPLATE
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
 def test_a_scale_that_is_not_finite_stays_in_its_group(tile: TileConfig, number: float) -> None:

@@ -135,7 +135,7 @@ def names_in(table: str) -> list[str]:
     return [name for name in names if how["fast_accum"] or is_fp8(name)]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @in_parts(32)
 @pytest.mark.parametrize("table", EVERY_DAY)
 def test_every_configuration_has_a_sound_rung(table: str, part: slice) -> None:
@@ -145,7 +145,7 @@ def test_every_configuration_has_a_sound_rung(table: str, part: slice) -> None:
     assert_sound(of_part(plans.values(), part))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @in_parts(16)
 @pytest.mark.parametrize("name", ["addmm_relu", "square", "sums"])
 @pytest.mark.parametrize("stored", [DType.I8, DType.E4M3])
@@ -163,7 +163,7 @@ def test_weights_are_converted_without_spills_or_waits(
     assert_first_rungs_are_clean(of_part(plans, part))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @in_parts(3)
 @pytest.mark.parametrize(
     "groups",
