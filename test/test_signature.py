@@ -189,7 +189,7 @@ def test_the_arguments_of_a_spec(spec: EpilogueSpec, expected: list[str]) -> Non
 
 
 @given(spec=specs())
-def test_arguments_come_by_role_with_names_of_their_own(spec: EpilogueSpec) -> None:
+def test_arguments_come_by_use_with_names_of_their_own(spec: EpilogueSpec) -> None:
     arguments = signature(spec)
     roles = [list(Use).index(argument.use) for argument in arguments]
     assert roles == sorted(roles)

@@ -153,8 +153,8 @@ class Result:
     def element(self, whole: Values, count: Int64) -> cutlass.Numeric:
         """The store's element of the partial of all `count` elements."""
         result = self.kind.result(whole, count)
-        if self.dtype in (Int32, Int64):
-            return self.dtype(result)
+        if self.dtype is Int64:
+            return Int64(result)
         fragment = cute.make_rmem_tensor(2, Float32)  # conversions go by pairs
         fragment.fill(0.0)
         fragment[0] = self.after(result)

@@ -83,7 +83,7 @@ _HALF_K_TILE = 64
 class Converting(Mainloop):
     """Values that are converted are the rows of the MMA, which wgmma takes from registers."""
 
-    kind = Demand.CONVERTED
+    demand = Demand.CONVERTED
     stacks = True
 
     @classmethod

@@ -18,7 +18,7 @@ from cute_backend.spec import BColumns, EpilogueSpec, ProductKind
 
 def demand_of(arch: Arch, spec: EpilogueSpec) -> Demand:
     """The kind of a spec, by which it has tiles if its sizes are unknown."""
-    of_mainloop = mainloop_of(spec, arch.target).kind
+    of_mainloop = mainloop_of(spec, arch.target).demand
     if of_mainloop is not None:
         return of_mainloop
     return Demand.PLANES if has_planes(spec) else Demand.REDUCED

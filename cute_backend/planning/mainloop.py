@@ -36,7 +36,7 @@ class Mainloop:
     spec: EpilogueSpec
     target: Target
 
-    kind: ClassVar[Demand | None] = None
+    demand: ClassVar[Demand | None] = None
     """The kind of specs whose tiles it has if sizes are unknown; None if planes decide."""
     is_fitted = True
     """Whether the cost model was fitted to its products."""

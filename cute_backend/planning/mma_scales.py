@@ -62,7 +62,7 @@ class MmaScales(StageScales):
 class MmaScaled(BlockScaled):
     """The MMA multiplies both operands by their scales as it reads them."""
 
-    kind = Demand.SCALED
+    demand = Demand.SCALED
     splits = False
 
     @classmethod

@@ -12,7 +12,7 @@ from cute_backend.spec import Accumulator
 class Promoted(Mainloop):
     """With two sets of sums, a thread adds one to its accumulators while wgmma works on the other."""
 
-    kind = Demand.PROMOTED
+    demand = Demand.PROMOTED
     is_fitted = False
 
     @classmethod

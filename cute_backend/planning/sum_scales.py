@@ -107,7 +107,7 @@ class SumsInTensorMemory(ScaledSums):
 class SumsInRegisters(ScaledSums):
     """There are as many sets and pieces of sums as accumulators leave registers for."""
 
-    kind = Demand.PROMOTED
+    demand = Demand.PROMOTED
     in_registers = True
 
     def registers(self, config: TileConfig) -> int:

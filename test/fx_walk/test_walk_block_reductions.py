@@ -16,6 +16,7 @@ from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.kinds import reductions
+from cute_backend.kinds.blocks.reduced import BLOCK_REDUCTIONS
 from cute_backend.planning import Arch, tile_table
 from cute_backend.spec import Axis, Blocks, LoadKind, Order, Stride
 from support.fx_walk.exact import integers, product_inputs
@@ -184,6 +185,20 @@ def test_what_an_axis_of_rows_and_blocks_does_not_tell_apart_is_refused(case: st
     program, reason = JOINED[case]
     (report,) = collect(lambda a, b: program(a @ b), product_inputs(M, N))
     assert reason in {rejection.reason for rejection in report.rejections}
+
+
+def test_a_kind_that_reduces_no_blocks_is_left_to_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the kind is, the rest of the graph is fused."""
+    monkeypatch.delitem(BLOCK_REDUCTIONS, reductions.MIN.name)
+    monkeypatch.setitem(vars(reductions.MIN), "of_blocks", False)
+
+    def program(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        plane = (a @ b).relu()
+        return plane, heads(plane).amin(-1)
+
+    (report,) = collect(program, product_inputs(M, N))
+    assert len(report.regions) == 1
+    assert Reason.INTERNAL_ERROR not in {each.reason for each in report.rejections}
 
 
 def test_a_block_is_known_by_its_axis_and_not_by_its_size() -> None:

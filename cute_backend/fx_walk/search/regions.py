@@ -157,9 +157,9 @@ def _of_stored(walk: Walk, anchor: Anchor, target: Target | None) -> Region | No
         return None
 
     def converting(of: Anchor) -> Anchor | None:
-        stored = of.stored
-        able = isinstance(stored, Anchor) and is_worth_converting(stored, target, walk.precision)
-        return stored if able else None  # type: ignore[return-value]
+        if isinstance(of.stored, Anchor) and is_worth_converting(of.stored, target, walk.precision):
+            return of.stored
+        return None
 
     stored = converting(anchor)
     if stored is None:

@@ -65,7 +65,7 @@ class ReductionKind(Kind):
     plane; a kind has it if it is cheaper than `combine`."""
     stored_as: Callable[[DType], tuple[DType, ...]] = floats
     """The dtypes that a store of it may have, from the dtype of the elements; none if it has no such
-    elements."""
+    elements. Whole numbers are stored as int64 alone, as torch's are."""
     is_place: bool = False
     """Whether the result is the place of an element."""
     is_element: bool = False

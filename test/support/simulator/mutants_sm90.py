@@ -460,13 +460,6 @@ MUTANTS = [
         without("weight_groups.HeldGroups.advance", inside="converted.Sm90Converted._further_parts"),
         WrongNumbers,
     ),
-    Mutant(
-        "weights of the third part of a k tile overwrite those of the first",
-        NIBBLES,
-        without("warpgroup.wait_group", inside="converted.Sm90Converted._further_parts"),
-        RaceError,
-        r"touches registers of a wgmma\.mma_async that it has not waited for",
-    ),
     # Split-K over a cluster.
     Mutant(
         "sums not waited for",
