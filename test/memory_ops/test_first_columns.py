@@ -15,6 +15,7 @@ from cute_backend.kinds.blocks import PART, ROTATE_FIRST
 from cute_backend.kinds.results import PLANE, Cache, Heads
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, planes_written, tile_table
+from cute_backend.planning.search import serves
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.simulator.simulate import Machine, run_region
@@ -129,27 +130,34 @@ CASES = [
 ]
 
 
+def by_element(spec: EpilogueSpec) -> EpilogueSpec:
+    """The spec with tables whose columns have no known stride, which no kernel reads by TMA."""
+
+    def strided(blocks: Blocks | None) -> Blocks | None:
+        return None if blocks is None else replace(blocks, inner=Stride.OTHER)
+
+    return replace(spec, loads=tuple(replace(load, blocks=strided(load.blocks)) for load in spec.loads))
+
+
+BY_ELEMENT = [(config, by_element(spec)) for config, spec in CASES]
+
+
 @pytest.mark.sim
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
-@pytest.mark.parametrize(("config", "spec"), CASES, ids=lambda each: getattr(each, "name", ""))
-def test_kernels_rotate_first_columns(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> None:
+@pytest.mark.parametrize(
+    ("config", "spec"),
+    # Two such tables leave no registers for blocks of 80 and more columns in one visit.
+    [*CASES, *(case for case in BY_ELEMENT if serves(case[0].arch, case[1]))],
+    ids=lambda each: getattr(each, "name", ""),
+)
+def test_kernels_rotate_first_columns(config: TileConfig, spec: EpilogueSpec) -> None:
     """Several tiles, the last of each row and column cut off."""
-    if alignment is Alignment.PLAIN:
-        stores = (replace(spec.stores[0], dtype=DType.BF16),)
-        loads = tuple(replace(load, blocks=by_element(load.blocks)) for load in spec.loads)
-        spec = replace(spec, loads=loads, stores=stores)
     columns = spec.block_columns
     m = 140 if isinstance(spec.stores[0].form, Heads) else config.tile_m + 9
     a, b, tables = operands(spec, m, (config.tile_n // columns + 1) * columns)
     results, launch = run_region(spec, a, b, tables, Machine(config.arch, 1, config, 1))
     assert torch.equal(results[0], expected(spec, *a, *b, tables))
     assert spec.fits_visit(launch.kernel.plan.tile.subtile_n)
-
-
-def by_element(blocks: Blocks | None) -> Blocks | None:
-    """Blocks whose columns have no known stride, which no kernel reads by TMA."""
-    return None if blocks is None else replace(blocks, inner=Stride.OTHER)
 
 
 @pytest.mark.sim
