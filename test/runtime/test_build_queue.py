@@ -55,8 +55,8 @@ def test_a_kernel_that_is_waited_for_is_taken_first() -> None:
         queue.submit(kernel, nothing)
     builder.may.release(4)
     builder.is_busy.acquire()  # the first one has begun
-    assert queue.collect([KERNELS[3]], nothing) == {}
-    assert queue.collect(KERNELS[:3], nothing) == {}
+    assert queue.collect([KERNELS[3]], nothing) == {KERNELS[3]: None}
+    assert queue.collect(KERNELS[:3], nothing) == dict.fromkeys(KERNELS[:3])
     assert builder.begun[0] == KERNELS[0] and sorted(map(KERNELS.index, builder.begun)) == [0, 1, 2, 3]
 
 
@@ -90,6 +90,21 @@ def test_no_more_than_the_limit_are_built_at_once() -> None:
     assert len(steps) == 4 and not any(kernel in queue for kernel in KERNELS)
 
 
+def test_who_waits_until_a_time_leaves_what_is_not_built() -> None:
+    """What has begun is built nevertheless, and so is what somebody else has asked for; the rest is not."""
+    builder = Builder()
+    queue, past = BuildQueue(builder, lambda: 1), 0.0
+    queue.submit(KERNELS[1], nothing)
+    builder.is_busy.acquire()
+    queue.submit(KERNELS[2], nothing)
+    assert queue.collect(KERNELS[1:], nothing, past) == {}
+    assert KERNELS[1] in queue and KERNELS[2] in queue and KERNELS[3] not in queue
+    builder.may.release(4)
+    queue.settle()
+    assert builder.begun == KERNELS[1:3] and queue._batch.is_done
+    assert queue.collect(KERNELS[1:3], nothing, past) == dict.fromkeys(KERNELS[1:3])
+
+
 def test_a_queue_settles_when_nothing_is_built_any_more() -> None:
     builder = Builder()
     queue = BuildQueue(builder, lambda: 1)
@@ -107,7 +122,7 @@ def test_errors_reach_who_waits_and_what_comes_next() -> None:
     builder.may.release(9)
     queue, seen = BuildQueue(builder, lambda: 1), list[Any]()
     queue.submit(KERNELS[0], seen.append)
-    assert queue.collect([KERNELS[0], KERNELS[2]], nothing) == {KERNELS[0]: refused}
+    assert queue.collect([KERNELS[0], KERNELS[2]], nothing) == {KERNELS[0]: refused, KERNELS[2]: None}
     with pytest.raises(KeyError, match="wrong"):
         queue.collect([KERNELS[1]], nothing)
     queue.submit(KERNELS[3], nothing)
@@ -138,7 +153,7 @@ def test_an_interrupt_gives_up_what_is_built(monkeypatch: pytest.MonkeyPatch) ->
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended.is_set()
-    assert queue.collect(KERNELS[:2], nothing) == {}
+    assert queue.collect(KERNELS[:2], nothing) == dict.fromkeys(KERNELS[:2])
     assert begun.count(KERNELS[1]) == 1 and begun.count(KERNELS[0]) == 2
 
 
@@ -158,7 +173,7 @@ def test_a_thread_that_waits_for_a_kernel_that_was_given_up_begins_it_again(
     queue.stop()
     builder.may.release(9)
     waiter.join()
-    assert failures == [{}] and KERNELS[0] not in queue
+    assert failures == [{KERNELS[1]: None}] and KERNELS[0] not in queue
 
 
 def test_a_forked_child_has_an_empty_queue() -> None:
@@ -169,11 +184,11 @@ def test_a_forked_child_has_an_empty_queue() -> None:
 
     def child() -> object:
         builder.may.release(2)
-        return (KERNELS[0] in queue, queue.collect([KERNELS[0]], nothing))
+        return (KERNELS[0] in queue, [*queue.collect([KERNELS[0]], nothing).values()])
 
-    assert in_child(child) == "(False, {})"
+    assert in_child(child) == "(False, [None])"
     builder.may.release()
-    assert queue.collect([KERNELS[0]], nothing) == {}
+    assert queue.collect([KERNELS[0]], nothing) == {KERNELS[0]: None}
 
 
 # What is begun is counted when it is used

@@ -89,15 +89,20 @@ class FakeTimer:
 
 @dataclass
 class FakeBuild:
-    """Hands out functions, except for what is said not to compile."""
+    """Hands out functions, except for what is said not to compile, or to be late where there is an end."""
 
     broken: tuple[TileConfig, ...] = ()
+    late: tuple[TileConfig, ...] = ()
     batches: list[list[Kernel]] = field(default_factory=list)
 
-    def __call__(self, kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Any]:
+    def __call__(
+        self, kernels: Sequence[Kernel], *, built: Callable[[], None], until: float | None
+    ) -> dict[Kernel, Any]:
         self.batches.append(list(kernels))
         outcomes: dict[Kernel, Any] = {}
         for kernel in kernels:
+            if until is not None and kernel.plan in map(planned, self.late):
+                continue
             broken = kernel.plan in map(planned, self.broken)
             outcomes[kernel] = BuildError(f"{kernel.name} is broken") if broken else print
             built()
@@ -238,9 +243,11 @@ def test_groups_of_rows_are_tuned_by_their_number(tmp_path: Path) -> None:
 def test_what_another_process_timed_meanwhile_is_not_timed_again(tmp_path: Path) -> None:
     found = Result(TRIED[2], 50.0, None)
 
-    def build(kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Any]:
+    def build(
+        kernels: Sequence[Kernel], *, built: Callable[[], None], until: float | None
+    ) -> dict[Kernel, Any]:
         tuner(tmp_path, FakeTimer({TRIED[2]: 50.0})).tune([JOB])
-        return FakeBuild()(kernels, built=built)
+        return FakeBuild()(kernels, built=built, until=until)
 
     timer = FakeTimer()
     assert Tuner(GPU, timer, memory_in(tmp_path), build).tune([JOB]) == [found] and timer.asked == []
@@ -261,23 +268,71 @@ def test_what_does_not_build_or_spills_or_fails_to_run_is_passed_over(
     assert counted() == {"tuned": 1, "candidates_failed": 1, "candidates_spilled": 1}
 
 
-def test_what_runs_in_place_of_a_tile_in_doubt_is_timed(
+def spills(monkeypatch: pytest.MonkeyPatch, *tiles: TileConfig) -> None:
+    for module in (rungs, tune):
+        monkeypatch.setattr(module, "spill_bytes", lambda kernel: 8 * (kernel.plan in map(planned, tiles)))
+
+
+def test_what_stands_of_the_tiles_in_doubt_is_timed_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two or three tiles, those that spill or do not build may be all."""
+    """A program waits for no rungs while a tile stands."""
     sizes = 257, 5632, 2048
-    spilling, broken = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)[:2]
-    monkeypatch.setattr(rungs, "spill_bytes", lambda kernel: 8 * (kernel.plan == planned(spilling)))
-    lower = [planning.rungs(planned(tile))[1] for tile in (spilling, broken)]
-    timer = FakeTimer({lower[0].tile: 70.0})
+    first, *others = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)
+    spills(monkeypatch, first)
+    timer, build = FakeTimer(), FakeBuild()
+    (result,) = tuner(tmp_path, timer, build).tune([Job(SPEC, *sizes, thorough=False)])
+    ((_, timed),) = timer.asked
+    assert others and [kernel.plan for kernel in timed] == [*map(planned, others)]
+    assert result is not None and result.config == others[0] and len(build.batches) == 1
+
+
+def test_what_runs_in_place_of_a_tile_in_doubt_is_timed_if_none_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = 257, 5632, 2048
+    broken, *spilling = tiles = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)
+    spills(monkeypatch, *spilling)
+    lower = [planning.rungs(planned(tile))[1] for tile in tiles]
+    timer = FakeTimer({lower[1].tile: 70.0})
     with pytest.warns(RuntimeWarning, match="is broken"):
         (result,) = tuner(tmp_path, timer, FakeBuild(broken=(broken,))).tune(
             [Job(SPEC, *sizes, thorough=False)]
         )
     ((_, timed),) = timer.asked
     assert {kernel.plan for kernel in timed} >= set(lower)
-    assert not {planned(spilling), planned(broken)} & {kernel.plan for kernel in timed}
-    assert result == Result(spilling, 70.0, None, thorough=False)
+    assert not {*map(planned, tiles)} & {kernel.plan for kernel in timed}
+    assert result is not None and result.config in tiles and result.us == 70.0
+
+
+def test_measuring_goes_on_without_kernels_that_are_late(tmp_path: Path) -> None:
+    """A region one of whose tiles is not compiled in time has the model's choice; tuning waits."""
+    other = make_spec(second_store=True)
+    sizes = 257, 5632, 2048
+    jobs = [Job(spec, *sizes, thorough=False) for spec in (SPEC, other)]
+    late = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)[1]
+    timer, build = FakeTimer(), FakeBuild(late=(late,))
+    assert [result is None for result in tuner(tmp_path, timer, build).tune(jobs)] == [True, False]
+    assert counted() == {"measured": 1, "untuned_late": 1}
+    ((_, timed),) = timer.asked
+    assert {kernel.plan.spec for kernel in timed} == {other}
+    firsts = [choose(Arch.SM90A, spec, Sizes(*sizes), 132) for spec in (SPEC, other)]
+    assert [kernel.plan.tile for kernel in build.batches[0][:2]] == firsts  # these run in any case
+
+    (result,) = tuner(tmp_path, timer, build).tune([replace(jobs[0], thorough=True)])
+    assert result is not None and result.thorough
+
+
+def test_measuring_goes_on_without_rungs_that_are_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = 257, 5632, 2048
+    tiles = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)
+    spills(monkeypatch, *tiles)
+    lower = tuple(planning.rungs(planned(tile))[1].tile for tile in tiles)
+    timer, build = FakeTimer(), FakeBuild(late=lower)
+    assert tuner(tmp_path, timer, build).tune([Job(SPEC, *sizes, thorough=False)]) == [None]
+    assert timer.asked == [] and len(build.batches) == 2 and counted() == {"untuned_late": 1}
 
 
 def test_a_kernel_that_spills_in_every_tile_is_timed_against_inductors(

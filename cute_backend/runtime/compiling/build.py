@@ -84,10 +84,13 @@ def _load(kernel: Kernel) -> KernelFunction | None:
 Outcome = Union[KernelFunction, BuildError, UnavailableError]
 
 
-def obtain(kernels: Iterable[Kernel], *, built: Callable[[], None] | None = None) -> dict[Kernel, Outcome]:
+def obtain(
+    kernels: Iterable[Kernel], *, built: Callable[[], None] | None = None, until: float | None = None
+) -> dict[Kernel, Outcome]:
     """Returns each of `kernels`, which it builds if necessary, or the error if a kernel can't be built.
 
-    `built` is called after each kernel; without it, a line on the terminal counts the kernels.
+    `built` is called after each kernel; without it, a line on the terminal counts the kernels. It waits
+    `until` a time of `time.perf_counter`; the kernels that are not built by then are missing in the result.
     """
     kernels = list(dict.fromkeys(kernels))
     outcomes: dict[Kernel, Outcome] = dict(load_known(each for each in kernels if each not in _queue))
@@ -95,13 +98,16 @@ def obtain(kernels: Iterable[Kernel], *, built: Callable[[], None] | None = None
     if not missing:
         return outcomes
     warn_of_packs(missing)
+    ended = _build_all(missing, built, until)
+    missing = [kernel for kernel in missing if kernel in ended]
     count("kernels_built", len(missing))
-    failures = _build_all(missing, built)
+    failures = {kernel: error for kernel, error in ended.items() if error is not None}
     outcomes |= load_known(missing)
     if lost := [
         kernel for kernel in missing if not (kernel in outcomes or kernel in failures or _has(kernel))
     ]:
-        failures |= _build_all(lost, built=lambda: None)
+        again = _build_all(lost, built=lambda: None)
+        failures |= {kernel: error for kernel, error in again.items() if error is not None}
         outcomes |= load_known(lost)
     for kernel in missing:
         if kernel not in outcomes:
@@ -146,14 +152,17 @@ def build_again(kernels: Sequence[Kernel]) -> None:
     """Builds kernels that this process may have loaded, but that went from the cache since. Raises
     BuildError, UnavailableError."""
     for failure in _build_all(kernels, built=None).values():
-        raise failure
+        if failure is not None:
+            raise failure
 
 
-def _build_all(kernels: Sequence[Kernel], built: Callable[[], None] | None) -> dict[Kernel, Failure]:
-    """Builds kernels into the cache, and returns the errors of those that can't be built. Without `built`, a
-    line on the terminal counts them."""
+def _build_all(
+    kernels: Sequence[Kernel], built: Callable[[], None] | None, until: float | None = None
+) -> dict[Kernel, Failure | None]:
+    """Builds kernels into the cache, and returns the error of each that can't be built, and None of each that
+    was, `until` a time. Without `built`, a line on the terminal counts them."""
     with _queue.line() if built is None else nullcontext():
-        return _queue.collect(kernels, built or (lambda: None))
+        return _queue.collect(kernels, built or (lambda: None), until)
 
 
 def removed(kernel: Kernel) -> BuildError:

@@ -103,11 +103,16 @@ class BuildQueue:
                 return
         then(build.error)
 
-    def collect(self, kernels: Sequence[Kernel], step: Callable[[], None]) -> dict[Kernel, Failure]:
+    def collect(
+        self, kernels: Sequence[Kernel], step: Callable[[], None], until: float | None = None
+    ) -> dict[Kernel, Failure | None]:
         """Waits for kernels, which are added if they are missing, and takes them out of the queue. Returns
-        the errors of those that can't be built. `step` is called for each kernel that is done.
+        the error of each that can't be built, and None of each that was. `step` is called for each kernel
+        that is done.
 
-        If the wait is interrupted, all builds are given up.
+        It waits `until` a time of `time.perf_counter`. The kernels that are not built by then are missing in
+        the result; those that have begun stay in the queue. If the wait is interrupted, all builds are given
+        up.
         """
         errors: dict[Kernel, Exception | None] = {}
         with self._changed:
@@ -116,7 +121,12 @@ class BuildQueue:
             while left:
                 with self._changed:
                     while not (done := [each for each in left if each.is_done]):
-                        self._changed.wait()
+                        seconds = None if until is None else until - time.perf_counter()
+                        if seconds is not None and seconds <= 0:
+                            self._withdraw(left)
+                            left = []
+                            break
+                        self._changed.wait(seconds)
                     left = [
                         self._add(each.kernel, at=0) if each.was_stopped else each
                         for each in left
@@ -135,7 +145,7 @@ class BuildQueue:
         for error in errors.values():
             if error is not None and not isinstance(error, (BuildError, UnavailableError)):
                 raise error
-        return {kernel: error for kernel, error in errors.items() if error}  # type: ignore[misc]
+        return errors  # type: ignore[return-value]
 
     def settle(self) -> None:
         """Waits until nothing is built any more, also for kernels that nobody else waits for."""
@@ -158,6 +168,13 @@ class BuildQueue:
                 self._finish(build, was_stopped=True)
             self._waiting.clear()
         end_all()
+
+    def _withdraw(self, builds: Sequence[_Build]) -> None:
+        """Takes builds out of the queue that have not begun, and that nobody else has asked for."""
+        for build in builds:
+            if build in self._waiting and not build.then:
+                self._waiting.remove(build)
+                self._finish(build, was_stopped=True)
 
     def _add(self, kernel: Kernel, at: int) -> _Build:
         """The build of a kernel, at this place of the queue or ahead of it unless it has begun."""

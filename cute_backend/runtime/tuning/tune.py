@@ -9,12 +9,14 @@ that is not thorough times only those few between which the model can't decide.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
+from functools import partial
+from itertools import chain, zip_longest
 from typing import Protocol
 
 import torch
@@ -55,6 +57,7 @@ class Untuned(Enum):
     GROUPED = "untuned_grouped", "how its K is split into groups is known to the device alone"
     PACKED = "untuned_packed", "a pack has kernels for it, and others would have to be compiled"
     CAPTURING = "untuned_capturing", "a CUDA graph is being captured, in which nothing can be timed"
+    LATE = "untuned_late", "measuring doesn't wait longer for the compiler"
     MEMORY = "untuned_memory", "its operands do not fit into the GPU's memory beside what is there"
     FAILED = "untuned_failed", "none of its candidates runs"
 
@@ -73,10 +76,18 @@ _MORE_ROOM = 1.1
 memory differs a little from run to run."""
 
 
+PATIENCE_S = 5.0
+"""The most seconds for which measuring the regions of a graph waits for kernels to be compiled. On 16 cores,
+those of most regions are built after 2 to 3 seconds, and those of queries, keys and values with a rotation
+after 6 to 8, while the program is at a stand (H200, benchmarks/findings.md)."""
+
+
 class Build(Protocol):
     """The interface of `cute_backend.runtime.compiling.build.obtain`."""
 
-    def __call__(self, kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Outcome]: ...
+    def __call__(
+        self, kernels: Sequence[Kernel], *, built: Callable[[], None], until: float | None
+    ) -> dict[Kernel, Outcome]: ...
 
 
 @dataclass(frozen=True)
@@ -148,27 +159,33 @@ class Tuner:
 
     def _find(self, jobs: Mapping[Key, Job], progress: _Report) -> None:
         kernels = {key: self._candidates(key, job) for key, job in jobs.items()}
-        tried = [kernel for each in kernels.values() for kernel in each]
+        # The choices of the model come first: a program that waits no longer needs them.
+        by_rank = chain.from_iterable(zip_longest(*kernels.values()))
+        tried = [kernel for kernel in by_rank if kernel is not None]
         # The other kernels that the regions can need are needed soon, and are compiled along with the many
         # candidates of tuning. A program that was only to be measured does not wait for them.
         thorough = (job for job in jobs.values() if job.thorough)
         everything = list(dict.fromkeys([*tried, *chain.from_iterable(map(self._reached, thorough))]))
+        waits = any(job.thorough for job in jobs.values())
+        until = None if waits else time.perf_counter() + PATIENCE_S
+        build = partial(self._build_all, progress, until)
         with ThreadPoolExecutor(1) as pool:
-            building = pool.submit(self._build_all, everything, progress)
+            building = pool.submit(build, everything)
             unfused = {key: _unfused(job) for key, job in jobs.items()}
             outcomes = building.result()
         for key, job in jobs.items():
             if not job.thorough:
-                kernels[key] = self._standing(kernels[key], outcomes, progress)
-        _warn_of_failures(
-            outcomes[kernel] for kernel in dict.fromkeys([*tried, *chain.from_iterable(kernels.values())])
-        )
+                kernels[key] = _standing(kernels[key], outcomes, build)
+        named = dict.fromkeys([*tried, *chain.from_iterable(kernels.values())])
+        _warn_of_failures(outcomes[kernel] for kernel in named if kernel in outcomes)
         progress.waiting()
         with self._memory.exclusively():
             progress.timing(len(jobs))
             for key, job in jobs.items():
+                if any(kernel not in outcomes for kernel in kernels[key]):
+                    Untuned.LATE.note(warns=False)
                 # Another process may have done it while this one was building.
-                if self._is_missing(key, job):
+                elif self._is_missing(key, job):
                     functions = _built({kernel: outcomes[kernel] for kernel in kernels[key]})
                     if job.thorough:
                         functions = _sound(functions)
@@ -183,24 +200,11 @@ class Tuner:
                         self._remember(key, job, result)
                 progress.step()
 
-    def _build_all(self, kernels: Sequence[Kernel], progress: _Report) -> dict[Kernel, Outcome]:
+    def _build_all(
+        self, progress: _Report, until: float | None, kernels: Sequence[Kernel]
+    ) -> dict[Kernel, Outcome]:
         progress.compiling(len(kernels))
-        return self._build(kernels, built=progress.step)
-
-    def _standing(
-        self, tiles: dict[Kernel, TileConfig], outcomes: dict[Kernel, Outcome], progress: _Report
-    ) -> dict[Kernel, TileConfig]:
-        """The kernels that run for a few tiles, with these: lower rungs in place of those that spill or can't
-        be built. The rungs are built, and added to `outcomes`."""
-        while True:
-            failed = {kernel for kernel, outcome in outcomes.items() if isinstance(outcome, BuildError)}
-            found = dict[Kernel, TileConfig]()
-            for kernel, tile in tiles.items():
-                found.setdefault(standing(kernel, failed), tile)
-            missing = [kernel for kernel in found if kernel not in outcomes]
-            if not missing:
-                return found
-            outcomes |= self._build_all(missing, progress)
+        return self._build(kernels, built=progress.step, until=until)
 
     def _remember(self, key: Key, job: Job, result: Result | None) -> None:
         if result is not None:
@@ -264,6 +268,34 @@ class _Report:
 
     def step(self) -> None:
         self._bar.advance(self._task)
+
+
+def _standing(
+    tiles: dict[Kernel, TileConfig],
+    outcomes: dict[Kernel, Outcome],
+    build: Callable[[Sequence[Kernel]], dict[Kernel, Outcome]],
+) -> dict[Kernel, TileConfig]:
+    """The kernels to time for a few tiles, with these: those that spill nothing. If all spill or can't be
+    built, it is their lower rungs, which are built and added to `outcomes`. A kernel that is not built in
+    time is missing there."""
+    if tiles.keys() - outcomes.keys():
+        return tiles
+    failed = _failed(outcomes)
+    if sound := {k: tile for k, tile in tiles.items() if k not in failed and not spill_bytes(k)}:
+        return sound
+    while True:
+        found = dict[Kernel, TileConfig]()
+        for kernel, tile in tiles.items():
+            found.setdefault(standing(kernel, _failed(outcomes)), tile)
+        missing = [kernel for kernel in found if kernel not in outcomes]
+        built = build(missing) if missing else {}
+        outcomes |= built
+        if len(built) < len(missing) or not missing:
+            return found
+
+
+def _failed(outcomes: Mapping[Kernel, Outcome]) -> set[Kernel]:
+    return {kernel for kernel, outcome in outcomes.items() if isinstance(outcome, BuildError)}
 
 
 def _warn_of_failures(outcomes: Iterable[Outcome]) -> None:
