@@ -1,8 +1,9 @@
 """Whether the working tree's kernels are those of another revision. No GPU is needed:
 
-    python test/compare_kernels.py --base main              every golden module and shipped configuration
+    python test/compare_kernels.py --base main              every golden module, tile and epilogue
     python test/compare_kernels.py --base main --goldens    the golden modules alone
-    python test/compare_kernels.py --base main --only swiglu-sm_90a
+    python test/compare_kernels.py --base main --only swiglu-sm_90a    all whose names match
+    python test/compare_kernels.py --base main --only .     every tile with every epilogue
 
 Both trees are copied, and in each its own `support/shipped.py` lists the kernels and compiles them. PTX is
 compared once the names of entries and symbols are replaced, and machine code as it is: ptxas goes by names
@@ -13,9 +14,9 @@ The exit status is 0 where every kernel has the same text, code or figures; 1 wh
 compile or is in one tree alone; 2 where the comparison itself fails.
 
 What was compiled is kept in `--cache` by a digest of the tree's sources and the compiler's version: a second
-run compiles only what has changed. There are 40 golden modules and some 800 kernels in all. A kernel takes 2
-to 5 seconds on a quiet core, so with 2 processes a tree costs 2 minutes for the golden modules and half an
-hour for everything.
+run compiles only what has changed. A kernel takes 2 to 5 seconds on a quiet core. There are 64 golden modules
+and 872 kernels of `cover`, so with 2 processes a tree costs 2 minutes for the former, and half an hour for
+the latter. Every tile with every epilogue is 6,346 kernels.
 """
 
 from __future__ import annotations
@@ -86,7 +87,13 @@ def main() -> int:
         _archive(arguments.base, base)
         _copy(here)
         trees = [Tree(path, arguments.cache, arguments.jobs) for path in (base, here)]
-        before, after = (tree.kernels(arguments.only) for tree in trees)
+        listed = [tree.listed(arguments.only) for tree in trees]
+        names = dict.fromkeys(one["name"] for each in listed for one in each)
+        chosen = set(names if arguments.only else cover(names))
+        before, after = (
+            tree.kernels([one for one in each if one["name"] in chosen])
+            for tree, each in zip(trees, listed, strict=True)
+        )
     if not before and not after:
         parser.error(f"no kernel of either tree is called {arguments.only}")
     return report(before, after)
@@ -133,13 +140,13 @@ class Tree:
             if other.stat().st_mtime < time.time() - KEPT_S:
                 shutil.rmtree(other, ignore_errors=True)
 
-    def kernels(self, pattern: str) -> dict[str, dict[str, Any]]:
-        """The record of each kernel whose name matches, by name; `{"error": ...}` if it does not compile."""
-        listed = self._list(pattern)
+    def kernels(self, listed: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The record of each of these kernels by name; `{"error": ...}` if it does not compile."""
         made = self._compile({one["code"]: one for one in listed})
         return {one["name"]: made[one["code"]] for one in listed}
 
-    def _list(self, pattern: str) -> list[dict[str, Any]]:
+    def listed(self, pattern: str) -> list[dict[str, Any]]:
+        """The kernels whose names match."""
         kept = self.cache / f"list-{hashlib.sha256(pattern.encode()).hexdigest()[:16]}.json"
         if not kept.exists():
             with self._process("list", pattern) as process:
@@ -215,15 +222,32 @@ def _write(path: Path, content: bytes) -> None:
     os.replace(file.name, path)
 
 
+def cover(names: Iterable[str]) -> list[str]:
+    """Of the names of `support/shipped.py`, every golden module, and so many of the configurations that each
+    tile of an architecture occurs with each alignment, and each epilogue with each architecture."""
+    tables: dict[str, list[str]] = {}
+    for name in names:
+        table, _, tile = name.rpartition("/")
+        tables.setdefault(name if table == "golden" else table, []).append(tile)
+    met: set[tuple[str, str]] = set()
+    found: list[str] = []
+    for table, tiles in tables.items():
+        if table.startswith("golden/"):
+            found.append(table)
+            continue
+        arch = table.rpartition("-")[2]
+        tiles = [tile for tile in tiles if (arch, tile) not in met] or tiles[:1]
+        met.update((arch, tile) for tile in tiles)
+        found += (f"{table}/{tile}" for tile in tiles)
+    return found
+
+
 def in_tree(mode: str, pattern: str) -> None:
     """Runs in each tree: lists its kernels, or compiles those that stdin describes, one a line."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != ROOT / "test"]
-    try:
-        from support import shipped  # type: ignore[import-not-found,unused-ignore]
-    except ModuleNotFoundError:  # in a base from before the helpers of tests had a folder
-        from support import shipped  # type: ignore[import-not-found,unused-ignore,no-redef]
+    from support import shipped  # type: ignore[import-not-found,unused-ignore]
 
     if mode == "--list":
         for one in shipped.shipped(lambda label: re.search(pattern, label) is not None):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from compare_kernels import Verdict, compare, main, opcodes, record, report, sections_of, without_names
+from compare_kernels import Verdict, compare, cover, main, opcodes, record, report, sections_of, without_names
 from support.shipped import shipped
 
 FADD, FMUL = bytes.fromhex("2172") + bytes(14), bytes.fromhex("2072") + bytes(14)
@@ -93,6 +93,24 @@ def test_what_can_not_be_compared_has_a_status_of_its_own(capsys, monkeypatch, t
         main()
     assert stopped.value.code == 2
     assert "compare_kernels: no such revision can't be read: fatal: " in capsys.readouterr().err
+
+
+def test_the_cover_has_every_tile_and_every_epilogue() -> None:
+    tables = {
+        "configurations/gelu-sm_90a": ("64x64-tma", "64x64-plain", "128x64-tma"),
+        "configurations/bias-sm_90a": ("64x64-tma", "128x64-tma"),
+        "configurations/amax-sm_90a": ("128x64-tma", "256x64-tma"),
+        "configurations/bias-sm_80": ("64x64-tma",),
+    }
+    names = [f"{table}/{tile}" for table, tiles in tables.items() for tile in tiles]
+    golden = ["golden/gelu-sm_90a", "golden/bias-sm_80"]
+    assert cover([*golden, *names]) == [
+        *golden,
+        *(f"configurations/gelu-sm_90a/{tile}" for tile in tables["configurations/gelu-sm_90a"]),
+        "configurations/bias-sm_90a/64x64-tma",
+        "configurations/amax-sm_90a/256x64-tma",
+        "configurations/bias-sm_80/64x64-tma",
+    ]
 
 
 def test_what_is_listed_has_names_of_its_own_and_both_alignments():
