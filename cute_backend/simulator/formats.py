@@ -124,13 +124,9 @@ def encode(x: np.ndarray, name: str, mode: str = "rn", saturate: bool = False) -
     NaN.
     """
     fmt = FORMATS[name]
-    if mode == "rn" and not saturate and name == "f16" and x.dtype == np.float32:
-        bits = x.astype(np.float16).view(np.uint16)
-        return np.where(np.isnan(x), np.uint16(fmt.nan), bits)
-    if mode == "rn" and not saturate and name == "bf16" and x.dtype == np.float32:
-        raw = np.ascontiguousarray(x).view(np.uint32)
-        even = (raw + (np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
-        return np.where(np.isnan(x), np.uint16(fmt.nan), even.astype(np.uint16))
+    if mode == "rn" and not saturate and name in _NEAREST and (near := _NEAREST[name](x)) is not None:
+        nan = np.isnan(x)
+        return np.where(nan, np.uint16(fmt.nan), near) if np.count_nonzero(nan) else near
     rounded = round_to(x, fmt, mode, saturate)
     nan = np.isnan(rounded)
     if name == "f16":
@@ -142,6 +138,26 @@ def encode(x: np.ndarray, name: str, mode: str = "rn", saturate: bool = False) -
     else:
         bits = _encode_small(np.where(nan, 0.0, rounded), fmt)
     return np.where(nan, bits.dtype.type(fmt.nan), bits)
+
+
+def _nearest_f16(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float16).view(np.uint16)
+
+
+def _nearest_bf16(x: np.ndarray) -> np.ndarray | None:
+    """The bits of numbers that are rounded to float32 first; None if some would be rounded twice: those that
+    the first rounding puts halfway between two numbers."""
+    single = np.ascontiguousarray(x, np.float32)
+    raw = single.view(np.uint32)
+    if x.dtype != np.float32:
+        halfway = (raw & np.uint32(0xFFFF)) == np.uint32(0x8000)
+        if np.count_nonzero(halfway) and np.count_nonzero(halfway & (single != x)):
+            return None
+    even = (raw + (np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    return even.astype(np.uint16)
+
+
+_NEAREST = {"f16": _nearest_f16, "bf16": _nearest_bf16}
 
 
 def _encode_small(rounded: np.ndarray, fmt: Format) -> np.ndarray:
@@ -173,6 +189,8 @@ def to_odd(rounded: np.ndarray, error: np.ndarray) -> np.ndarray:
     Rounding once more to at most 51 bits then equals rounding the exact value once (Boldo and Melquiond,
     "Emulation of FMA and correctly rounded sums", 2008).
     """
+    if not np.count_nonzero(error):
+        return rounded
     bits = rounded.view(np.int64)
     inexact = (error != 0) & np.isfinite(rounded) & np.isfinite(error) & ((bits & 1) == 0)
     if not inexact.any():

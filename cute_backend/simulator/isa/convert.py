@@ -202,8 +202,9 @@ def _bind_to_packed(binder: Binder, instruction: Instruction, target: str, sourc
             upper, lower = (binder.get(o, "f32", instruction) for o in instruction.operands[1:3])
 
             def from_pair(w: Warp) -> None:
-                low = encode(_relu(np.asarray(lower(w)), relu), name, mode, finite).astype(dtype)
-                high = encode(_relu(np.asarray(upper(w)), relu), name, mode, finite).astype(dtype)
+                pair = np.empty((2, 32), np.float32)
+                pair[0], pair[1] = lower(w), upper(w)
+                low, high = encode(_relu(pair, relu), name, mode, finite).astype(dtype)
                 put(w, low | (high << dtype(bits)))
 
             return from_pair

@@ -44,7 +44,8 @@ def element(kind: str) -> str:
 
 def _lanes(raw: Any, dtype: Any) -> Any:
     """Packed registers (32,) as (32, 2) elements."""
-    return np.ascontiguousarray(np.broadcast_to(raw, 32)).view(dtype).reshape(32, 2)
+    whole = raw if np.ndim(raw) else np.broadcast_to(raw, 32)
+    return np.ascontiguousarray(whole).view(dtype).reshape(32, 2)
 
 
 def values(kind: str) -> Function:
@@ -72,11 +73,11 @@ def pack(kind: str) -> Function:
     if kind == "f16":
         return lambda x: np.asarray(x, np.float16)
     if kind == "bf16":
-        return lambda x: encode(np.asarray(x, np.float32), "bf16")
+        return lambda x: encode(np.asarray(x), "bf16")
     if kind == "f32x2":
         return lambda x: np.ascontiguousarray(x, np.float32).view(np.uint64).reshape(-1)
     name = element(kind)
-    return lambda x: np.ascontiguousarray(encode(np.asarray(x, np.float32), name)).view(np.uint32).reshape(-1)
+    return lambda x: np.ascontiguousarray(encode(np.asarray(x), name)).view(np.uint32).reshape(-1)
 
 
 def mode_of(instruction: Instruction) -> str:
@@ -94,6 +95,8 @@ def rounding(instruction: Instruction, kind: str) -> Function:
     ftz, sat, relu = (instruction.has(m) for m in ("ftz", "sat", "relu"))
     if name == "f64" and mode != "rn":
         raise unsupported(instruction, f".{mode} on f64")
+    if kind in ("bf16", "f16x2", "bf16x2") and mode == "rn" and not (sat or relu):
+        return np.asarray  # as `pack` rounds
 
     def rounded(x: Any) -> Any:
         if name == "f32" and mode == "rn":
@@ -289,12 +292,11 @@ def bind_extreme(binder: Binder, instruction: Instruction) -> Step:
 def _integer_extreme(binder: Binder, instruction: Instruction, low: bool) -> Step:
     function = np.minimum if low else np.maximum
     kind = integer.the_integer_type(instruction)
-    relu = instruction.has("relu")
 
-    def extreme(a: Any, b: Any) -> Any:
-        result = function(a, b)
-        return np.maximum(result, 0) if relu else result
+    def not_negative(a: Any, b: Any) -> Any:
+        return np.maximum(function(a, b), 0)
 
+    extreme = not_negative if instruction.has("relu") else function
     if kind in ("u16x2", "s16x2"):
         dtype = np.uint16 if kind == "u16x2" else np.int16
         return compute(binder, instruction, integer.halves(extreme, dtype), ["b32", "b32"], "b32")
