@@ -34,6 +34,7 @@ class SharedMemory:
         self.data = cta.cluster.engine.garbage(self.nbytes, np.uint8)
         self.units = self.data.reshape(-1, 16)
         self.words = self.data.view(np.uint32)
+        self.by_size = {size: self.data.view(f"u{size}") for size in (1, 2, 4, 8)}
         self.shadow = Shadow(
             self.nbytes // 4, cta.cluster.agents, lambda cell: f"shared {cell * 4:#x} of {cta.name}"
         )
@@ -49,6 +50,23 @@ class SharedMemory:
             raise IllegalAccess(
                 f"access to the shared memory of {self.cta.name}, all of whose warps have exited"
             )
+
+    def gather(self, offsets: np.ndarray, nbytes: int) -> np.ndarray:
+        """Bytes (lanes, nbytes) at multiples of `nbytes`, 1 to 16."""
+        if nbytes == 16:
+            return self.units[offsets >> 4]
+        cells = self.by_size[nbytes][offsets >> nbytes.bit_length() - 1]
+        return cells.view(np.uint8).reshape(-1, nbytes)
+
+    def scatter(self, offsets: np.ndarray, data: np.ndarray) -> None:
+        """Writes bytes (lanes, nbytes) as `gather` reads them; where lanes collide, the highest lane wins."""
+        nbytes = data.shape[1]
+        if nbytes == 16:
+            self.units[offsets >> 4] = data
+        else:
+            kind = self.by_size[nbytes].dtype
+            cells = np.ascontiguousarray(data).view(kind).reshape(-1)
+            self.by_size[nbytes][offsets >> nbytes.bit_length() - 1] = cells
 
 
 class TensorMemory:

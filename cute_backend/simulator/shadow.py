@@ -169,11 +169,11 @@ class Shadow:
     def read(self, cells: Cells, access: Access) -> None:
         """Checks and records a read of `cells`."""
         writer = self.writer[cells]
-        if (writer < 0).any():
+        if np.count_nonzero(writer < 0):
             where = self._first(cells, writer < 0)
             raise RaceError(f"{access.text} reads {self.describe(where)}, which was never written")
         epoch = self.epoch[cells]
-        if not (access.clock.seen[writer] >= epoch).all():
+        if np.count_nonzero(access.clock.seen[writer] < epoch):
             self._raise(cells, access.clock.seen[writer] < epoch, access, "reads")
         self._check_proxy(cells, access, "reads")
         seen = self.reads.get(access.agent)
@@ -188,7 +188,7 @@ class Shadow:
         if whole:
             writer = self.writer[cells]
             missed = access.clock.seen[writer] < self.epoch[cells]
-            if missed.any():
+            if np.count_nonzero(missed):
                 missed &= writer >= 0
                 if missed.any():
                     self._raise(cells, missed, access, "overwrites")
@@ -197,7 +197,7 @@ class Shadow:
             if agent == access.agent:
                 continue
             missed = seen[cells] > access.clock.seen[agent]
-            if missed.any():
+            if np.count_nonzero(missed):
                 where = self._first(cells, missed)
                 raise RaceError(
                     f"{access.text} overwrites {self.describe(where)}, which {self.agents.names[agent]} "

@@ -117,15 +117,14 @@ def bind_cp_async(binder: Binder, instruction: Instruction) -> Step:
                     data[here[piece.here], :size] = piece.read(int(size))
         addresses = per_lane(w, target(w), lanes)
         aligned(addresses, nbytes)
-        ((cta, _, offsets),) = shared_target(w, addresses, "shared::cta")
-        cta.shared.check(int(offsets.min()), int(offsets.max()) + nbytes)
+        ((cta, _, offsets),) = shared_target(w, addresses, "shared::cta", nbytes)
         cells = cells_of(offsets, nbytes)
         cta.shared.shadow.write(cells, Access(copies.agent, epoch, w.clock.copy(), "generic", text))
         w.report.bytes["cp.async"] += data.size
         w.report.shared(lanes, offsets, nbytes)
 
         def complete() -> None:
-            cta.shared.data[offsets[:, None] + np.arange(nbytes)] = data
+            cta.shared.scatter(offsets, data)
 
         copies.issue(text, complete)
 

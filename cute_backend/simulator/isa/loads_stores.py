@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
@@ -47,13 +47,15 @@ def active(w: Warp) -> np.ndarray:
 def per_lane(w: Warp, value: Any, lanes: np.ndarray) -> np.ndarray:
     """A getter's value for these lanes, as a vector even if it is one scalar for all."""
     array = np.asarray(value)
-    return np.broadcast_to(array, len(lanes)) if array.ndim == 0 else array[lanes]
+    if array.ndim == 0:
+        return np.full(len(lanes), array)
+    return array if lanes is LANE_IDS else array[lanes]
 
 
 def aligned(addresses: np.ndarray, nbytes: int) -> None:
-    """Raises unless each address is a multiple of the access's size (PTX ISA 6.4.1)."""
-    bad = addresses % addresses.dtype.type(nbytes)
-    if bad.any():
+    """Raises unless each address is a multiple of the access's size, a power of two (PTX ISA 6.4.1)."""
+    if nbytes > 1 and int(np.bitwise_or.reduce(addresses)) & (nbytes - 1):
+        bad = addresses % addresses.dtype.type(nbytes)
         worst = int(addresses[bad != 0][0])
         raise IllegalAccess(f"an access of {nbytes} bytes at {worst:#x}, which is not a multiple of {nbytes}")
 
@@ -61,17 +63,25 @@ def aligned(addresses: np.ndarray, nbytes: int) -> None:
 def cells_of(offsets: np.ndarray, nbytes: int) -> np.ndarray:
     """Shadow cells of accesses to shared memory."""
     first = offsets >> 2
-    return first if nbytes <= 4 else (first[:, None] + np.arange(nbytes // 4)).reshape(-1)
+    return first if nbytes <= 4 else (first[:, None] + _CELLS[: nbytes // 4]).reshape(-1)
 
 
-def shared_target(w: Warp, addresses: np.ndarray, space: str) -> list[tuple[Cta, np.ndarray, np.ndarray]]:
+_CELLS = np.arange(8)
+
+Target = tuple["Cta", Union[slice, np.ndarray], np.ndarray]
+
+
+def shared_target(w: Warp, addresses: np.ndarray, space: str, nbytes: int) -> list[Target]:
     """The CTA, the positions of lanes and the offsets of shared addresses, by CTA. Only .shared::cluster may
-    access another CTA."""
-    ranks = (addresses >> np.uint64(RANK_SHIFT)).astype(np.int64)
+    access another CTA. Raises `IllegalAccess` unless all `nbytes` bytes lie in the kernel's memory."""
+    low, high = int(np.minimum.reduce(addresses)), int(np.maximum.reduce(addresses))
     offsets = (addresses & np.uint64(OFFSET_MASK)).astype(np.int64)
-    first = int(ranks[0])
-    found = [first] if (ranks == first).all() else np.unique(ranks).tolist()
-    targets = []
+    if low >> RANK_SHIFT == high >> RANK_SHIFT == w.cta.rank:
+        w.cta.shared.check(low & OFFSET_MASK, (high & OFFSET_MASK) + nbytes)
+        return [(w.cta, slice(None), offsets)]
+    ranks = (addresses >> np.uint64(RANK_SHIFT)).astype(np.int64)
+    found = np.unique(ranks).tolist()
+    targets: list[Target] = []
     for rank in found:
         if rank >= len(w.cta.cluster.ctas):
             raise IllegalAccess(
@@ -79,8 +89,10 @@ def shared_target(w: Warp, addresses: np.ndarray, space: str) -> list[tuple[Cta,
             )
         if rank != w.cta.rank and space == "shared::cta":
             raise IllegalAccess(f"a .shared::cta address in CTA rank {rank}, issued by rank {w.cta.rank}")
-        here = np.arange(len(ranks)) if len(found) == 1 else np.flatnonzero(ranks == rank)
-        targets.append((w.cta.cluster.ctas[rank], here, offsets[here]))
+        here = np.flatnonzero(ranks == rank)
+        cta, theirs = w.cta.cluster.ctas[rank], offsets[here]
+        cta.shared.check(int(theirs.min()), int(theirs.max()) + nbytes)
+        targets.append((cta, here, theirs))
     return targets
 
 
@@ -112,11 +124,10 @@ def load_bytes(
         return load_global(w, addresses, lanes, nbytes, order)
     if space.startswith("shared"):
         out = np.empty((len(lanes), nbytes), np.uint8)
-        for cta, here, offsets in shared_target(w, addresses, space):
-            cta.shared.check(int(offsets.min()), int(offsets.max()) + nbytes)
+        for cta, here, offsets in shared_target(w, addresses, space, nbytes):
             if not order.strong:
                 cta.shared.shadow.read(cells_of(offsets, nbytes), w.access(w.name))
-            out[here] = cta.shared.data[offsets[:, None] + np.arange(nbytes)]
+            out[here] = cta.shared.gather(offsets, nbytes)
             w.report.shared(lanes[here], offsets, nbytes)
         w.report.bytes["ld.shared"] += nbytes * len(lanes)
         return out
@@ -161,12 +172,11 @@ def store_bytes(
         cluster.activity += 1
         store_global(w, addresses, lanes, data, order)
     elif space.startswith("shared"):
-        for cta, here, offsets in shared_target(w, addresses, space):
-            cta.shared.check(int(offsets.min()), int(offsets.max()) + nbytes)
+        for cta, here, offsets in shared_target(w, addresses, space, nbytes):
             cta.shared.shadow.write(
                 cells_of(offsets, nbytes), w.access(w.name), whole=nbytes >= 4 and not order.strong
             )
-            cta.shared.data[offsets[:, None] + np.arange(nbytes)] = data[here]
+            cta.shared.scatter(offsets, data[here])
             w.report.shared(lanes[here], offsets, nbytes)
         w.report.bytes["st.shared"] += nbytes * len(lanes)
         w.report.stored()

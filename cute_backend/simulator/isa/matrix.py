@@ -49,8 +49,7 @@ def _rows(w: Warp, address: Any, count: int) -> tuple[Cta, np.ndarray]:
     lanes = LANE_IDS[: 8 * count]
     addresses = per_lane(w, address, lanes)
     aligned(addresses, ROW_BYTES)
-    ((cta, _, offsets),) = shared_target(w, addresses, "shared::cta")
-    cta.shared.check(int(offsets.min()), int(offsets.max()) + ROW_BYTES)
+    ((cta, _, offsets),) = shared_target(w, addresses, "shared::cta", ROW_BYTES)
     w.report.shared(lanes, offsets, ROW_BYTES)
     return cta, offsets
 
@@ -68,7 +67,7 @@ def bind_ldmatrix(binder: Binder, instruction: Instruction) -> Step:
     def load(w: Warp) -> None:
         cta, offsets = _rows(w, address(w), count)
         cta.shared.shadow.read(cells_of(offsets, ROW_BYTES), w.access(w.name))
-        data = cta.shared.data[offsets[:, None] + np.arange(ROW_BYTES)].reshape(count, 8, ROW_BYTES)
+        data = cta.shared.gather(offsets, ROW_BYTES).reshape(count, 8, ROW_BYTES)
         w.report.bytes["ld.shared"] += data.size
         for matrix, put in zip(data, puts, strict=False):
             put(w, _to_fragments(_transposed(matrix) if transpose else matrix))
@@ -100,7 +99,7 @@ def bind_stmatrix(binder: Binder, instruction: Instruction) -> Step:
                 continue
             rows = fragment.view(np.uint8).reshape(8, ROW_BYTES)
             matrices.append(_transposed(rows) if transpose else rows)
-        cta.shared.data[offsets[:, None] + np.arange(ROW_BYTES)] = np.concatenate(matrices)
+        cta.shared.scatter(offsets, np.concatenate(matrices))
         w.report.bytes["st.shared"] += len(offsets) * ROW_BYTES
         w.report.stored()
         w.cta.cluster.activity += 1
