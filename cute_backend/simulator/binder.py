@@ -11,6 +11,7 @@ import cute_backend.simulator.isa  # noqa: F401  (fills the opcode table)
 from cute_backend.simulator.opcodes import unsupported
 from cute_backend.simulator.simulation_errors import PtxSyntaxError
 from cute_backend.simulator.syntax import (
+    FILE_BYTES,
     TYPE_BYTES,
     Address,
     Entry,
@@ -44,7 +45,6 @@ DTYPES = {
     "u64": np.uint64, "s64": np.int64, "f64": np.float64, "f32x2": np.uint64,
 }  # fmt: skip
 FILE_VIEWS = {"p": "pred", "h": "u16", "w": "u32", "d": "u64", "q": "u128"}
-FILE_BYTES = {"p": 1, "h": 2, "w": 4, "d": 8, "q": 16}
 SIGNED_VIEWS = {"h": "s16", "w": "s32", "d": "s64"}
 WIDENING = frozenset(("ld", "ldu", "st", "cvt"))
 """Opcodes whose registers may be wider than their type (PTX ISA 9.4.1)."""
@@ -67,7 +67,7 @@ _GETTERS: dict[str, Callable[[int], Get]] = {
 def _putter(view: str, slot: int) -> Put:
     def put(w: Warp, value: Any) -> None:
         if w.full:
-            getattr(w, view)[slot] = value
+            getattr(w, view)[slot][...] = value
         else:
             np.copyto(getattr(w, view)[slot], value, where=w.mask, casting="unsafe")
 
@@ -76,7 +76,7 @@ def _putter(view: str, slot: int) -> Put:
 
     def put_u32(w: Warp, value: Any) -> None:
         if w.full:
-            w.u32[slot] = value
+            w.u32[slot][...] = value
         else:
             np.copyto(w.u32[slot], value, where=w.mask, casting="unsafe")
 
@@ -122,7 +122,7 @@ class Binder:
     def _narrow(self, operand: Register, kind: str) -> Get:
         view, slot, dtype = FILE_VIEWS[operand.file], operand.slot, DTYPES[kind]
         if operand.file == "q":
-            return lambda w: w.u128[slot, :, 0].astype(dtype)
+            return lambda w: w.u128[slot][:, 0].astype(dtype)
         unsigned = np.dtype(dtype).newbyteorder("=")
         raw = np.dtype(f"u{unsigned.itemsize}")
         return lambda w: getattr(w, view)[slot].astype(raw).view(dtype)

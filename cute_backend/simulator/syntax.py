@@ -11,6 +11,8 @@ TYPE_BYTES = {
     "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8,
     "f32x2": 8, "b128": 16,
 }  # fmt: skip
+FILE_BYTES = {"p": 1, "h": 2, "w": 4, "d": 8, "q": 16}
+"""The bytes of a register, by its file."""
 
 
 @dataclass(frozen=True)

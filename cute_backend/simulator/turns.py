@@ -31,6 +31,7 @@ class RunningCluster:
         if random is not None:
             self.speeds = [int(s) for s in random.integers(2, 2 * QUANTUM, len(self.warps))]
             self.starts = [int(s) for s in random.integers(0, 300, len(self.warps))]
+        self.last_start = max(self.starts)
         self.quiet_since = 0
         self.quiet_activity = -1
         self.states: set[tuple[int, int]] = set()
@@ -76,7 +77,9 @@ class RunningCluster:
 
     def _order(self) -> Iterator[Warp]:
         engine = self.cluster.engine
-        warps = [w for w in self.warps if engine.now >= self.starts[self._number(w)]] or self.warps
+        warps = self.warps
+        if engine.now < self.last_start:
+            warps = [w for w in warps if engine.now >= self.starts[self._number(w)]] or warps
         if engine.random is None:
             return iter(warps)
         return (warps[i] for i in engine.random.permutation(len(warps)))

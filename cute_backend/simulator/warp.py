@@ -32,6 +32,11 @@ ALL = b"\1" * LANES
 NONE = b"\0" * LANES
 LANE_IDS = np.arange(LANES)
 
+
+def _same(mask: np.ndarray, other: np.ndarray) -> bool:
+    return mask is other or mask.tobytes() == other.tobytes()
+
+
 Fresh = Callable[[tuple[int, ...], type[np.generic]], np.ndarray]
 
 
@@ -69,6 +74,29 @@ class Group:
         self.wait: Wait | None = None
 
 
+class File(dict[int, np.ndarray]):
+    """A register file under one type: `array` is (registers, 32), and an entry a register, as a view of it.
+
+    Views are kept, since making one takes a third of the time of an instruction.
+    """
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __missing__(self, slot: int) -> np.ndarray:
+        register: np.ndarray = self.array[slot]
+        dict.__setitem__(self, slot, register)
+        return register
+
+    def __setitem__(self, slot: int, value: np.ndarray) -> None:
+        self.array[slot] = value
+
+    def view(self, dtype: type[np.generic]) -> File:
+        return File(self.array.view(dtype))
+
+
 class Registers:
     """The register files of 32 lanes, each under the types that it can be seen as.
 
@@ -76,17 +104,17 @@ class Registers:
     """
 
     def __init__(self, counts: dict[str, int], fresh: Fresh) -> None:
-        self.pred: np.ndarray = fresh((counts["p"], LANES), np.bool_)
-        self.u16: np.ndarray = fresh((counts["h"], LANES), np.uint16)
-        self.s16: np.ndarray = self.u16.view(np.int16)
-        self.f16: np.ndarray = self.u16.view(np.float16)
-        self.u32: np.ndarray = fresh((counts["w"], LANES), np.uint32)
-        self.s32: np.ndarray = self.u32.view(np.int32)
-        self.f32: np.ndarray = self.u32.view(np.float32)
-        self.u64: np.ndarray = fresh((counts["d"], LANES), np.uint64)
-        self.s64: np.ndarray = self.u64.view(np.int64)
-        self.f64: np.ndarray = self.u64.view(np.float64)
-        self.u128: np.ndarray = fresh((counts["q"], LANES, 2), np.uint64)
+        self.pred = File(fresh((counts["p"], LANES), np.bool_))
+        self.u16 = File(fresh((counts["h"], LANES), np.uint16))
+        self.s16 = self.u16.view(np.int16)
+        self.f16 = self.u16.view(np.float16)
+        self.u32 = File(fresh((counts["w"], LANES), np.uint32))
+        self.s32 = self.u32.view(np.int32)
+        self.f32 = self.u32.view(np.float32)
+        self.u64 = File(fresh((counts["d"], LANES), np.uint64))
+        self.s64 = self.u64.view(np.int64)
+        self.f64 = self.u64.view(np.float64)
+        self.u128 = File(fresh((counts["q"], LANES, 2), np.uint64))
 
 
 class Warp(Registers):
@@ -277,9 +305,9 @@ class Warp(Registers):
 
     def state(self) -> int:
         """A digest of all that decides the warp's next steps, except for what it shares with other warps."""
-        files = (self.pred, self.u16, self.u32, self.u64, self.u128, self.carry, self.local.data)
+        files = (each.array for each in (self.pred, self.u16, self.u32, self.u64, self.u128))
         groups = [(group.pc, group.mask.tobytes()) for group in self.groups]
-        return hash((*groups, *(hash(file.tobytes()) for file in files)))
+        return hash((*groups, *(hash(each.tobytes()) for each in (*files, self.carry, self.local.data))))
 
     def _choose(self) -> None:
         """Joins groups that have met, and selects the lowest that can run."""
@@ -414,7 +442,7 @@ class Warp(Registers):
 
     def access(self, text: str) -> Access:
         """An access of the running lanes through the generic proxy, now."""
-        if not self.apart or not np.array_equal(self.apart[-1][1], self.mask):
+        if not self.apart or not _same(self.apart[-1][1], self.mask):
             self._begin_event()
             self.apart.append((self.epoch, self.mask))
         return Access(self.agent, self.epoch, self.clock, "generic", text)

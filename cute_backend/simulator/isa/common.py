@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cute_backend.simulator.opcodes import Step, unsupported
-from cute_backend.simulator.syntax import TYPE_BYTES, Instruction, Operand
+from cute_backend.simulator.syntax import FILE_BYTES, TYPE_BYTES, Instruction, Operand, Register
 
 if TYPE_CHECKING:
     from cute_backend.simulator.binder import Binder
@@ -37,8 +37,10 @@ def compute(
     sources = instruction.operands[1:]
     if len(sources) != len(kinds):
         raise unsupported(instruction, f"{len(sources)} source operands")
-    put = binder.put(instruction.operands[0], result, instruction)
     gets = [binder.get(s, k, instruction) for s, k in zip(sources, kinds, strict=False)]
+    if _is_direct(instruction, function, kinds, result):
+        return straight(binder, instruction, function, gets, result)
+    put = binder.put(instruction.operands[0], result, instruction)
     if len(gets) == 1:
         (a,) = gets
         return lambda w: put(w, function(a(w)))
@@ -49,6 +51,47 @@ def compute(
         a, b, c = gets
         return lambda w: put(w, function(a(w), b(w), c(w)))
     return lambda w: put(w, function(*(g(w) for g in gets)))
+
+
+def _is_direct(
+    instruction: Instruction, function: Callable[..., Any], kinds: Sequence[str], result: str
+) -> bool:
+    """Whether numpy's `function` gives results of the destination's dtype, so that it can write them."""
+    target = instruction.operands[0]
+    if not isinstance(function, np.ufunc) or not isinstance(target, Register) or len(kinds) > 2:
+        return False
+    return {*kinds} == {result} and FILE_BYTES[target.file] == TYPE_BYTES[result]
+
+
+def straight(
+    binder: Binder,
+    instruction: Instruction,
+    function: Callable[..., Any],
+    gets: Sequence[Callable[[Warp], Any]],
+    result: str,
+) -> Step:
+    """A step of one or two sources in which `function` itself writes the destination, if all lanes run."""
+    put = binder.put(instruction.operands[0], result, instruction)
+    to = binder.get(instruction.operands[0], result, instruction)
+    if len(gets) == 1:
+        (only,) = gets
+
+        def one(w: Warp) -> None:
+            if w.full:
+                function(only(w), out=to(w))
+            else:
+                put(w, function(only(w)))
+
+        return one
+    a, b = gets
+
+    def two(w: Warp) -> None:
+        if w.full:
+            function(a(w), b(w), out=to(w))
+        else:
+            put(w, function(a(w), b(w)))
+
+    return two
 
 
 def scalar(binder: Binder, operand: Operand, kind: str, instruction: Instruction) -> Callable[[Warp], int]:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.isa.common import compute, lane_by_lane, the_type
+from cute_backend.simulator.isa.common import compute, straight, the_type
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.syntax import TYPE_BYTES, Immediate, Instruction, Register
+from cute_backend.simulator.warp import LANE_IDS
 
 if TYPE_CHECKING:
     from cute_backend.simulator.binder import Binder
@@ -65,10 +66,9 @@ def bind_shift(binder: Binder, instruction: Instruction) -> Step:
     function = np.left_shift if left else np.right_shift
     signed = kind.startswith("s") and not left
     if isinstance(amount, Immediate) and 0 <= int(amount.value) < bits:
-        put = binder.put(instruction.operands[0], kind, instruction)
         a = binder.get(instruction.operands[1], kind, instruction)
         constant = binder.constant(amount, kind, instruction)
-        return lambda w: put(w, function(a(w), constant))
+        return straight(binder, instruction, function, (a, lambda w: constant), kind)
 
     def shift(a: Any, b: Any) -> Any:
         dtype = np.asarray(a).dtype.type
@@ -92,6 +92,9 @@ def bind_shf(binder: Binder, instruction: Instruction) -> Step:
     return compute(binder, instruction, funnel, ["b32", "b32", "u32"], "b32")
 
 
+_NIBBLES = np.arange(0, 16, 4, dtype=np.uint32)
+
+
 @opcode("prmt", section="9.7.9.7", meaning="Bytes picked from a pair of registers")
 def bind_prmt(binder: Binder, instruction: Instruction) -> Step:
     modes = {
@@ -103,19 +106,16 @@ def bind_prmt(binder: Binder, instruction: Instruction) -> Step:
         "rc16": lambda i, s: (i & 1) | (s & 2),
     }
     mode = next((m for m in modes if instruction.has(m)), None)
+    table = None if mode is None else np.array([[modes[mode](i, c) & 7 for i in range(4)] for c in range(4)])
 
-    def permute(a: int, b: int, c: int) -> int:
-        source = (b << 32) | a
-        result = 0
-        for i in range(4):
-            if mode is None:
-                selector = (c >> (4 * i)) & 0xF
-            else:
-                selector = modes[mode](i, c & 3) & 7
-            byte = (source >> (8 * (selector & 7))) & 0xFF
-            if selector & 8:
-                byte = 0xFF if byte & 0x80 else 0
-            result |= byte << (8 * i)
-        return result
+    def permute(a: Any, b: Any, c: Any) -> Any:
+        nibbles = np.asarray(c)[..., None] >> _NIBBLES & np.uint32(15) if table is None else table[c & 3]
+        pair = np.empty((32, 2), np.uint32)
+        pair[:, 0], pair[:, 1] = a, b
+        picked = pair.view(np.uint8)[LANE_IDS[:, None], nibbles & 7]
+        signs = nibbles & 8
+        if np.count_nonzero(signs):
+            picked = np.where(signs, (picked >> 7) * np.uint8(255), picked)
+        return np.ascontiguousarray(picked).view(np.uint32).reshape(32)
 
-    return compute(binder, instruction, lane_by_lane(permute, 32), ["b32", "b32", "b32"], "b32")
+    return compute(binder, instruction, permute, ["b32", "b32", "b32"], "b32")

@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
 _ROW, _PAIR = LANE_IDS // 4, LANE_IDS % 4
 
+
+def _d_places() -> np.ndarray:
+    """The place, in D (16, 8), of each element of four registers by 32 lanes."""
+    return np.stack([(_ROW + 8 * (index // 2)) * 8 + 2 * _PAIR + index % 2 for index in range(4)])
+
+
+_D_PLACES = _d_places()
+_C_PLACES = np.argsort(_D_PLACES.reshape(-1)).reshape(16, 8)
+"""The place, among four registers by 32 lanes, of each element of C."""
+
 _TYPES = {
     "m16n8k16": {("bf16", "bf16", "f32"), ("f16", "f16", "f32")},
     "m16n8k32": {
@@ -66,13 +76,13 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     operand_bytes = (16 + 8) * int(shape.removeprefix("m16n8k")) * WIDTHS[a_kind]
 
     def mma(w: Warp) -> None:
-        old = np.empty((16, 8), np.uint32)
+        sums = np.empty((4, 32), np.uint32)
         for index, get in enumerate(c_gets):
-            old[_ROW + 8 * (index // 2), 2 * _PAIR + index % 2] = get(w)
+            sums[index] = get(w)
         left, right = a_from_registers(w, a_gets, a_kind), _b_from_registers(w, b_gets, b_kind)
-        result = accumulate(old, left, right, d_kind, saturate)
-        for index, put in enumerate(puts):
-            put(w, result[_ROW + 8 * (index // 2), 2 * _PAIR + index % 2])
+        result = accumulate(sums.take(_C_PLACES), left, right, d_kind, saturate).take(_D_PLACES)
+        for put, row in zip(puts, result, strict=True):
+            put(w, row)
         w.report.bytes["MMA operands"] += operand_bytes
         w.report.accumulator_ready()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.isa.common import compute, the_type, types_of
+from cute_backend.simulator.isa.common import compute, straight, the_type, types_of
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.syntax import TYPE_BYTES, Instruction, Label, Pair, Register, Symbol, Vector
 
@@ -108,9 +108,10 @@ def bind_setp(binder: Binder, instruction: Instruction) -> Step:
             second(w, ~found if opposite is None else opposite)
 
         return step_pair
+    direct = isinstance(compare, np.ufunc) and isinstance(target, Register)
+    if direct and decode is None and ftz is None and merge is None:
+        return straight(binder, instruction, compare, (a, b), "pred")
     put = binder.put(target, "pred", instruction)
-    if decode is None and ftz is None and merge is None:
-        return lambda w: put(w, compare(a(w), b(w)))
     return lambda w: put(w, both(w)[0])
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_backend.simulator.isa.common import of_all, the_type
-from cute_backend.simulator.lane_accesses import bits
+from cute_backend.simulator.lane_accesses import ALL_LANES, bits
 from cute_backend.simulator.opcodes import Step, after, opcode, unsupported
 from cute_backend.simulator.simulation_errors import SimulationError
 from cute_backend.simulator.syntax import Immediate, Instruction, Operand, Pair
@@ -33,6 +33,8 @@ class Members:
     def absent(self, w: Warp) -> Any:
         """A wait for the lanes of the membermask, or None if all have come. Raises `SimulationError` if a
         lane executes the instruction that is not in the membermask."""
+        if w.full and of_all(w, self.get(w)) == ALL_LANES:
+            return None
         members = self.lanes(w)
         outside = w.mask & ~members
         if outside.any():

@@ -7,6 +7,7 @@ touching them, or the registers of A, before the wgmma.wait_group that waits for
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,7 +97,7 @@ def bind_wait(binder: Binder, instruction: Instruction) -> Step:
 
 def result_rows(w: Warp, slots: list[int], kind: str) -> np.ndarray:
     """D of a warp (16, N), raw, from its registers (PTX ISA 9.7.15.5.1.1.1, figure of the D fragment)."""
-    raw = w.u32[slots]
+    raw = w.u32.array[slots]
     if kind == "f16":
         raw = raw.view(np.uint16).reshape(len(slots), 32, 2).transpose(0, 2, 1).astype(np.uint32)
     pieces = raw.reshape(-1, 2, 2, 32)
@@ -105,6 +106,7 @@ def result_rows(w: Warp, slots: list[int], kind: str) -> np.ndarray:
     return out
 
 
+@lru_cache(maxsize=64)
 def _places(count: int) -> tuple[np.ndarray, np.ndarray]:
     """The row and the column of D of each element of (columns / 8, upper or lower half, left or right,
     lane)."""
@@ -116,18 +118,28 @@ def put_result(w: Warp, slots: list[int], kind: str, d: np.ndarray) -> None:
     """The reverse of `result_rows`."""
     pieces = d[_places(d.shape[1] // 8)]
     if kind == "f16":
-        w.u32[slots] = (pieces[:, :, 0] | (pieces[:, :, 1] << np.uint32(16))).reshape(-1, 32)
+        w.u32.array[slots] = (pieces[:, :, 0] | (pieces[:, :, 1] << np.uint32(16))).reshape(-1, 32)
     else:
-        w.u32[slots] = pieces.reshape(-1, 32)
+        w.u32.array[slots] = pieces.reshape(-1, 32)
+
+
+def _a_places() -> np.ndarray:
+    """The place, among four registers by 32 lanes, of each word of A (16, 8)."""
+    places = np.empty((16, 8), np.int64)
+    for index in range(4):
+        places[_ROW + 8 * (index % 2), _PAIR + 4 * (index // 2)] = 32 * index + LANE_IDS
+    return places
+
+
+_A_PLACES = _a_places()
 
 
 def a_from_registers(w: Warp, gets: list[Any], kind: str) -> np.ndarray:
     """A of a warp (16, K) as float64 from four registers per lane (figure of the A fragment)."""
-    each = 4 // WIDTHS[kind]
-    raw = np.empty((16, 8 * each * WIDTHS[kind]), np.uint8).view(np.uint32)
+    raw = np.empty((4, 32), np.uint32)
     for index, get in enumerate(gets):
-        raw[_ROW + 8 * (index % 2), _PAIR + 4 * (index // 2)] = get(w)
-    return values(raw.view(np.uint8), kind)
+        raw[index] = get(w)
+    return values(raw.take(_A_PLACES).view(np.uint8), kind)
 
 
 @opcode(
