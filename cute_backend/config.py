@@ -198,12 +198,27 @@ _warn_of_misspelt()
 
 
 class _CheckedModule(type(sys.modules[__name__])):  # type: ignore[misc]
-    """The settings. Assigning a value that a setting does not accept raises UsageError."""
+    """The settings. Assigning a value that a setting does not accept raises UsageError, and a name that is no
+    setting AttributeError, which lists the settings."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in self._config and not name.startswith("_"):
+        if not name.startswith("_"):
+            if name not in self._config:
+                raise AttributeError(self._complaint(name))
             check_value(name, value, f"cute_backend.config.{name}")
         super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            raise AttributeError(self._complaint(name)) from error
+
+    def _complaint(self, name: str) -> str:
+        from cute_backend.errors import meant
+
+        settings = [each for each in self._config if not each.startswith("_")]
+        return f"cute_backend has no setting {name!r}{meant(name, settings)}; it has {', '.join(settings)}"
 
 
 object.__setattr__(sys.modules[__name__], "__class__", _CheckedModule)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cute_backend import config
-from cute_backend.errors import UsageError, meant
+from cute_backend.errors import UsageError
 
 PREFIX = "cute_backend."
 """The prefix by which the options of `torch.compile` name settings of this package."""
@@ -32,8 +32,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """Raises UsageError for a name that is not a setting, and for a value that a setting does not accept."""
     for name, value in settings.items():
         if name not in _names():
-            known = ", ".join(_names())
-            raise UsageError(f"cute_backend has no setting {name!r}{meant(name, _names())}; it has {known}")
+            raise UsageError(config._complaint(name))  # type: ignore[attr-defined]
         config.check_value(name, value, f"cute_backend's setting {name}")
 
 

@@ -123,8 +123,20 @@ def test_an_assignment_of_what_is_no_value_is_refused(settings, name, value, acc
     with pytest.raises(UsageError, match=sentence), config.patch(**{name: value}):
         pass
     assert getattr(config, name) is before
-    with pytest.raises(AttributeError, match="max_store does not exist"):
-        config.max_store = 1
+
+
+@pytest.mark.parametrize(("name", "meant"), [("tiel", " (did you mean 'tile'?)"), ("waves", "")])
+def test_a_misspelt_setting_is_named_with_the_nearest_and_all_others(settings, name, meant):
+    config = settings()
+    known = ", ".join(each for each in shipped._config if not each.startswith("_"))
+    sentence = re.escape(f"cute_backend has no setting {name!r}{meant}; it has {known}") + "$"
+    with pytest.raises(AttributeError, match=sentence):
+        setattr(config, name, 1)
+    with pytest.raises(AttributeError, match=sentence):
+        getattr(config, name)
+    with pytest.raises(AttributeError, match=sentence), config.patch(**{name: 1}):
+        pass
+    assert not hasattr(config, name)
 
 
 def test_a_command_refuses_the_environment_in_one_sentence():
