@@ -7,7 +7,7 @@ of a kernel is written elsewhere (`memory_ops`).
 - Tiles: `tiles`, `rules` (what a spec demands of its tile), `subtiles` (what its alignment does), `rung` (a
   tile as it runs), `constraints` (what a user demands), `sizes`, `search`, `fitting`, `widths` (tiles for a
   known M), `untuned`, `cost`, `doubt` (tiles to measure), `epilogue_time`, `halving`, `hoisting`, `shallow`,
-  `transposing`, `segment_tiles`.
+  `transposing`, `segment_tiles`, `misfits` (why a tile that a user names can't be had).
 - Mainloops, each with all that planning asks about it: `mainloop` (their face), `mainloops` (all of them),
   `promoting`, `converting`, `block_scaled` (the face of those with scales), `sum_scales`, `mma_scales`.
 - Reductions of rows: `last_tile`.

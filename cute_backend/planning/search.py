@@ -291,8 +291,8 @@ _NAMED = 5
 @lru_cache(maxsize=256)
 def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
     """Returns the first tile in `names` that can serve a spec, in the default raster. Commas or spaces
-    separate names. If none can serve it, raises UsageError, which lists the nearest names of tiles that
-    can."""
+    separate names. If none can serve it, raises UsageError, which says why the last can't, or which tile was
+    meant, and lists the nearest names of tiles that can."""
     able = {config.name: config for config in clustered(arch, spec)}
     asked = names.replace(",", " ").split()
     found = next((each for name in asked if (each := able.get(name) or of_name(arch, spec, name))), None)
@@ -302,9 +302,12 @@ def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
             meant,
             nearest,
         )
+        from cute_backend.planning.misfits import misfit
 
         last = asked[-1] if asked else ""
-        near, such = meant(last, able) if asked else "", nearest(last, able, _NAMED)
+        why, such = misfit(arch, spec, last), nearest(last, able, _NAMED)
+        subject = "which" if len(asked) == 1 else f"and {last}"
+        near = f", {subject} can't be used: {why}" if why else meant(last, able) if asked else ""
         raise UsageError(
             f"config.tile is {names!r}{near}; {words(spec)} on {arch.value} can take {len(able)} tiles, such "
             f"as {such}; without config.tile, each region of cute_backend.explain lists its own as `tiles`"

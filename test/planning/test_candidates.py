@@ -35,6 +35,7 @@ from cute_backend.planning import (
 )
 from cute_backend.planning import cost as cost_module
 from cute_backend.planning.cost import RIM, UNTIMED_ERROR, cost, nearest, time_of
+from cute_backend.planning.misfits import tile_of
 from cute_backend.planning.naming import words
 from cute_backend.planning.search import fastest, for_rows
 from cute_backend.planning.sum_scales import SumsInRegisters
@@ -618,6 +619,8 @@ def test_every_tile_that_is_chosen_or_tried_has_a_name_of_its_own(name: str, arc
     assert len({config.name for config in able}) == len(able)
     for config in able:
         assert named(arch, spec, config.name) == config
+        whole = tile_of(arch, config.name)
+        assert whole is not None and whole.name == config.name
     for m, n, k in itertools.product((16, 512, 8192), (512, 8192), (512, 8192)):
         for config in candidates(arch, spec, Sizes(m, n, k), arch.target.sm_count):
             assert replace(config, raster_m=config.usual_raster) == named(arch, spec, config.name)
@@ -638,7 +641,7 @@ def test_of_several_names_the_first_serves_that_can() -> None:
         ("", "''"),
     ],
 )
-def test_a_tile_that_cannot_be_had_is_refused_with_similar_ones_that_can(names: str, told: str) -> None:
+def test_a_name_of_no_tile_is_refused_with_similar_ones(names: str, told: str) -> None:
     spec = shared_spec("rowwise")
     able = {config.name for config in clustered(Arch.SM90A, spec)}
     with pytest.raises(UsageError) as raised:
@@ -647,3 +650,24 @@ def test_a_tile_that_cannot_be_had_is_refused_with_similar_ones_that_can(names: 
     assert message.startswith(f"config.tile is {told}; scaled_mm on sm_90a can take {len(able)} tiles, such")
     shown = re.findall(r"\d+x\d+\w*", message.partition("such as")[2])
     assert len(shown) == 5 and set(shown) < able
+
+
+@pytest.mark.parametrize(
+    ("name", "tile", "why"),
+    [
+        ("rowwise", "128x64x2_1x1", "it has accumulators for 2 products of one A, and here there are 1"),
+        ("rowwise", "128x100_1x1", "the rule `columns_of_an_instruction` (planning/rules.py) says why"),
+        ("rowwise", "256x128_2x1_2cta", "sm_90a has no such tile or cluster in its tables"),
+        ("rowwise", "64x64_1x1_split9", "split_k is 9; a tile may be split over 1, 2, 3, 4, 6, 8, 12 or"),
+        ("bias_gelu_residual", "256x256_1x1", "shared memory has no room for its planes beside the stages"),
+        ("swiglu", "256x128x2_1x1", "its threads have too few registers for their accumulators and"),
+    ],
+)
+def test_a_tile_that_a_spec_cannot_have_is_refused_with_the_reason(name: str, tile: str, why: str) -> None:
+    """Another tile was not meant: the name is that of a tile, or would be."""
+    spec = shared_spec(name)
+    for names, subject in ((tile, "which"), (f"nowhere {tile}", f"and {tile}")):
+        with pytest.raises(UsageError) as raised:
+            named(Arch.SM90A, spec, names)
+        assert str(raised.value).startswith(f"config.tile is {names!r}, {subject} can't be used: {why}")
+        assert "did you mean" not in str(raised.value)
