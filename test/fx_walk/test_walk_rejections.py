@@ -296,6 +296,17 @@ def run_time_number(graph: Graph) -> fx.Node:
     return node
 
 
+@pytest.mark.parametrize("arch", list(Arch), ids=lambda arch: arch.value)
+def test_a_refusal_of_dtypes_lists_those_of_the_gpu_at_hand(arch: Arch) -> None:
+    made = Graph()
+    a, b = made.input("a", (64, 32), F32, device="cuda"), made.input("b", (32, 48), F32, device="cuda")
+    _, (rejection,) = walk(made.output(dense_mm(made, a, b)), capability=arch.target.capability)
+    assert rejection.reason is Reason.OPERAND_DTYPE
+    before, _, listed = rejection.message.partition("; supported: ")
+    assert before == f"kernels for {arch.value} do not multiply torch.float32 by torch.float32"
+    assert {*listed.split(", ")} == {dtype.value for dtype in arch.target.operands}
+
+
 def reshaped(graph: Graph) -> fx.Node:
     mm = graph.mm()
     graph.results = [graph.call(aten.reshape.default, mm, [8, 8, 48])]

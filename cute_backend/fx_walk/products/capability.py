@@ -53,14 +53,24 @@ def target_of(device: torch.device, capability: Capability) -> Target | None:
     return arch.target
 
 
+def of_target(refused: Refused, target: Target | None) -> Refused:
+    """The refusal of a product on a target: one of dtypes that no target multiplies lists this one's."""
+    if target is None or refused.reason is not Reason.OPERAND_DTYPE:
+        return refused
+    return _unmultiplied(refused.facts["a"], refused.facts["b"], target)
+
+
+def _unmultiplied(a: torch.dtype, b: torch.dtype, target: Target) -> Refused:
+    taken = ", ".join(sorted(dtype.value for dtype in target.operands))
+    return Refused(Reason.OPERAND_DTYPE, where=f"kernels for {target.name}", a=a, b=b, taken=taken)
+
+
 def check_operands(anchor: Anchor, target: Target | None) -> None:
     """Refuses a product whose operands the target's MMA can't multiply, or whose scales of blocks none of its
     mainloops supports. A CPU supports all."""
     product = anchor.accumulator
     if target is not None and not product.mma_operands <= target.operands:
-        taken = ", ".join(sorted(dtype.value for dtype in target.operands))
-        a, b = fake(anchor.a).dtype, fake(anchor.b).dtype
-        raise Refused(Reason.OPERAND_DTYPE, where=f"kernels for {target.name}", a=a, b=b, taken=taken)
+        raise _unmultiplied(fake(anchor.a).dtype, fake(anchor.b).dtype, target)
     if target is not None and product.kind.has_offsets and not target.groups:
         what = "rows" if product.kind is ProductKind.GROUPED else "K"
         why = f"multiplies {what} in groups, which no kernel of {target.name} does"

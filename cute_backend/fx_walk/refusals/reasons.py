@@ -320,8 +320,10 @@ class Refused(Exception):
 
     def __init__(self, reason: Reason, **facts: Any) -> None:
         self.reason = reason
-        named = {key: program_name(of) if isinstance(of, fx.Node) else of for key, of in facts.items()}
-        self.message = reason.sentence.format(**named)
+        self.facts: dict[str, Any] = {
+            key: program_name(of) if isinstance(of, fx.Node) else of for key, of in facts.items()
+        }
+        self.message = reason.sentence.format(**self.facts)
         self.costs_nothing = reason.costs_nothing and not facts.get("refused")
         super().__init__(self.message)
 

@@ -21,7 +21,7 @@ from torch import fx
 from cute_backend.fx_walk.ends.settle import Settled, settle
 from cute_backend.fx_walk.graph.static import fake, tensor_of
 from cute_backend.fx_walk.products.anchor import Anchor
-from cute_backend.fx_walk.products.capability import Capability, check_operands, target_of
+from cute_backend.fx_walk.products.capability import Capability, check_operands, of_target, target_of
 from cute_backend.fx_walk.products.opaque_products import decomposed_product
 from cute_backend.fx_walk.products.pairs import meet, of_slices, reach, slices_of, unlike
 from cute_backend.fx_walk.products.stored_weights import is_worth_converting, may_convert_groups
@@ -132,7 +132,7 @@ def _region(walk: Walk, node: fx.Node) -> Region:
         raise anchor  # a library's product may have several results
     target = target_of(fake(node).device, walk.capability)
     if isinstance(anchor, Refused):
-        raise anchor
+        raise of_target(anchor, target)
     check_operands(anchor, target)
     if (found := _of_stored(walk, anchor, target)) is not None:
         return found
