@@ -30,7 +30,7 @@ from cute_backend.fuzz.bounds import Bounds, bounds_of_step, follow, unit
 from cute_backend.fuzz.drawn_program import Fill, Input, Program, Rule, Step
 from cute_backend.fuzz.judge import _wrong
 from cute_backend.fuzz.shrink import shrink
-from cute_backend.fuzz.vocabulary import GATHERS, IN_STEPS, table_ops
+from cute_backend.fuzz.vocabulary import GATHERS, IN_STEPS, REDUCTIONS, table_ops
 from cute_backend.fuzz.weights import draw_weights
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from cute_backend.fx_walk.products import anchors
@@ -311,9 +311,27 @@ def test_an_index_has_to_be_that_of_a_possible_maximum() -> None:
     values = Bounds.exactly(torch.tensor([[1.0, 3.0, 2.0]]))
     values.low, values.high = values.low - 0.6, values.high + 0.6
     found = bounds_of_step(
-        Step("t", "{0}.argmax(-1)", ("x",), Rule.INDEX, "{0}.amax(-1, keepdim=True)", -1), [values], {}
+        Step("t", "{0}.argmax(-1)", ("x",), Rule.GREATEST, "{0}.amax(-1, keepdim=True)", -1), [values], {}
     )
     assert [found.wrong(torch.tensor([index])).item() for index in (0, 1, 2, 3)] == [True, False, False, True]
+    least = "-((-{0}).amax(-1, keepdim=True))"
+    found = bounds_of_step(Step("t", "{0}.argmin(-1)", ("x",), Rule.LEAST, least, -1), [values], {})
+    assert [found.wrong(torch.tensor([index])).item() for index in (0, 1, 2, 3)] == [False, True, False, True]
+
+
+def test_a_sum_in_steps_may_be_rounded_in_each_however_it_is_spelled() -> None:
+    """The sum is 1.015625; a number that is four units of bf16 away may be its result after some steps."""
+    value = Bounds.exactly(torch.tensor([[0.5, 0.515625]], dtype=torch.float64).bfloat16())
+    for rule, is_wrong in ((Rule.SUM_IN_STEPS, False), (Rule.SUM, True)):
+        found = bounds_of_step(Step("t", "{0}.sum(-1) / 1", ("x",), rule), [value], {})
+        assert found.wrong(torch.tensor([1.046875]).bfloat16()).item() is is_wrong
+
+
+def test_spellings_have_the_rules_of_their_kinds() -> None:
+    rules = {each.text: each.rule for each in REDUCTIONS}
+    assert rules["{0}.mean(@)"] is rules["{0}.logsumexp(@)"] is Rule.SUM_IN_STEPS
+    assert rules["{0}.sum(@)"] is rules["{0}.cumsum(@)"] is Rule.SUM
+    assert (rules["{0}.max(@).indices"], rules["{0}.argmin(@)"]) == (Rule.GREATEST, Rule.LEAST)
 
 
 def test_units_are_those_of_the_dtype() -> None:

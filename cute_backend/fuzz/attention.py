@@ -166,7 +166,7 @@ class _Attention(Drawing):
         if self.exact or not self.values[source].is_floating_point():
             return
         squares = self.step("{0}.float().square()", [source], Rule.COMPOSITE)
-        mean = squares and self.step("{0}.mean(-1, keepdim=True)", [squares], Rule.SUM, dim=-1)
+        mean = squares and self.step("{0}.mean(-1, keepdim=True)", [squares], Rule.SUM_IN_STEPS, dim=-1)
         scale = mean and self.step("torch.rsqrt({0} + 1)", [mean], Rule.COMPOSITE)
         self.new_plane(scale and self.step("{0} * {1}", [source, scale], Rule.EXACT))
 

@@ -17,7 +17,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from cute_backend.fuzz.drawn_program import Program, Rule, Step, evaluate, is_write
+from cute_backend.fuzz.drawn_program import INDICES, SUMS, Program, Rule, Step, evaluate, is_write
 
 _FP32 = 2.0**-20
 """The relative error of a function in fp32, and of fp32 sums of up to some hundred elements."""
@@ -136,9 +136,9 @@ def bounds_of_step(step: Step, operands: list[Bounds], sizes: dict[str, int]) ->
         return Bounds(eager, low, high, reference, loose)
     if step.rule is Rule.PRODUCT:
         return _product(eager, run, operands)
-    if step.rule is Rule.INDEX:
+    if step.rule in INDICES:
         return _index(eager, run, operands[0], step)
-    if step.rule in (Rule.SUM, Rule.EXTREMUM):
+    if step.rule in (*SUMS, Rule.EXTREMUM):
         return _reduction(eager, run, operands[0], step)
     return _pointwise(eager, run, operands, step.rule)
 
@@ -257,12 +257,12 @@ def _reduction(eager: Tensor, run: Callable[..., Tensor], source: Bounds, step: 
     loose = loose | (low.isnan() != high.isnan()) | ((low == -torch.inf) & (high == torch.inf))
     if dtype is torch.bool or _is_integer(dtype):
         uncertain = run(torch.where(source.certain, 0.0, torch.nan)).isnan()
-        if not eager.dtype.is_floating_point and step.rule is Rule.SUM:
+        if not eager.dtype.is_floating_point and step.rule in SUMS:
             value = eager.double()
             return Bounds(eager, value, value, value, loose | uncertain)
-    if step.rule is Rule.SUM:
+    if step.rule in SUMS:
         size = run(source.magnitude)
-        narrow = "logsumexp" in step.text or "mean" in step.text
+        narrow = step.rule is Rule.SUM_IN_STEPS
         if narrow or not _is_summable(source, size):
             eps = torch.finfo(eager.dtype).eps if narrow and eager.dtype.is_floating_point else 0.0
             low, high = _widened(low, high, max(16 * _FP32, 4 * eps) * size.abs() + _TINY)
@@ -276,7 +276,7 @@ def _is_summable(source: Bounds, size: Tensor) -> bool:
 
 
 def _index(eager: Tensor, run: Callable[..., Tensor], source: Bounds, step: Step) -> Bounds:
-    greatest = "amax" in step.reference
+    greatest = step.rule is Rule.GREATEST
     best = run(source.low if greatest else source.high)
     able = source.high >= best if greatest else source.low <= best
     candidates = able | source.low.isnan() | source.loose | best.isnan() & ~source.low.isfinite()

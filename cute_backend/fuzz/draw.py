@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 from cute_backend.fuzz.block_scaled_products import RECIPES, Recipe
-from cute_backend.fuzz.drawn_program import NOT_TAKEN, Fill, Input, Program, Rule, Step, evaluate
+from cute_backend.fuzz.drawn_program import (
+    INDICES,
+    NOT_TAKEN,
+    SUMS,
+    Fill,
+    Input,
+    Program,
+    Rule,
+    Step,
+    evaluate,
+)
 from cute_backend.fuzz.vocabulary import (
     CASTS,
     CHANGING,
@@ -30,6 +40,7 @@ from cute_backend.fuzz.vocabulary import (
     Pointwise,
     Spelling,
     table_ops,
+    takes,
 )
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -406,12 +417,13 @@ class Drawing:
     def cast(self) -> None:
         target = self.random.choice(CASTS)
         source = self.any_plane()
-        if "float8" in target and self.exact:
+        is_fp8 = target in (E4M3, E5M2)
+        if is_fp8 and self.exact:
             source = self.step("{0}.clamp(-400, 400)", [source], Rule.EXACT) or source
-        if "int" in target:
+        if target in (torch.int8, torch.uint8, torch.int32):
             source = self.step("{0}.clamp(0, 100)", [source], Rule.EXACT) or source
         name = self.step(f"{{0}}.to({target})", [source], Rule.CAST)
-        if name is not None and "float8" in target and self.random.random() < 0.8:
+        if name is not None and is_fp8 and self.random.random() < 0.8:
             self.results += [name] * (self.random.random() < 0.3)
             back = self.random.choice(("torch.float32", "torch.bfloat16"))
             name = self.step(f"{{0}}.to({back})", [name], Rule.CAST)
@@ -439,25 +451,22 @@ class Drawing:
     def reduce(self) -> None:
         """Draws a reduction, whose result may become an operand."""
         reduction = self.random.choice(REDUCTIONS)
-        if self.exact and reduction.rule is Rule.SUM:
+        if self.exact and reduction.rule in SUMS:
             return
         axes = ["-1", "-1", "0", *(["(0, 1)", "1"] if self.deep else []), ""]
         axis = self.random.choice(axes)
-        single = any(word in reduction.text for word in ("arg", "max(@).", "min(@).", "cumsum"))
-        if (single and axis == "(0, 1)") or (axis == "" and "arg" not in reduction.text and single):
+        if not takes(reduction, axis):
             axis = "-1"
-        if axis == "" and any(word in reduction.text for word in ("logsumexp", "dtype")):
-            axis = "-1"
-        keeps = axis != "" and "cumsum" not in reduction.text and self.random.random() < 0.5
+        keeps = axis != "" and takes(reduction, "-1, keepdim=True") and self.random.random() < 0.5
         text = reduction.text.replace("@", f"{axis}, keepdim=True" if keeps else axis)
         reference = reduction.extremum.replace("@, keepdim=True", f"{axis}, keepdim=True" if axis else "")
         dim = int(axis) if axis in ("-1", "0", "1") else None
         name = self.step(text, [self.any_plane()], reduction.rule, reference, dim)
         if name is None:
             return
-        if reduction.rule is not Rule.INDEX and (keeps or self.values[name].shape == self.plane):
+        if reduction.rule not in INDICES and (keeps or self.values[name].shape == self.plane):
             self.loads.append(name)
-        if self.random.random() < 0.7 or reduction.rule is Rule.INDEX:
+        if self.random.random() < 0.7 or reduction.rule in INDICES:
             self.results.append(name)
 
     def pick(self) -> None:

@@ -72,12 +72,20 @@ class Rule(Enum):
     """A reduction that grows with every element, whose rounding depends on the order."""
     EXTREMUM = "extremum"
     """A reduction that grows with every element and returns one of them."""
-    INDEX = "index"
-    """The index of a row's extremum: any index at which the extremum may be."""
+    SUM_IN_STEPS = "sum in steps"
+    """Like SUM, with several intermediate roundings to its own dtype."""
+    GREATEST = "greatest"
+    """The index of a row's greatest element: any index at which that may be."""
+    LEAST = "least"
+    """The index of a row's least element, likewise."""
     PRODUCT = "product"
     """Linear in each operand, with no negative coefficient."""
     ANY = "any"
     """Not followed: its values are not judged."""
+
+
+SUMS = (Rule.SUM, Rule.SUM_IN_STEPS)
+INDICES = (Rule.GREATEST, Rule.LEAST)
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,7 @@ def _bracketed(text: str) -> str:
 class Step:
     """`name = text`, where `{0}`, `{1}`, ... in the text are operands: inputs and earlier steps.
 
-    `reference` is a text that computes the same in float64, if `text` can't. For an INDEX it returns the
+    `reference` is a text that computes the same in float64, if `text` can't. For an index it returns the
     extremum that is searched, along `dim`, or over all elements if that is None. If torch has no kernel for
     the step, its result in eager is the reference in `dtype`.
     """

@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from cute_backend.fuzz.drawn_program import Rule
+from cute_backend.fuzz.drawn_program import NOT_TAKEN, Rule, evaluate
 from cute_backend.kinds import reductions
 from cute_backend.kinds.loads import LoadKind
 from cute_backend.ops import OPS
@@ -173,8 +173,8 @@ DYADIC = ("0", "1", "-1", "2", "3", "0.5", "-0.5", "7", "100", "True")
 NUMBERS = (*DYADIC, "0.3", "-1.7")
 
 CASTS = (
-    *("torch.float32", "torch.bfloat16", "torch.float16", "torch.float32", "torch.bfloat16"),
-    *("torch.float8_e4m3fn", "torch.float8_e5m2", "torch.int8", "torch.uint8", "torch.int32", "torch.bool"),
+    *(torch.float32, torch.bfloat16, torch.float16, torch.float32, torch.bfloat16),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8, torch.int32, torch.bool),
 )
 
 KEEPING = (
@@ -212,10 +212,23 @@ class Reduce:
     extremum: str = ""
 
 
+@cache
+def takes(spelling: Reduce, axes: str) -> bool:
+    """Whether torch accepts these arguments of a reduction in this spelling, for a tensor of three axes."""
+    try:
+        result = evaluate(spelling.text.replace("@", axes), [torch.zeros(2, 2, 2)], {})
+    except (*NOT_TAKEN, AttributeError, SyntaxError):
+        return False
+    return isinstance(result, torch.Tensor)
+
+
 def _rule(kind: reductions.ReductionKind) -> Rule:
     if kind.is_place:
-        return Rule.INDEX
-    return Rule.EXTREMUM if kind.is_element else Rule.SUM
+        (key, _) = kind.element(None, 1.0, 0)
+        return Rule.GREATEST if key > 0 else Rule.LEAST
+    if kind.is_element:
+        return Rule.EXTREMUM
+    return Rule.SUM if kind.result is reductions.ReductionKind.result else Rule.SUM_IN_STEPS
 
 
 REDUCTIONS = (
