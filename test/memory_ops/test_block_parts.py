@@ -15,7 +15,7 @@ from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, tile_table
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
-from cute_backend.simulator.simulate import Machine, run_region
+from cute_backend.simulator.simulate import Machine
 from cute_backend.spec import (
     Accumulator,
     Blocks,
@@ -30,8 +30,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from support.sweeps import EXHAUSTIVE
-from support.verdicts import assert_sound
+from support.verdicts import assert_sound, run_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 
@@ -119,7 +118,7 @@ def test_kernels_select_a_part(config: TileConfig, spec: EpilogueSpec, start: in
     columns = spec.block_columns
     m = batches * (spec.stores[0].form.batch_rows or 70)
     a, b, tables = operands(spec, m, 3 * columns)
-    (result,), _ = run_region(spec, a, b, tables, Machine(config.arch, 1, config, 1))
+    (result,), _ = run_sound(spec, a, b, tables, Machine(config.arch, 1, config, 1))
     assert torch.equal(result, expected(spec, start, *a, *b, tables))
 
 
@@ -171,19 +170,15 @@ def test_kernels_write_heads_of_as_many_rows_as_a_launch_has(
         a, b, loads, right = of_batches(count, batches, n, n if alignment is Alignment.TMA else n + 1)
         check_operands(spec, a, b, loads)
         assert torch.equal(replay(spec, a, b, loads)[0], right)
-        (result,), launch = run_region(spec, a, b, loads, Machine(config.arch, 1, config, 1))
+        (result,), launch = run_sound(spec, a, b, loads, Machine(config.arch, 1, config, 1))
         assert launch.kernel.plan.alignment is alignment
         assert torch.equal(result, right)
 
 
-@pytest.mark.parametrize(
-    "arch", [Arch.SM90A, pytest.param(Arch.SM100A, marks=EXHAUSTIVE)], ids=lambda arch: arch.value
-)
-@pytest.mark.parametrize("alignment", [Alignment.PLAIN, pytest.param(Alignment.TMA, marks=EXHAUSTIVE)])
-@pytest.mark.parametrize(
-    ("count", "columns"),
-    [(32, 64), pytest.param(64, 128, marks=EXHAUSTIVE), pytest.param(2, 64, marks=EXHAUSTIVE)],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A], ids=lambda arch: arch.value)
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
+@pytest.mark.parametrize(("count", "columns"), [(32, 64), (64, 128), (2, 64)])
 def test_every_kernel_that_is_told_the_rows_of_heads_has_a_sound_rung(
     arch: Arch, count: int, columns: int, alignment: Alignment
 ) -> None:

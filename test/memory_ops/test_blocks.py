@@ -28,7 +28,7 @@ from cute_backend.planning import (
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.compiling.build import build
-from cute_backend.simulator.simulate import Machine, run_region
+from cute_backend.simulator.simulate import Machine
 from cute_backend.spec import (
     Accumulator,
     Axis,
@@ -50,7 +50,7 @@ from cute_backend.spec import (
 )
 from support.archs import FIRST
 from support.sweeps import in_parts, of_part
-from support.verdicts import assert_sound
+from support.verdicts import assert_sound, run_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 FP8 = Accumulator("acc", DType.E4M3, DType.E4M3)
@@ -207,7 +207,7 @@ def test_kernels_reduce_blocks(config: TileConfig, columns: int, name: str, alig
         a, b, loads = operands(spec, m, n, 144)
         if alignment is Alignment.PLAIN:
             spec = replace(spec, loads=tuple(map(misaligned, spec.loads)))
-        results, launch = run_region(spec, a, b, loads, Machine(config.arch, 1, config, 1))
+        results, launch = run_sound(spec, a, b, loads, Machine(config.arch, 1, config, 1))
         check(results, expected(spec, columns, *a, *b, loads)[: len(spec.stores)])
         cut = launch.kernel.plan.tile.subtile_n
         assert cut % columns == 0 or (spec.pass_columns and columns % cut == 0)
@@ -227,7 +227,7 @@ def test_a_gated_pair_is_quantised_by_blocks_of_128() -> None:
     halves = [b[0][:, :256], b[0][:, 256:]]
     configs = tile_table(Arch.SM90A, spec)
     config = configs[0]
-    results, _ = run_region(spec, a, halves, [], Machine(Arch.SM90A, 1, config, 1))
+    results, _ = run_sound(spec, a, halves, [], Machine(Arch.SM90A, 1, config, 1))
     gate, up = (a[0].double() @ half.double() for half in halves)
     blocks = (gate * up).view(9, 2, 128)
     scales = blocks.abs().amax(-1) + 0.5
@@ -296,7 +296,7 @@ def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
                 assert cut.tile_n % columns == 0 and shared % cut.subtile_n == 0
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.exhaustive
 @in_parts(4)
 @pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 128), (Arch.SM90A, 64), (Arch.SM100A, 64)])
 @pytest.mark.parametrize("name", SPECS)
@@ -324,7 +324,7 @@ def test_a_block_in_a_thread_leaves_planes_by_element_registers(loads: int) -> N
     assert_sound([plan(spec, config, Alignment.PLAIN)])
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.exhaustive
 @in_parts(8)
 @pytest.mark.parametrize("columns", [32, 64])
 @pytest.mark.parametrize("loads", [1, 2])
@@ -345,7 +345,7 @@ def test_blocks_by_element_at_edges(columns: int, m: int) -> None:
     spec, config = beside(columns, 1), TileConfig(Arch.SM100A, 128, 128, subtile_n=columns)
     a, b, (row, plane) = operands(spec, m, 128 + columns)
     odd = torch.zeros(m, plane.shape[1] + 1, dtype=plane.dtype)[:, 1:].copy_(plane)
-    results, launch = run_region(spec, a, b, [row, odd], Machine(Arch.SM100A, m, config, 1))
+    results, launch = run_sound(spec, a, b, [row, odd], Machine(Arch.SM100A, m, config, 1))
     chosen = launch.kernel.plan
     assert chosen.alignment is Alignment.PLAIN and chosen.tile.subtile_n < columns
     check(results, expected(spec, columns, *a, *b, [row, plane]))
@@ -372,7 +372,7 @@ WHOLE_VISITS = {
 """Specs whose blocks only a visit of a whole tile holds."""
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.exhaustive
 @in_parts(3)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", WHOLE_VISITS)
@@ -392,7 +392,7 @@ def test_passes_reduce_blocks_of_promoted_sums(columns: int) -> None:
     assert spec.pass_columns == columns and config.subtile_n < columns
     of_bf16, of_b, loads = operands(spec, 100, 2 * columns)
     a, b = ([each.to(torch.float8_e4m3fn) for each in given] for given in (of_bf16, of_b))
-    results, launch = run_region(spec, a, b, loads, Machine(Arch.SM90A, 1, config, 1))
+    results, launch = run_sound(spec, a, b, loads, Machine(Arch.SM90A, 1, config, 1))
     assert build(launch.kernel).spill_bytes == 0
     check(results, expected(spec, columns, *a, *b, loads))
 
@@ -429,7 +429,7 @@ def test_visits_of_a_whole_tile_at_edges(columns: int, m: int) -> None:
     spec = around(columns)
     spec = replace(spec, stores=tuple(replace(store, dtype=DType.BF16) for store in spec.stores))
     a, b, loads = operands(spec, m, 2 * columns)
-    results, launch = run_region(spec, a, b, loads, Machine(Arch.SM90A, m, None, 4))
+    results, launch = run_sound(spec, a, b, loads, Machine(Arch.SM90A, m, None, 4))
     assert launch.kernel.plan.tile.subtile_n == columns and launch.kernel.plan.alignment is Alignment.TMA
     normed, plane = expected(spec, columns, *a, *b, loads)
     check(results, [normed + loads[1].double(), plane])

@@ -18,7 +18,7 @@ from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, pl
 from cute_backend.planning.search import serves
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
-from cute_backend.simulator.simulate import Machine, run_region
+from cute_backend.simulator.simulate import Machine
 from cute_backend.spec import (
     Accumulator,
     Blocks,
@@ -35,7 +35,7 @@ from cute_backend.spec import (
     Stride,
 )
 from support.sweeps import in_parts, of_part
-from support.verdicts import assert_sound
+from support.verdicts import assert_sound, run_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 
@@ -155,7 +155,7 @@ def test_kernels_rotate_first_columns(config: TileConfig, spec: EpilogueSpec) ->
     columns = spec.block_columns
     m = 140 if isinstance(spec.stores[0].form, Heads) else config.tile_m + 9
     a, b, tables = operands(spec, m, (config.tile_n // columns + 1) * columns)
-    results, launch = run_region(spec, a, b, tables, Machine(config.arch, 1, config, 1))
+    results, launch = run_sound(spec, a, b, tables, Machine(config.arch, 1, config, 1))
     assert torch.equal(results[0], expected(spec, *a, *b, tables))
     assert spec.fits_visit(launch.kernel.plan.tile.subtile_n)
 
@@ -177,7 +177,7 @@ def test_kernels_rotate_first_columns(config: TileConfig, spec: EpilogueSpec) ->
 def test_first_columns_at_edges(arch: Arch, count: int, columns: int, visit: int, m: int) -> None:
     spec = first(count, columns)
     a, b, tables = operands(spec, m, 2 * columns)
-    results, launch = run_region(spec, a, b, tables, Machine(arch, m, None, 4))
+    results, launch = run_sound(spec, a, b, tables, Machine(arch, m, None, 4))
     assert launch.kernel.plan.tile.subtile_n == visit
     assert launch.kernel.plan.alignment is Alignment.TMA
     assert torch.equal(results[0], expected(spec, *a, *b, tables))
@@ -187,7 +187,7 @@ def test_first_columns_at_edges(arch: Arch, count: int, columns: int, visit: int
 def test_batches_share_tables_of_first_columns() -> None:
     spec = first(24, 96, batches=True)
     a, b, tables = operands(spec, 256, 192)
-    results, launch = run_region(spec, a, b, tables, Machine(Arch.SM90A, 1, None, 4))
+    results, launch = run_sound(spec, a, b, tables, Machine(Arch.SM90A, 1, None, 4))
     assert launch.kernel.plan.alignment is Alignment.TMA
     assert torch.equal(results[0], expected(spec, *a, *b, tables))
 
@@ -314,7 +314,7 @@ def test_projections_share_a_launch(config: TileConfig, spec: EpilogueSpec, m: i
             spec, stores=(*(replace(each, form=heads) for each in spec.stores[:2]), spec.stores[2])
         )
     a, b, loads = operands_of_heads(spec, m)
-    results, launch = run_region(spec, a, b, loads, Machine(config.arch, 1, config, 1))
+    results, launch = run_sound(spec, a, b, loads, Machine(config.arch, 1, config, 1))
     assert launch.kernel.plan.alignment is Alignment.TMA
     for result, right in zip(results, replay(spec, a, b, loads), strict=True):
         assert torch.equal(result, right)
@@ -330,7 +330,7 @@ SHARED = {
 }
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.exhaustive
 @in_parts(16)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", SHARED)

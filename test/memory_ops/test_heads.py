@@ -15,7 +15,7 @@ from cute_backend.memory_ops.schedule import kernel_names
 from cute_backend.planning import Alignment, Arch, Sizes, TileConfig, choose, offered, plan
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
-from cute_backend.simulator.simulate import Machine, run_region
+from cute_backend.simulator.simulate import Machine
 from cute_backend.spec import (
     Accumulator,
     Blocks,
@@ -30,7 +30,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from support.verdicts import assert_sound
+from support.verdicts import assert_sound, run_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 DOUBLED = Op("t0", "mul", ("acc", Const(2.0)), DType.F32)
@@ -87,7 +87,7 @@ def check(spec: EpilogueSpec, m: int, n: int, config: TileConfig, seed: int | No
         modes = (2, m // 2) if load.m_modes else (m,)
         table = integers(modes[-1], 1, load.blocks.columns)
         loads.append(table.expand(*modes, widths[0] // load.blocks.columns, -1))
-    results, _ = run_region(spec, a, b, loads, Machine(config.arch, seed, config, 1))
+    results, _ = run_sound(spec, a, b, loads, Machine(config.arch, seed, config, 1))
     for result, right in zip(results, replay(spec, a, b, loads), strict=True):
         assert torch.equal(result, right)
 
@@ -156,7 +156,7 @@ def test_every_tile_of_heads_with_rows_of_a_launch_has_a_sound_rung(arch: Arch, 
         assert_sound([plan(spec, config, alignment)])
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize(
     "spec",

@@ -17,7 +17,7 @@ from cute_backend.memory_ops.simplify import simplify
 from cute_backend.planning import Alignment, Arch, Rung, TileConfig, offered, plan, tile_table
 from cute_backend.replay import replay
 from cute_backend.runtime.kernels.kernel import Kernel
-from cute_backend.simulator.simulate import Machine, run_region
+from cute_backend.simulator.simulate import Machine
 from cute_backend.spec import (
     Accumulator,
     Blocks,
@@ -33,7 +33,7 @@ from cute_backend.spec import (
     Stride,
 )
 from support.sweeps import in_parts, of_part
-from support.verdicts import assert_sound
+from support.verdicts import assert_sound, run_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 PLANE = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE)
@@ -160,7 +160,7 @@ def check(
     a, b, loads = operands(spec, m, n)
     if by_element:  # planes begin at an odd element
         loads = [torch.zeros(m, n + 1, dtype=each.dtype)[:, 1:].copy_(each.flatten(1)) for each in loads]
-    results, launch = run_region(spec, [a], [b], loads, Machine(config.arch, m, config, seed))
+    results, launch = run_sound(spec, [a], [b], loads, Machine(config.arch, m, config, seed))
     kernel = launch.kernel
     assert kernel.plan.alignment is (Alignment.PLAIN if by_element else Alignment.TMA)
     cut = Rung.of(spec, kernel.plan.tile, kernel.plan.alignment).tile
@@ -357,7 +357,7 @@ def test_segments_take_equally_many_stages(arch: Arch) -> None:
     a = torch.randint(-3, 4, (140, 144), generator=generator).bfloat16()
     bs = [torch.randint(-3, 4, (256, 144), generator=generator).bfloat16().t() for _ in range(3)]
     loads = [torch.randint(-9, 10, (140, 256), generator=generator).bfloat16() for _ in spec.loads]
-    results, launch = run_region(spec, [a], bs, loads, Machine(arch, 1, config, 1))
+    results, launch = run_sound(spec, [a], bs, loads, Machine(arch, 1, config, 1))
     for result, right in zip(results, replay(spec, [a], bs, loads), strict=True):
         torch.testing.assert_close(result, right, rtol=8e-3, atol=8e-3)
     assert_sound([launch.kernel.plan])
@@ -371,7 +371,7 @@ def test_segments_with_different_stages_share_no_launch(arch: Arch) -> None:
         offered(arch, in_one_launch(planes_around, residual_norm))
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.exhaustive
 @in_parts(4)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("columns", [48, 64, 96, 128, 256])

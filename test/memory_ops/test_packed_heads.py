@@ -25,7 +25,7 @@ from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
-from cute_backend.simulator.simulate import Machine, run_region
+from cute_backend.simulator.simulate import Machine
 from cute_backend.spec import (
     Accumulator,
     Blocks,
@@ -40,7 +40,7 @@ from cute_backend.spec import (
     Stride,
 )
 from support.sweeps import in_parts, of_part
-from support.verdicts import assert_sound
+from support.verdicts import assert_sound, run_sound
 
 
 def packed(
@@ -112,7 +112,7 @@ CASES = [
 def test_kernels_read_blocks_of_columns(config: TileConfig, spec: EpilogueSpec, m: int) -> None:
     """Several heads in a tile, and several tiles in a head; the last tiles of rows and columns cut off."""
     a, b, biases = operands(spec, m)
-    results, launch = run_region(spec, a, b, biases, Machine(config.arch, 1, config, 1))
+    results, launch = run_sound(spec, a, b, biases, Machine(config.arch, 1, config, 1))
     assert launch.kernel.plan.alignment is Alignment.TMA
     for result, right in zip(results, replay(spec, a, b, biases), strict=True):
         assert torch.equal(result, right)
@@ -185,7 +185,7 @@ SPILLS = [
 ]
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.exhaustive
 @in_parts(16)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize(("arch", "spec"), SPILLS)

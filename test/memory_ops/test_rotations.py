@@ -18,7 +18,7 @@ from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.signature import TABLE_ROWS
-from cute_backend.simulator.simulate import Machine, run_region
+from cute_backend.simulator.simulate import Machine
 from cute_backend.spec import (
     Accumulator,
     Axis,
@@ -38,7 +38,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from support.verdicts import assert_sound
+from support.verdicts import assert_sound, run_sound
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 BIAS = Load("bias", LoadKind.ROWVEC, DType.F32, Stride.ZERO, Stride.ONE)
@@ -113,7 +113,7 @@ def check(spec: EpilogueSpec, m: int, n: int, k: int, config: TileConfig | None,
     """Simulates a problem, and returns the kernel whose results were right."""
     a, b, loads = operands(spec, m, n, k)
     arch = Arch.SM90A if config is None else config.arch
-    results, launch = run_region(spec, a, b, loads, Machine(arch, seed, config, 1))
+    results, launch = run_sound(spec, a, b, loads, Machine(arch, seed, config, 1))
     for result, right in zip(results, expected(spec.halved_columns, *a, *b, loads), strict=True):
         assert torch.equal(result.double(), right)
     return launch.kernel
@@ -198,7 +198,7 @@ def test_neighbours_are_rotated_beside_everything_but_even_and_odd_columns(arch:
         tile_table(arch, EpilogueSpec((even, odd), (), ops, (Store("out0", "t1", DType.F32),)))
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("head", [128, 24])
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A, Arch.SM80], ids=lambda arch: arch.value)
@@ -226,7 +226,7 @@ def test_other_layouts_rotate_halves(arch: Arch, case: str) -> None:
     check(spec, 100 if case != "columns" else 104, 192, 64, tile_table(arch, spec)[-1])
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize(
     ("arch", "columns"),

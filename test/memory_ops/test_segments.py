@@ -21,7 +21,7 @@ from cute_backend.planning.naming import words
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import check_operands
 from cute_backend.signature import signature
-from cute_backend.simulator.simulate import Machine, run_region
+from cute_backend.simulator.simulate import Machine
 from cute_backend.spec import (
     Accumulator,
     Axis,
@@ -37,7 +37,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from support.verdicts import assert_sound
+from support.verdicts import assert_sound, run_sound
 
 WIDTHS = (136, 72, 200)
 
@@ -121,7 +121,7 @@ def operands(
 def check(spec: EpilogueSpec, m: int, k: int, config: TileConfig, seed: int | None = 1) -> None:
     """Simulates a problem in a kernel of a tile, whose results must be right."""
     a, b, loads = operands(spec, m, k)
-    results, _ = run_region(spec, a, b, loads, Machine(config.arch, seed, config, 1))
+    results, _ = run_sound(spec, a, b, loads, Machine(config.arch, seed, config, 1))
     for result, right in zip(results, replay(spec, a, b, loads), strict=True):
         assert torch.equal(result, right)
 
@@ -184,7 +184,7 @@ def test_one_head_may_have_several_subtiles(name: str, m: int) -> None:
     check(spec, m, 128, config)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("m", [64, 2048])
 def test_kernels_of_llama_have_a_sound_rung(arch: Arch, m: int) -> None:
