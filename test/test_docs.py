@@ -369,6 +369,22 @@ def test_the_timeline_shows_the_mma_under_three_of_four_epilogues() -> None:
     assert all(2 * count > len(tile) for count, tile in zip(under[:3], tiles, strict=False)) and not under[3]
 
 
+def test_the_recipe_for_a_stored_format_names_every_file_that_has_one() -> None:
+    """Those that name the latest format, and those that find it by its dtype."""
+    page = (DOCS / "code.md").read_text()
+    section = page.partition("### A format of stored weights\n")[2].partition("\n### ")[0]
+    package = ROOT / "cute_backend"
+    having = {path for path in package.rglob("*.py") if "DType.I4X2" in path.read_text()}
+    having |= {package / "fx_walk/products/packed_weights.py", package / "templates/stored_values.py"}
+    assert package / "kinds/stored.py" in having
+    assert not [path for path in having if f"`{path.relative_to(package)}`" not in section]
+    assert len(section.split()) <= 150
+
+
+def test_all_pages_have_at_most_26000_words() -> None:
+    assert sum(len(page.read_text().split()) for page in DOCS.glob("*.md")) <= 26_000
+
+
 DOCTESTED = ("api.explanation", "config", "eager.call", "sampling")
 
 
