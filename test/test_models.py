@@ -192,6 +192,7 @@ def _kept(model: str) -> list[str]:
     return (ROOT / f"test/expected/models/{_file(model)}.txt").read_text().splitlines()
 
 
+@pytest.mark.exhaustive
 def test_regions_of_a_tensor_parallel_model_end_at_its_collectives() -> None:
     """Two processes, over gloo: gate and up are a pair, and what follows down waits for the all-reduce."""
     printed = ranks.run(ROOT / "examples" / "tensor_parallel.py", "--cpu")

@@ -120,10 +120,21 @@ def _assert_equal(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> 
     np.testing.assert_array_equal(got[numbers].view(np.int32), expected[numbers].view(np.int32))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(spec=specs(EXACT_OPS), seed=st.integers(0, 2**32 - 1))
 def test_random_specs(spec: EpilogueSpec, seed: int) -> None:
-    """Bit for bit, infinities, NaNs and zeros of both signs included.
+    check_bits(spec, seed)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=400, deadline=None)
+@given(spec=specs(EXACT_OPS), seed=st.integers(0, 2**32 - 1))
+def test_many_random_specs(spec: EpilogueSpec, seed: int) -> None:
+    check_bits(spec, seed)
+
+
+def check_bits(spec: EpilogueSpec, seed: int) -> None:
+    """Compares a replay bit for bit, infinities, NaNs and zeros of both signs included.
 
     The products are exact in fp32 or int32 whatever the order of their sums, and mostly not in bf16.
     """

@@ -142,7 +142,9 @@ def check(case: Case, config: TileConfig, problem: tuple[int, int, int]) -> None
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", TILES)
-@pytest.mark.parametrize("m", [1, 5, 64, pytest.param(130, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "m", [1, 5, *(pytest.param(rows, marks=pytest.mark.exhaustive) for rows in (64, 130))]
+)
 @pytest.mark.parametrize("k", [256, 768, pytest.param(1792, marks=pytest.mark.exhaustive)])
 def test_products_are_exact(case: str, name: str, m: int, k: int) -> None:
     """Tails of N, and K of a few groups, of which some are the last of their chunk."""

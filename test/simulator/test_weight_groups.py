@@ -110,7 +110,9 @@ def check(case: str, config: TileConfig, problem: tuple[int, int, int]) -> None:
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", GROUPS)
 @pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("m", [1, 5, 64, 130])
+@pytest.mark.parametrize(
+    "m", [1, 5, *(pytest.param(rows, marks=pytest.mark.exhaustive) for rows in (64, 130))]
+)
 @pytest.mark.parametrize("k", [256, 768, 1280])
 def test_products_are_exact(case: str, tile: str, m: int, k: int) -> None:
     """Tails of N, and K of a few groups, of which some are the last of their chunk. Many rows are those of a

@@ -136,7 +136,7 @@ def names_in(table: str) -> list[str]:
 
 
 @pytest.mark.sweep(2)
-@in_parts(32)
+@in_parts(64)
 @pytest.mark.parametrize("table", EVERY_DAY)
 def test_every_configuration_has_a_sound_rung(table: str, part: slice) -> None:
     arch, _ = TABLES[table]
