@@ -269,3 +269,18 @@ def test_inductor_s_time_for_it_includes_the_conversion() -> None:
     ]
     names = [node.target for node in alone.module.graph.nodes if node.op == "call_function"]
     assert torch.ops.aten.sub.Tensor in names and names.count(torch.ops.aten.mm.default) == 1
+
+
+@pytest.mark.filterwarnings("error:Raw SymInt value")
+def test_a_symbolic_k_keeps_a_known_number_of_values() -> None:
+    """The program divides K by 64, and the shape of the groups names no 64."""
+
+    def program(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+        wide = (w.view(N, -1, 64).to(x.dtype) - zeros[..., None]) * scales[..., None]
+        return F.relu(F.linear(x, wide.view(N, w.shape[1])))
+
+    given = rows(), weight(), *vectors(64, WIDE, INT8)
+    for tensor in given[:2]:
+        torch._dynamo.mark_dynamic(tensor, 1)
+    (region,) = explain(program, *given, arch="sm_90a").regions
+    assert region.spec.product.weight_groups == WeightGroups(64, BF16, BF16, I8, BF16)

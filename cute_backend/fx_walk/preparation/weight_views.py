@@ -18,6 +18,7 @@ from cute_backend.fx_walk.graph.static import (
     arguments,
     fake,
     first_argument,
+    same_sizes,
     target_name,
 )
 from cute_backend.fx_walk.products.capability import Capability, target_of
@@ -87,7 +88,9 @@ def _along_k(sizes: SymbolicSizes, weight: GroupedWeight) -> fx.Node:
     """The result of the steps of a weight in groups, as the product reads it, with all views in front of
     them: the stored values are (K, N), and zeros and scales (groups, N)."""
     graph, k, n = sizes.graph, sizes.argument(weight.k), sizes.argument(weight.n)
-    values, groups = weight.values, sizes.argument(weight.k // weight.values)
+    values = weight.proven_values
+    assert values is not None  # it can be converted
+    groups = sizes.argument(weight.k // values)
     like, value = weight.steps[0][0], weight.node
     if weight.axes is not Axes.ALONG_K:
         value = _turned(sizes, value, weight.k, weight.n)
@@ -98,7 +101,7 @@ def _along_k(sizes: SymbolicSizes, weight: GroupedWeight) -> fx.Node:
             continue
         given = vector.node
         order = 1 if weight.axes is Axes.ALONG_K else -1
-        if fake(given).shape != (weight.k // values, weight.n)[::order]:
+        if not same_sizes(fake(given).shape, (weight.k // values, weight.n)[::order]):
             given = call(graph, node, aten.reshape.default, given, [groups, n][::order])
         if weight.axes is not Axes.ALONG_K:
             given = call(graph, node, aten.permute.default, given, [1, 0])

@@ -102,6 +102,12 @@ class GroupedWeight:
         """The zeros and the scales, by the op that applies them."""
         return {target_name(node): vector for node, vector in self.steps if vector is not None}
 
+    @property
+    def proven_values(self) -> int | None:
+        """The values in a group as a number, also if sizes are symbolic. None if they are not proven to be as
+        many as kernels take."""
+        return next((size for size in GROUP_SIZES if known(self.values == size)), None)
+
     def groups(self, to: DType) -> WeightGroups:
         """The groups of the weight in an operand of dtype `to`. Raises Refused if no kernel converts such
         groups."""
@@ -110,7 +116,7 @@ class GroupedWeight:
         given = [vector.shape for vector in self.vectors.values()]
         if order not in ([SCALING], [SUBTRACTION, SCALING]):
             raise self._refused("a scale for each of them, and before it at most one zero")
-        values = next((size for size in GROUP_SIZES if known(self.values == size)), None)
+        values = self.proven_values
         if values is None:
             raise self._refused(f"groups of {', '.join(map(str, GROUP_SIZES))} values")
         if not all(same_sizes(each, shape) for each in given):
