@@ -189,6 +189,11 @@ def rounded_between(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor) -> Tens
     return F.relu(F.linear(x, wide.reshape(N, K).to(x.dtype)))
 
 
+def subtracted_in_float64(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    wide = (w.reshape(N, -1, 64).double() - zeros.unsqueeze(-1)).float() * scales.unsqueeze(-1)
+    return F.relu(F.linear(x, wide.reshape(N, K).to(x.dtype)))
+
+
 REFUSED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
     "groups of 16": (
         with_scale(16),
@@ -203,6 +208,16 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
     "two scales": (scaled_twice, vectors(64, WIDE), "a scale for each of them, and before it at most"),
     "a zero behind the scale": (zero_last, vectors(64, WIDE, WIDE), "before it at most one zero"),
     "another dtype": (in_another_dtype, vectors(64, HALF), "only if weights are computed in f32 or bf16"),
+    "zeros of int16": (
+        torchao_int4,
+        vectors(32, WIDE, torch.int16),
+        "only if scales are f32, bf16, f16, and zeros f32, bf16, f16, i8, u8",
+    ),
+    "a difference in float64": (
+        subtracted_in_float64,
+        vectors(64, torch.float32, torch.float32),
+        "only if weights are computed in f32 or bf16",
+    ),
     "a rounding between": (
         rounded_between,
         vectors(64, torch.float32, torch.float32),

@@ -30,6 +30,7 @@ from cute_backend.fx_walk.graph.static import (
 )
 from cute_backend.fx_walk.products.packed_weights import stored_dtype
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, user_label
+from cute_backend.kinds.scales.weight_groups import VECTOR_DTYPES, computed_in
 from cute_backend.spec import GROUP_SIZES, DType, WeightGroups
 
 CONVERSION = "prims.convert_element_type.default"
@@ -131,8 +132,10 @@ class GroupedWeight:
         dtypes = {name: DTYPES.get(fake(vector.node).dtype) for name, vector in self.vectors.items()}
         scale, zero = dtypes[SCALING], dtypes.get(SUBTRACTION)
         product, difference = computed[SCALING], computed.get(SUBTRACTION)
-        if scale is None or product is None or (zero is None and SUBTRACTION in dtypes):
-            raise self._refused("scales and zeros in dtypes of at most 32 bits")
+        if scale is None or (zero is None and SUBTRACTION in dtypes):
+            raise self._refused(f"them only if {VECTOR_DTYPES}")
+        if product is None or None in computed.values():
+            raise self._refused(f"them only if {computed_in(to)}")
         if product is DType.F32 and difference is DType.F32 and self._rounds_between(to):
             raise self._refused("no conversion to fewer bits between the zero and a scale in f32")
         groups = WeightGroups(values, scale, product, zero, difference)

@@ -27,6 +27,11 @@ _SCALES = (DType.F32, DType.BF16, DType.F16)
 
 _ZEROS = (*_SCALES, DType.I8, DType.U8)
 
+VECTOR_DTYPES = "scales are {}, and zeros {}".format(
+    *(", ".join(dtype.value for dtype in each) for each in (_SCALES, _ZEROS))
+)
+"""The rule for the dtypes of scales and zeros."""
+
 _SIGNIFICANT = {DType.F32: 24, DType.BF16: 8, DType.F16: 11}
 """The significant bits of dtypes."""
 
@@ -34,6 +39,11 @@ _SIGNIFICANT = {DType.F32: 24, DType.BF16: 8, DType.F16: 11}
 def has_integers(dtype: DType, most: int) -> bool:
     """Whether a dtype has all integers of magnitudes up to `most`."""
     return most <= 1 << _SIGNIFICANT[dtype]
+
+
+def computed_in(other: DType) -> str:
+    """The rule for the dtypes of a difference and a product, beside an operand of dtype `other`."""
+    return f"weights are computed in f32 or {other.value}"
 
 
 @dataclass(frozen=True)
@@ -77,12 +87,11 @@ class WeightGroups(Scales):
         if self.values not in GROUP_SIZES:
             return f"groups have {', '.join(map(str, GROUP_SIZES))} values"
         if self.scale not in _SCALES or self.zero not in (None, *_ZEROS):
-            scales, zeros = (", ".join(dtype.value for dtype in each) for each in (_SCALES, _ZEROS))
-            return f"scales are {scales}, and zeros {zeros}"
+            return VECTOR_DTYPES
         if (self.zero is None) is not (self.difference is None):
             return "zeros and the dtype of their difference come together"
         if not {self.product, self.difference} <= {None, DType.F32, other}:
-            return f"weights are computed in f32 or {other.value}"
+            return computed_in(other)
         return ""
 
     def fault(self, product: Any) -> str:
