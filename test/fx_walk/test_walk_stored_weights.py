@@ -206,6 +206,23 @@ def test_an_epilogue_that_cannot_be_transposed_keeps_its_kernel() -> None:
     assert not is_converted(fn, rows(), weight())
 
 
+def test_columns_that_a_kernel_with_such_a_weight_does_not_divide_are_left_with_the_reason() -> None:
+    def alternate(x: Tensor, w: Tensor) -> Tensor:
+        y = F.linear(x, w.to(BF16))
+        return F.silu(y[:, ::2]) * y[:, 1::2]
+
+    def blocks(x: Tensor, w: Tensor) -> Tensor:
+        return F.linear(x, w.to(BF16)).view(M, N // 8, 8).float().square().mean(-1)
+
+    for fn, reason in (
+        (alternate, "or, unless it converts its weight, into the even and the odd columns"),
+        (blocks, "supported block sizes: none beside a weight that the kernel converts"),
+    ):
+        explained = explain(fn, rows(), weight(), arch="sm_90a")
+        assert is_converted(fn, rows(), weight())
+        assert any(reason in each.message for each in explained.rejections)
+
+
 def test_eager_s_roundings_keep_a_scale_in_front_of_the_product() -> None:
     given = rows(), weight(), SCALES, BIAS
     with inductor_config.patch(emulate_precision_casts=True):

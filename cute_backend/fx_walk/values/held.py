@@ -31,7 +31,8 @@ def check_blocks(chain: Chain) -> None:
         )
     reduced = {op.block for op in chain.block_ops if op.reduction is not None}
     whole = lcm(*(reduced or {op.block for op in chain.block_ops}))
-    raise Refused(Reason.BLOCK_SIZE, columns=whole, held=names)
+    none = "none beside a weight that the kernel converts" if chain.accumulators[0].is_converted else "none"
+    raise Refused(Reason.BLOCK_SIZE, columns=whole, held=names or none)
 
 
 def check_places(chain: Chain) -> None:
