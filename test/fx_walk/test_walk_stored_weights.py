@@ -143,6 +143,11 @@ def with_a_zero(x: Tensor, w: Tensor, zeros: Tensor) -> Tensor:
     return F.relu(F.linear(x, w.to(BF16) - zeros.to(BF16)))
 
 
+def halves(x: Tensor, w: Tensor) -> Tensor:
+    gate, up = w.to(BF16).chunk(2)
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
 def relu(x: Tensor, w: Tensor) -> Tensor:
     return F.relu(F.linear(x, w.to(BF16)))
 
@@ -152,6 +157,7 @@ def relu(x: Tensor, w: Tensor) -> Tensor:
     ("fn", "given"),
     [
         (twice, (rows(), weight())),
+        (halves, (rows(), weight(n=2 * N))),
         (of_k, (rows(), weight(), torch.rand(1, K).to(BF16))),
         (in_groups, (rows(), weight(), torch.rand(N, K // 16, 1).to(BF16))),
         (scaled_twice, (rows(), weight(), SCALES)),
@@ -162,6 +168,7 @@ def relu(x: Tensor, w: Tensor) -> Tensor:
     ],
     ids=[
         "two readers of the converted weight",
+        "two readers of its halves",
         "a scale along K",
         "groups of K",
         "two scales",

@@ -118,7 +118,8 @@ def written_from(b: fx.Node) -> fx.Node | None:
             continue
         for operand in node.all_input_nodes:
             held = tensor_of(operand)
-            if held is None or operand in seen or not known(2 * held.numel() >= tensor.numel()):
+            is_whole = is_view(operand) if held is None else known(2 * held.numel() >= tensor.numel())
+            if operand in seen or not is_whole:  # the parts of a split are a list of views
                 continue
             if operand.op in ("placeholder", "get_attr") and stored_dtype(operand) is not None:
                 return operand
