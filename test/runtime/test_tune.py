@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -251,6 +252,28 @@ def test_what_another_process_timed_meanwhile_is_not_timed_again(tmp_path: Path)
 
     timer = FakeTimer()
     assert Tuner(GPU, timer, memory_in(tmp_path), build).tune([JOB]) == [found] and timer.asked == []
+
+
+def test_an_interrupt_does_not_wait_for_the_compiler(tmp_path: Path) -> None:
+    ended, may_end = threading.Event(), threading.Event()
+
+    def build(
+        kernels: Sequence[Kernel], *, built: Callable[[], None], until: float | None
+    ) -> dict[Kernel, Any]:
+        may_end.wait(60)
+        ended.set()
+        return {}
+
+    def interrupted() -> Run:
+        raise KeyboardInterrupt
+
+    if_it_waits = threading.Timer(5.0, may_end.set)
+    if_it_waits.start()
+    with pytest.raises(KeyboardInterrupt):
+        Tuner(GPU, FakeTimer(), memory_in(tmp_path), build).tune([replace(JOB, unfused=interrupted)])
+    assert not ended.is_set()
+    if_it_waits.cancel()
+    may_end.set()
 
 
 # What can't win

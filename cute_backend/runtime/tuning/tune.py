@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import chain, zip_longest
+from threading import Thread
 from typing import Protocol
 
 import torch
@@ -169,10 +170,9 @@ class Tuner:
         waits = any(job.thorough for job in jobs.values())
         until = None if waits else time.perf_counter() + PATIENCE_S
         build = partial(self._build_all, progress, until)
-        with ThreadPoolExecutor(1) as pool:
-            building = pool.submit(build, everything)
-            unfused = {key: _unfused(job) for key, job in jobs.items()}
-            outcomes = building.result()
+        building = _begun(build, everything)
+        unfused = {key: _unfused(job) for key, job in jobs.items()}
+        outcomes = building.result()
         for key, job in jobs.items():
             if not job.thorough:
                 kernels[key] = _standing(kernels[key], outcomes, build)
@@ -268,6 +268,23 @@ class _Report:
 
     def step(self) -> None:
         self._bar.advance(self._task)
+
+
+def _begun(
+    build: Callable[[Sequence[Kernel]], dict[Kernel, Outcome]], kernels: Sequence[Kernel]
+) -> Future[dict[Kernel, Outcome]]:
+    """Begins to build kernels, in a daemon thread: a program that is interrupted would wait for the thread of
+    a pool, and all kernels, before it ends."""
+    built = Future[dict[Kernel, Outcome]]()
+
+    def run() -> None:
+        try:
+            built.set_result(build(kernels))
+        except BaseException as error:
+            built.set_exception(error)
+
+    Thread(target=run, name="cute_backend tuning", daemon=True).start()
+    return built
 
 
 def _standing(
