@@ -254,6 +254,21 @@ def test_what_another_process_timed_meanwhile_is_not_timed_again(tmp_path: Path)
     assert Tuner(GPU, timer, memory_in(tmp_path), build).tune([JOB]) == [found] and timer.asked == []
 
 
+def test_what_another_process_timed_meanwhile_is_not_late(tmp_path: Path) -> None:
+    found = Result(TRIED[2], 50.0, None, thorough=False)
+    job = replace(JOB, thorough=False)
+
+    def build(
+        kernels: Sequence[Kernel], *, built: Callable[[], None], until: float | None
+    ) -> dict[Kernel, Any]:
+        memory = memory_in(tmp_path)
+        memory.put({Tuner(GPU, FakeTimer(), memory)._key(job): found})
+        return {}
+
+    assert Tuner(GPU, FakeTimer(), memory_in(tmp_path), build).tune([job]) == [found]
+    assert counted() == {}
+
+
 def test_an_interrupt_does_not_wait_for_the_compiler(tmp_path: Path) -> None:
     ended, may_end = threading.Event(), threading.Event()
 

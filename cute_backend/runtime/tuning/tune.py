@@ -182,10 +182,11 @@ class Tuner:
         with self._memory.exclusively():
             progress.timing(len(jobs))
             for key, job in jobs.items():
-                if any(kernel not in outcomes for kernel in kernels[key]):
-                    Untuned.LATE.note(warns=False)
                 # Another process may have done it while this one was building.
-                elif self._is_missing(key, job):
+                is_missing = self._is_missing(key, job)
+                if is_missing and any(kernel not in outcomes for kernel in kernels[key]):
+                    Untuned.LATE.note(warns=False)
+                elif is_missing:
                     functions = _built({kernel: outcomes[kernel] for kernel in kernels[key]})
                     if job.thorough:
                         functions = _sound(functions)
