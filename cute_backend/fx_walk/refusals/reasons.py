@@ -140,8 +140,8 @@ class Reason(Enum):
     UNPAIRED = (
         "unpaired",
         "{target} takes a part of the product's columns; a kernel divides them into two halves or, unless it "
-        "converts its weight, into the even and the odd columns, if one op combines both, and writes even and "
-        "odd columns together only in bf16 or fp16; it divides them into two to four parts that share a "
+        "converts its weight, into the even and the odd columns, if one op combines both, and writes even "
+        "and odd columns together only in bf16 or fp16; it divides them into two to four parts that share a "
         "launch if together these are all columns, no op combines two of them, and ops that could not follow "
         "the whole product follow one",
     )
