@@ -110,10 +110,10 @@ def _of_segments(
     """The results of the segments, each by itself, in the spec's order."""
     given = _by_name(spec, loads)
     results: dict[str, Tensor] = {}
-    for segment, right in zip(spec.segments, b, strict=True):
+    for index, segment in enumerate(spec.segments):
         own = [given[load.name] for load in segment.loads]
-        names = (store.name for store in segment.stores)
-        results |= dict(zip(names, replay(segment, a, [right], own, accumulate=accumulate), strict=True))
+        names, right = (store.name for store in segment.stores), b[index :: spec.b_count]
+        results |= dict(zip(names, replay(segment, a, right, own, accumulate=accumulate), strict=True))
     return [results[store.name] for store in spec.stores]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from cute_backend.kinds.axes import Dim, Extent, Stride, plane
 from cute_backend.kinds.scales import Scales, Side
 from cute_backend.spec import (
+    Accumulator,
     DType,
     EpilogueSpec,
     Load,
@@ -175,17 +176,18 @@ def signature(spec: EpilogueSpec, sums: bool = False, counts: bool = False) -> t
     if first.kind.has_offsets:
         ends = (Dim(Extent.GROUPS, Stride.ONE),)
         arguments.append(Argument(OFFSETS, "the offsets of the groups", Use.OFFSETS, DType.I32, ends))
-    arguments += _beside({"a": first.name}, Use.A_SCALES, of_a, a_scales)
-    names = {("b" if spec.b_count == 1 else f"b{i}"): acc.name for i, acc in enumerate(spec.first_of_each_b)}
-    for (name, acc), product in zip(names.items(), spec.first_of_each_b, strict=True):
+    arguments += _beside({"a": first}, Use.A_SCALES, of_a, a_scales)
+    products = {("b" if spec.b_count == 1 else f"b{i}"): acc for i, acc in enumerate(spec.first_of_each_b)}
+    for name, product in products.items():
         b = plane((*groups, Extent.K, of_b.lines), first.b_major is not Major.K, product.width)
         if product.packing > 1:
             b = (replace(b[0], values=product.packing), b[1])
         if product.b_block:
             blocks = Dim(Extent.BLOCKS, Stride.OTHER, product.b_block, product.width)
             b = (b[0], blocks, Dim(Extent.BLOCK, Stride.OTHER, product.b_block))
-        arguments.append(Argument(name, f"B of {acc}", Use.B, first.b_dtype, b, ArgumentAlignment.TMA))
-    arguments += _beside(names, Use.B_SCALES, of_b, b_scales)
+        title = f"B of {product.name}"
+        arguments.append(Argument(name, title, Use.B, first.b_dtype, b, ArgumentAlignment.TMA))
+    arguments += _beside(products, Use.B_SCALES, of_b, b_scales)
     arguments += (Argument.of_load(load, spec.width_of(load.name)) for load in spec.loads)
     arguments += (Argument.of_store(store, spec.width_of(store.value)) for store in spec.stores)
     if spec.reductions or sums:
@@ -204,18 +206,18 @@ def of_use(arguments: Sequence[Argument], use: Use) -> tuple[Argument, ...]:
     return tuple(argument for argument in arguments if argument.use is use)
 
 
-def _beside(names: Mapping[str, str], use: Use, side: Side, scales: Scales) -> list[Argument]:
-    """The vectors beside operands, whose arguments have the `names` of accumulators."""
+def _beside(products: Mapping[str, Accumulator], use: Use, side: Side, scales: Scales) -> list[Argument]:
+    """The vectors beside the operands of products, by the names of their arguments."""
     return [
         Argument(
             f"{name}_{vector.name}",
-            f"{vector.title} of {side.name} of {acc}",
+            f"{vector.title} of {side.name} of {acc.name}",
             use,
             vector.dtype,
-            vector.dims,
+            tuple(dim.of_segment(acc.width) for dim in vector.dims),
             ArgumentAlignment.TMA if vector.by_tma else ArgumentAlignment.ELEMENT,
             vector.inner,
         )
         for vector in scales.beside(side)
-        for name, acc in names.items()
+        for name, acc in products.items()
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -80,6 +80,10 @@ class Dim:
     plane's. For CACHE_ROWS, the rows that the cache has for each batch."""
     values: int = 1
     """For K, the elements of the other operand for each element of this one."""
+
+    def of_segment(self, width: int) -> Dim:
+        """The axis in a segment of `width` columns, if that is not 0 and the axis is one of columns."""
+        return replace(self, width=width) if self.extent is Extent.N else self
 
     def size(self, sizes: Mapping[Extent, Any]) -> Any:
         """The size of this axis for these sizes of extents. That of BLOCKS follows from N, that of CACHE_ROWS

@@ -63,7 +63,7 @@ def emit(plan: Plan, lines: Mapping[str, str] = MappingProxyType({})) -> str:
 
 
 def _class_names(spec: EpilogueSpec) -> list[str]:
-    """The names of the epilogues' classes: one, or one for each segment of columns."""
+    """The names of the epilogues' classes: one, or one for each segment."""
     count = len(spec.segments)
     return ["Epilogue"] if count == 1 else [f"Epilogue{index}" for index in range(count)]
 
@@ -170,7 +170,7 @@ class _Module:
             f"from cute_backend.templates.epilogue import {', '.join(helpers)}",
             *(["from cute_backend.templates.finish import Finish"] if reductions else []),
             *([f"from {self.mainloop.module} import {self.mainloop.name}"] if self.mainloop else []),
-            *(["from cute_backend.templates.segments import Segments"] if several else []),
+            *([f"from cute_backend.templates.segments import {self._segments}"] if several else []),
             f"from {module} import {template}",
             *(["from cute_backend.templates.split_sums import SplitGemm"] if is_split else []),
         ]
@@ -212,8 +212,13 @@ class _Module:
         made = [f"{epilogue.name}()" for epilogue in self.epilogues]
         if len(made) == 1:
             return made[0]
-        widths = ", ".join(str(acc.width) for acc in self.spec.accumulators)
-        return f"Segments([{', '.join(made)}], [{widths}])"
+        widths = ", ".join(str(acc.segment) for acc in self.spec.accumulators)
+        return f"{self._segments}([{', '.join(made)}], [{widths}])"
+
+    @property
+    def _segments(self) -> str:
+        """The class of several epilogues."""
+        return "RowSegments" if self.spec.product.height else "Segments"
 
     def _of_places(self) -> list[str]:
         """The imports of the functions that find the places of stored elements."""

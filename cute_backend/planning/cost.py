@@ -130,7 +130,7 @@ def cost(config: TileConfig, spec: EpilogueSpec, sizes: Sizes, sm_count: int, ca
     tile, and all are assumed to have the planes of the segment that moves the most bytes.
     """
     if len(spec.segments) > 1:
-        columns = config.tile_n * config.cluster_n
+        columns = config.columns_at_once
         n = columns * sum(-(-acc.width // columns) for acc in spec.accumulators)
         whole = sizes._replace(n=n, groups=None)
         return max(cost(config, segment, whole, sm_count, careful) for segment in spec.segments)

@@ -190,9 +190,13 @@ def for_rows(arch: Arch, spec: EpilogueSpec, m: int, n: int, sm_count: int) -> t
     """The tiles that the heuristic chooses from when sizes are known: those offered, and tiles of the
     transposed product as wide as even shares of M (`widths`)."""
     able = offered(arch, spec)
-    if len(spec.segments) > 1 or _is_unfitted(arch, spec):
+    if _is_unfitted(arch, spec):
         return able
-    return *able, *evenly(arch, spec, m, n, sm_count)
+    if len(spec.segments) == 1:
+        return *able, *evenly(arch, spec, m, n, sm_count)
+    if not spec.product.is_converted:
+        return able
+    return *able, *serving_all(spec, lambda segment: evenly(arch, segment, m, n, sm_count))
 
 
 def choose(
@@ -295,7 +299,7 @@ def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
     meant, and lists the nearest names of tiles that can."""
     able = {config.name: config for config in clustered(arch, spec)}
     asked = names.replace(",", " ").split()
-    found = next((each for name in asked if (each := able.get(name) or of_name(arch, spec, name))), None)
+    found = next((each for name in asked if (each := able.get(name) or _even(arch, spec, name))), None)
     if found is None:
         from cute_backend.errors import (  # here, since a process that launches kernels raises none
             UsageError,
@@ -313,6 +317,18 @@ def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
             f"as {such}; without config.tile, each region of cute_backend.explain lists its own as `tiles`"
         )
     return found
+
+
+def _even(arch: Arch, spec: EpilogueSpec, name: str) -> TileConfig | None:
+    """The tile with a name, of any width, that serves a spec."""
+    if len(spec.segments) == 1:
+        return of_name(arch, spec, name)
+
+    def of_one(segment: EpilogueSpec) -> Iterator[TileConfig]:
+        if (found := of_name(arch, segment, name)) is not None:
+            yield found
+
+    return next(iter(serving_all(spec, of_one)), None)
 
 
 @lru_cache(maxsize=64)

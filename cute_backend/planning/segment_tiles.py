@@ -1,7 +1,7 @@
 """Tiles for regions of one A that share a launch, each with a segment of the columns.
 
 A tile serves them if it serves each of them by itself. Registers and shared memory are those of the segment
-that needs most.
+that needs most. If their weights are converted, they are the rows of a transposed tile, and so are segments.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from cute_backend.planning.rung import Rung
 from cute_backend.planning.shared_memory import holds_planes
 from cute_backend.planning.subtiles import WHOLE_VISITS, suits_segments
 from cute_backend.planning.tiles import Alignment, TileConfig
+from cute_backend.planning.transposing import Tiled
 from cute_backend.spec import EpilogueSpec
 
 MAX_SEGMENTS = 4
@@ -27,19 +28,24 @@ def serving_all(
     first segment's. Subtiles have the width of the segment that needs the narrowest ones, or are the whole
     tile if one segment needs that.
 
-    Tiles with split-K and tiles of the transposed product are left out. No tile serves segments whose planes
-    come in different numbers of rounds, since all warps of a CTA count the same stages for every tile.
+    Tiles with split-K are left out, and so are tiles of the transposed product, unless weights are converted.
+    No tile serves segments whose planes come in different numbers of rounds, since all warps of a CTA count
+    the same stages for every tile.
     """
-    every: list[dict[TileConfig, int]] = [{} for _ in spec.segments]
-    for columns, segment in zip(every, spec.segments, strict=True):
+    every: list[dict[tuple[TileConfig, bool], TileConfig]] = [{} for _ in spec.segments]
+    for tiles, segment in zip(every, spec.segments, strict=True):
         for config in of(segment):
-            if config.split_k == 1 and not config.transposed:
-                columns.setdefault(_shape(config), config.subtile_n)
-    shared = (shape for shape in every[0] if all(shape in others for others in every))
-    found = (
-        replace(shape, subtile_n=_width(spec, [columns[shape] for columns in every])) for shape in shared
-    )
-    return tuple(config for config in found if holds_planes(config, spec) and _is_kept(config, spec))
+            if config.split_k == 1 and config.transposed is spec.product.is_converted:
+                tiles.setdefault(_shape(config), config)
+    shared = ([tiles[shape] for tiles in every] for shape in every[0] if all(shape in each for each in every))
+    found = (_together(spec, of_each) for of_each in shared)
+    return tuple(config for config in found if _is_kept(config, spec))
+
+
+def _together(spec: EpilogueSpec, of_each: Sequence[TileConfig]) -> TileConfig:
+    """One of the tiles of all segments, which differ in their subtiles."""
+    width = _width(spec, [config.subtile_n for config in of_each])
+    return next(config for config in of_each if config.subtile_n == width)
 
 
 def _rounds(segment: EpilogueSpec, subtile_n: int) -> int:
@@ -55,27 +61,30 @@ def _width(spec: EpilogueSpec, widths: Sequence[int]) -> int:
     return next(able, min(widths))
 
 
-def _shape(config: TileConfig) -> TileConfig:
-    """A tile without the fields in which segments may differ."""
-    return replace(config, subtile_n=config.group_n)
+def _shape(config: TileConfig) -> tuple[TileConfig, bool]:
+    """A tile without its subtiles, in which segments may differ, and whether visits are unrolled."""
+    return replace(config, unrolled=False, subtile_n=config.group_n), config.unrolled
 
 
 def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether all segments can have the narrowest subtiles that one of them needs, for both alignments of
-    planes."""
+    """Whether shared memory holds all planes, and all segments can have the narrowest subtiles that one of
+    them needs, for both alignments of planes."""
+    if not holds_planes(config, Tiled(spec, config).computed):
+        return False
     # A wider tile is taken if no other holds the blocks of a segment.
     blocks = [segment.pass_columns for segment in spec.segments if not segment.kept]
     if config.tile_n > max((config.target.segment_tile_n, *blocks)):
         return False
     for alignment in Alignment:
-        narrow = Rung.of(spec, config, alignment).tile
-        if len({_rounds(segment, narrow.subtile_n) for segment in spec.segments}) > 1:
+        rung = Rung.of(spec, config, alignment)
+        narrow, segments = rung.tile, rung.computed.segments
+        if len({_rounds(segment, narrow.subtile_n) for segment in segments}) > 1:
             return False
-        if not all(holds_visit(narrow.subtile_n, segment) for segment in spec.segments):
+        if not all(holds_visit(narrow.subtile_n, segment) for segment in segments):
             return False
         whole = narrow.subtile_n in WHOLE_VISITS
-        if whole and not all(holds_values(narrow, segment) for segment in spec.segments):
+        if whole and not all(holds_values(narrow, segment) for segment in segments):
             return False
-        if not suits_segments(narrow, spec):
+        if not suits_segments(narrow, rung.computed):
             return False
     return True

@@ -317,6 +317,11 @@ class TileConfig:
         return self.cluster_m * self.cluster_n * (1 if self.sums_in_memory else self.split_k)
 
     @property
+    def columns_at_once(self) -> int:
+        """Columns of D that a cluster computes at a time."""
+        return self.tile_m * self.cluster_m if self.transposed else self.tile_n * self.cluster_n
+
+    @property
     def cta_rows(self) -> int:
         """Rows of the tile in one CTA."""
         return self.tile_m // self.ctas

@@ -33,7 +33,12 @@ def can_transpose(spec: EpilogueSpec) -> bool:
     It must have one dense product, or a pair of products with a B each, and no scales that leave it in order,
     no blocks of columns of B, no ops on indices or on blocks of columns, no draws of noise, no loads whose M
     or N is several modes, and stores only of forms that the transposed plane has, too (`Form.transposed`).
+    Each segment must be such a spec.
     """
+    return all(map(_can_be_alone, spec.segments))
+
+
+def _can_be_alone(spec: EpilogueSpec) -> bool:
     product = spec.product
     return (
         spec.b_columns is BColumns.APART
@@ -72,7 +77,15 @@ class Tiled:
 
 
 def _turned(acc: Accumulator) -> Accumulator:
-    return replace(acc, a_dtype=acc.b_dtype, b_dtype=acc.a_dtype, a_major=acc.b_major, b_major=acc.a_major)
+    return replace(
+        acc,
+        a_dtype=acc.b_dtype,
+        b_dtype=acc.a_dtype,
+        a_major=acc.b_major,
+        b_major=acc.a_major,
+        width=acc.height,
+        height=acc.width,
+    )
 
 
 def _flipped_store(store: Store) -> Store:

@@ -83,7 +83,7 @@ def validate(spec: EpilogueSpec) -> None:
         if spec.product.kind is not ProductKind.DENSE:
             _validate_several(store, spec.product.kind)
     _validate_parts(spec.stores)
-    if spec.product.width:
+    if spec.product.segment:
         _validate_segments(spec)
     names = [store.name for store in spec.stores]
     scales = {op.name for op in spec.ops if op.op == "cast" and op.dtype is DType.E8M0}
@@ -180,15 +180,20 @@ def _validate_several(store: Store, kind: ProductKind) -> None:
 def _validate_together(accumulators: tuple[Accumulator, ...]) -> None:
     first = accumulators[0]
     for acc in accumulators[1:]:
-        alike = replace(acc, name=first.name, columns=first.columns, width=first.width)
+        alike = replace(acc, name=first.name, columns=first.columns, width=first.width, height=first.height)
         if replace(alike, b_block=first.b_block) != first:
             raise SpecError(
                 f"{first.name} and {acc.name} differ in dtypes, majors, mode of accumulation or scaling, and "
                 "one MMA computes both"
             )
-    widths = [acc.width for acc in accumulators]
-    if any(type(width) is not int or width < 0 for width in widths) or len({*map(bool, widths)}) > 1:
-        raise SpecError(f"the accumulators have widths {widths}; accepted are 0 for all, or columns of each")
+    for what, sizes in {
+        "columns": [acc.width for acc in accumulators],
+        "rows": [acc.height for acc in accumulators],
+    }.items():
+        if any(type(size) is not int or size < 0 for size in sizes) or len({*map(bool, sizes)}) > 1:
+            raise SpecError(
+                f"the accumulators have segments of {sizes} {what}; accepted are 0 for all, or those of each"
+            )
     columns = [acc.columns for acc in accumulators]
     if columns != [Columns.EVEN, Columns.ODD] and set(columns) != {Columns.ALL}:
         raise SpecError(
@@ -199,9 +204,12 @@ def _validate_together(accumulators: tuple[Accumulator, ...]) -> None:
 
 def _validate_segments(spec: EpilogueSpec) -> None:
     product = spec.product
+    lines = "columns" if product.width else "rows"
+    if product.width and product.height:
+        raise SpecError(f"{product.name} has a segment of {product.width} columns and {product.height} rows")
     if len(spec.accumulators) < 2 or product.kind is not ProductKind.DENSE or product.in_order:
         raise SpecError(
-            f"{product.name} has a segment of {product.width} columns; accepted are two or more dense "
+            f"{product.name} has a segment of {product.segment} {lines}; accepted are two or more dense "
             "products without block scales"
         )
     if product.columns is not Columns.ALL:
@@ -210,19 +218,20 @@ def _validate_segments(spec: EpilogueSpec) -> None:
     for index, acc in enumerate(spec.accumulators):
         if found[acc.name] != {index}:
             others = ", ".join(spec.accumulators[each].name for each in sorted(found[acc.name] - {index}))
-            raise SpecError(f"{acc.name} meets {others}, and each has a segment of columns of its own")
+            raise SpecError(f"{acc.name} meets {others}, and each has a segment of {lines} of its own")
         if not any(found[store.value] == {index} for store in spec.stores):
             raise SpecError(f"nothing of {acc.name} is stored")
     for acc, segment in zip(spec.accumulators, spec.segments, strict=True):
         blocks = [segment.block_columns, *(load.blocks.step for load in segment.loads if load.blocks)]
         if acc.width % (columns := lcm(*blocks)):
             raise SpecError(f"{acc.name} has {acc.width} columns, and blocks of {columns}")
+    shared = "colvec" if product.width else "rowvec"
     for load in spec.loads:
-        has_columns = load.stride_n is not Stride.ZERO
-        if not found[load.name] or (len(found[load.name]) > 1 and has_columns):
+        has_lines = (load.stride_n if product.width else load.stride_m) is not Stride.ZERO
+        if not found[load.name] or (len(found[load.name]) > 1 and has_lines):
             raise SpecError(
                 f"{load.name} is a {load.kind.value} of {len(found[load.name])} segments; only a scalar or a "
-                "colvec has several"
+                f"{shared} has several"
             )
     for store in spec.stores:
         paired = store.dtype in PAIRED_DTYPES.values()

@@ -73,7 +73,7 @@ class EpilogueSpec:
     @cached_property
     def b_columns(self) -> BColumns:
         """How the columns of B are distributed among the accumulators."""
-        if self.product.width:
+        if self.product.segment:
             return BColumns.SEGMENTS
         return BColumns.APART if self.product.columns is Columns.ALL else BColumns.INTERLEAVED
 
@@ -110,14 +110,14 @@ class EpilogueSpec:
 
     @cached_property
     def segments(self) -> tuple[EpilogueSpec, ...]:
-        """The spec of each segment of columns by itself, with the same names: its product, and the loads, ops
-        and stores that belong to it. The spec alone where it has no segments."""
+        """The spec of each segment by itself, with the same names: its product, and the loads, ops and stores
+        that belong to it. The spec alone where it has no segments."""
         if self.b_columns is not BColumns.SEGMENTS:
             return (self,)
         return tuple(
             replace(
                 self,
-                accumulators=(replace(acc, width=0),),
+                accumulators=(replace(acc, width=0, height=0),),
                 loads=tuple(load for load in self.loads if index in self.segments_of[load.name]),
                 ops=tuple(op for op in self.ops if index in self.segments_of[op.name]),
                 stores=tuple(store for store in self.stores if index in self.segments_of[store.value]),

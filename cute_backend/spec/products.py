@@ -67,7 +67,8 @@ class BColumns(str, Enum):
     """Two share one B, (K, 2 N): the even columns are the first one's, the odd ones the second one's."""
     SEGMENTS = "segments"
     """Each has a B of its own, (K, `width`), and the columns of the plane are those of all B side by side.
-    Their values never meet: they are regions of one A that share a launch."""
+    Their values never meet: they are regions of one A that share a launch. In the transposed product each has
+    an A of its own, (`height`, K), and their rows lie below each other."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Accumulator:
     columns come as a pair, in this order, and share a B of (K, 2 N) as well.
 
     If `width` is not 0, the accumulator's columns are a segment of `width` columns of the plane, which begins
-    with a new tile.
+    with a new tile. In the transposed product its rows are one of `height` rows.
 
     With a `b_block`, the columns of B are blocks of that many, at any distance from one another, as those of
     queries in a weight that has queries, keys and values head by head: B is (K, N / b_block, b_block).
@@ -107,8 +108,14 @@ class Accumulator:
     a_scaling: Scaling = Scaling.NONE
     b_scaling: Scaling = Scaling.NONE
     width: int = 0
+    height: int = field(default=0, metadata=LEFT_OUT)
     b_block: int = field(default=0, metadata=LEFT_OUT)
     weight_groups: WeightGroups | None = field(default=None, metadata=LEFT_OUT)
+
+    @property
+    def segment(self) -> int:
+        """The columns, or the rows, of the plane that are its own; 0 if all are."""
+        return self.width or self.height
 
     @property
     def dtype(self) -> DType:

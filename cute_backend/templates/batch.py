@@ -174,10 +174,12 @@ def box_at(tensor: cute.Tensor, box: tuple, coord: tuple, place: Place) -> cute.
     """The box at `coord` of a plane, counted from the first box of one product. It may lie behind the
     plane."""
     plane = from_first(tensor, place)
-    if cute.rank(plane) == 2 and isinstance(plane.shape[1], int):
-        # The columns of a segment are a constant. Of a plane with one box of columns, every coordinate of
-        # `local_tile` is that box, so that a later subtile would overwrite it.
-        plane = cute.domain_offset((0, coord[1] * box[1]), plane)
-        coord = (coord[0], 0)
+    if cute.rank(plane) == 2:
+        # The lines of a segment are a constant. Of a plane with one box of them, every coordinate of
+        # `local_tile` is that box, so that a later one would overwrite it.
+        constant = [isinstance(lines, int) for lines in plane.shape]
+        first = [at * size if known else 0 for at, size, known in zip(coord, box, constant, strict=True)]
+        plane = cute.domain_offset(tuple(first), plane)
+        coord = tuple(0 if known else at for at, known in zip(coord, constant, strict=True))
     coord = coord if cute.rank(tensor) == 2 else (*coord, place.batch)
     return cute.local_tile(plane, box, coord)

@@ -65,8 +65,9 @@ class StoredTile:
     stage_bytes: int
     block_bytes: int
     products: int
+    groups: WeightGroups | None
     vectors: GroupVectors | None = None
-    """The scales and zeros of its groups of K, if it has such."""
+    """The scales and zeros of its groups of K, if it has such, once it is `at` a place."""
 
     @staticmethod
     def of(
@@ -76,6 +77,7 @@ class StoredTile:
         row: Int32,
         block_rows: int,
         products: int,
+        groups: WeightGroups | None,
     ) -> StoredTile:
         """The tile of a thread whose warp has the 16 rows from `row` on of each `block_rows` rows of A."""
         lane = cute.arch.lane_idx()
@@ -84,23 +86,18 @@ class StoredTile:
         first += (line << 4) + lane % 4 * stored.bytes
         rows = cute.size(s_a, mode=[0])
         stage, block = rows * TILE_K_BYTES, block_rows * TILE_K_BYTES
-        return StoredTile(stored, fragments, first, row + line, stage, block, products)
+        return StoredTile(stored, fragments, first, row + line, stage, block, products, groups)
 
-    def with_groups(self, groups: WeightGroups, tensors: Sequence[cute.Tensor]) -> StoredTile:
-        """The tile with the scales and zeros of its groups, each (rows, groups of K)."""
-        rows, block_rows = 2 * cute.size(self.fragments, mode=[1]), self.block_bytes // TILE_K_BYTES
-        to = self.fragments.element_type
-        arithmetic, first = Arithmetic(groups, self.stored, to), self.first_row
-        vectors = GroupVectors(
-            arithmetic, list(tensors), rows, block_rows, first, Int32(0), SPAN, self.products
-        )
-        return replace(self, vectors=vectors)
-
-    def at(self, row: Int32, k_tile: Int32) -> StoredTile:
-        """The tile of A whose first row is this, and whose part of K begins with this k tile."""
-        if self.vectors is None:
+    def at(self, row: Int32, k_tile: Int32, tensors: Sequence[cute.Tensor]) -> StoredTile:
+        """The tile of A whose first row is this, and whose part of K begins with this k tile. `tensors` are
+        the scales and zeros of its groups of K, each (rows, groups)."""
+        if self.groups is None:
             return self
-        return replace(self, vectors=self.vectors.at(row, k_tile * self.spans))
+        rows, block_rows = 2 * cute.size(self.fragments, mode=[1]), self.block_bytes // TILE_K_BYTES
+        arithmetic = Arithmetic(self.groups, self.stored, self.fragments.element_type)
+        first, span = self.first_row + row, k_tile * self.spans
+        vectors = GroupVectors(arithmetic, list(tensors), rows, block_rows, first, span, SPAN, self.products)
+        return replace(self, vectors=vectors)
 
     @property
     def part(self) -> int:
@@ -170,7 +167,6 @@ class Sm90Converted:
     def stored(
         self,
         s_a: cute.Tensor,
-        vectors: Sequence[cute.Tensor],
         fragments: cute.Tensor,
         row: Int32,
         block_rows: int,
@@ -178,9 +174,9 @@ class Sm90Converted:
         products: int,
     ) -> StoredTile:
         """The rows of A that a thread converts, as `StoredTile.of` has them, of `rows` rows in all of each
-        product. `vectors` are the scales and zeros of its groups of K, each (rows, groups)."""
-        tile = StoredTile.of(s_a, self.pairs.in_thread(rows), fragments, row, block_rows, products)
-        return tile if self.groups is None else tile.with_groups(self.groups, vectors)
+        product."""
+        pairs = self.pairs.in_thread(rows)
+        return StoredTile.of(s_a, pairs, fragments, row, block_rows, products, self.groups)
 
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State

@@ -1,5 +1,4 @@
-"""The base class of the kernels of all architectures, with their segments of columns and their staging of
-rowvecs."""
+"""The base class of the kernels of all architectures, with their segments and their staging of rowvecs."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from cute_backend.templates.drain import Drain
 from cute_backend.templates.epilogue import Epilogue, by_name
 from cute_backend.templates.rings import Shared, producer_state
 from cute_backend.templates.scheduler import Place
-from cute_backend.templates.segments import Segment, Segments, epilogues_of, segments_of
+from cute_backend.templates.segments import ColumnSegment, RowSegment, Segment, epilogues_of, segments_of
 from cute_backend.templates.tile import Tile
 
 if TYPE_CHECKING:
@@ -71,12 +70,12 @@ class Gemm(Drain):
 
     @property
     def _epilogues(self) -> tuple[Epilogue, ...]:
-        """The epilogue of each segment of columns."""
+        """The epilogue of each segment."""
         return epilogues_of(self.epilogue)
 
     @property
     def by_segment(self) -> tuple[Self, ...]:
-        """For each segment of columns, this kernel with the epilogue of that segment."""
+        """For each segment, this kernel with the epilogue of that segment."""
         kernels = []
         for epilogue in self._epilogues:
             kernels.append(copy(self))
@@ -84,16 +83,34 @@ class Gemm(Drain):
         return tuple(kernels)
 
     @property
+    def parts_of_a(self) -> list[tuple[Segment, int]]:
+        """For each A, the segment whose tiles it is loaded for, and its place among the products of a
+        stage."""
+        return self._parts_of(RowSegment, self.config.stacked)
+
+    @property
     def parts_of_b(self) -> list[tuple[Segment, int]]:
         """For each B, the segment whose tiles it is loaded for, and its place among the pieces of a stage."""
-        pieces = range(1 if len(self.segments) > 1 else self.config.pieces)
-        return [(segment, piece) for segment in self.segments for piece in pieces]
+        return self._parts_of(ColumnSegment, self.config.pieces)
+
+    def _parts_of(self, kind: type[Segment], count: int) -> list[tuple[Segment, int]]:
+        """Each segment, if those are of a kind; otherwise `count` parts of a stage for all tiles."""
+        own = [(segment, 0) for segment in self.segments if isinstance(segment, kind)]
+        return own or [(Segment(), part) for part in range(count)]
+
+    def _height(self, rows: Any) -> Any:
+        """The rows that are cut into tiles, where the first A has `rows`."""
+        return self._cut(RowSegment, self.config.cta_rows * self.config.cluster_m, rows)
 
     def _width(self, columns: Any) -> Any:
         """The columns that are cut into tiles, where the first B has `columns`."""
-        if isinstance(self.epilogue, Segments):
-            return self.epilogue.columns(self.config)
-        return columns * self.config.pieces // self.config.abreast
+        of_first = columns * self.config.pieces // self.config.abreast
+        return self._cut(ColumnSegment, self.config.tile_n * self.config.cluster_n, of_first)
+
+    def _cut(self, kind: type[Segment], at_once: int, otherwise: Any) -> Any:
+        """The lines of all segments in whole clusters, which have `at_once`, if those are of a kind."""
+        *_, last = self.segments
+        return last.end * at_once if isinstance(last, kind) else otherwise
 
     @property
     def threads(self) -> int:

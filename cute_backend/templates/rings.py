@@ -31,12 +31,13 @@ ROW_ALIGN = 128
 
 @dataclass(frozen=True)
 class SegmentState:
-    """The state of a tile that depends on its segment of columns: the segment's width `n`, its global tensors
-    `glob`, the pipeline of its exact loads, and the buffers and maps of its exact loads (`loads`,
-    `load_tmas`), the buffers and maps of its planes that are stored (`stores`, `store_tmas`), and the buffers
-    of its staged rowvecs (`rows`)."""
+    """The state of a tile that depends on its segment: the segment's columns `n`, the scales and zeros
+    `beside` its operands that warps load, its global tensors `glob`, the pipeline of its exact loads, and the
+    buffers and maps of its exact loads (`loads`, `load_tmas`), the buffers and maps of its planes that are
+    stored (`stores`, `store_tmas`), and the buffers of its staged rowvecs (`rows`)."""
 
-    n: int
+    n: int | Int32
+    beside: list[cute.Tensor]
     glob: SimpleNamespace
     exact_pipeline: Any
     loads: list[cute.Tensor]
@@ -49,7 +50,7 @@ class SegmentState:
 @dataclass(frozen=True)
 class Shared:
     """State that the warps of a CTA share: its work items, the pipelines between the warps and their buffers.
-    `n` is the width of the plane, or of the segment of columns. `warp` and `lane` are the numbers of the
+    `n` is the number of columns of the plane or segment. `warp` and `lane` are the numbers of the
     thread's warp in the CTA and of the thread in its warp."""
 
     items: WorkItems
@@ -64,7 +65,7 @@ class Shared:
     lane: Int32
 
     def of_segments(self) -> list[Any]:
-        """The state for tiles of each segment of columns: there is one."""
+        """The state for tiles of each segment: there is one."""
         return [self]
 
 

@@ -1,4 +1,5 @@
-"""Kernels whose columns are in segments, each with its own epilogue, B, loads and stores.
+"""Kernels whose columns are in segments, each with its own epilogue, B, loads and stores, or whose rows are
+if the product is transposed, each with an A of its own.
 
 The tiles of all segments are in one schedule, one segment's columns after another's. So the column of a tile
 determines its segment, on which all threads of a CTA, and of a cluster, agree. Each segment begins with a new
@@ -17,7 +18,7 @@ from typing import Any
 
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Boolean
+from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
@@ -30,7 +31,7 @@ from cute_backend.templates.scheduler import Place
 
 
 class Segments:
-    """The epilogues of segments of columns, in the place of one epilogue.
+    """The epilogues of segments of columns, which have `widths`, in the place of one epilogue.
 
     `loads` and `stores` are the names of all epilogues, one after another. A tensor that several epilogues
     load is passed for each of them. `staged`, `shared_loads` and `shared_stores` are buffers of shared
@@ -47,59 +48,87 @@ class Segments:
         self.shared_loads = tuple(shared_buffers([each.shared_loads for each in self.epilogues], _width))
         self.shared_stores = tuple(shared_buffers([each.shared_stores for each in self.epilogues], _width))
 
-    def columns(self, config: TileConfig) -> int:
-        """The columns of all segments, each in whole clusters of tiles."""
-        columns = config.tile_n * config.cluster_n
-        return columns * sum(-(-width // columns) for width in self.widths)
-
     def segments(self, config: TileConfig) -> tuple[Segment, ...]:
-        """The segments, each with its columns."""
+        """The segments, each in whole clusters of tiles."""
         found, first = [], 0
         for width in self.widths:
-            end = first + -(-width // (config.tile_n * config.cluster_n))
-            found.append(Segment(first, end, width))
+            end = first + -(-width // self._at_once(config))
+            found.append(self._segment(first, end, width))
             first = end
         return tuple(found)
+
+    def _at_once(self, config: TileConfig) -> int:
+        """The lines of a segment that a cluster computes at a time."""
+        return config.tile_n * config.cluster_n
+
+    def _segment(self, first: int, end: int, width: int) -> Segment:
+        return ColumnSegment(first, end, width)
+
+
+class RowSegments(Segments):
+    """The epilogues of segments of rows, which have `widths` rows. Each has an A of its own, and they share
+    one B."""
+
+    def _at_once(self, config: TileConfig) -> int:
+        return config.cta_rows * config.cluster_m
+
+    def _segment(self, first: int, end: int, width: int) -> Segment:
+        return RowSegment(first, end, width)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment of `width` columns: the columns of clusters from `first` on and before `end`."""
+    """A segment of `width` columns or rows: those of clusters from `first` on and before `end`. This is the
+    one segment of a kernel with one epilogue: a whole plane, however large."""
 
-    first: int
-    end: int
-    width: int
+    first: int = 0
+    end: int = 0
+    width: int = 0
 
     def has(self, place: Place) -> bool | Boolean:
         """Whether a work item lies in this segment."""
-        return (place.column >= self.first) & (place.column < self.end)
-
-    def within(self, place: Place) -> Place:
-        """The place of a work item, counted from this segment's first column."""
-        return replace(place, column=place.column - self.first)
-
-
-class AllColumns(Segment):
-    """The one segment of a kernel whose columns have one epilogue: a plane's columns, however many."""
-
-    def __init__(self) -> None:
-        super().__init__(first=0, end=0, width=0)
-
-    def has(self, place: Place) -> bool:
         return True
 
     def within(self, place: Place) -> Place:
+        """The place of a work item, counted from this segment's first row and column."""
         return place
+
+    def columns(self, n: Int32) -> int | Int32:
+        """Its columns, in a plane of `n` columns."""
+        return n
+
+
+class ColumnSegment(Segment):
+    """A segment of columns."""
+
+    def has(self, place: Place) -> bool | Boolean:
+        return (place.column >= self.first) & (place.column < self.end)
+
+    def within(self, place: Place) -> Place:
+        return replace(place, column=place.column - self.first)
+
+    def columns(self, n: Int32) -> int | Int32:
+        return self.width
+
+
+class RowSegment(Segment):
+    """A segment of rows."""
+
+    def has(self, place: Place) -> bool | Boolean:
+        return (place.row >= self.first) & (place.row < self.end)
+
+    def within(self, place: Place) -> Place:
+        return replace(place, row=place.row - self.first, end=self.width)
 
 
 def epilogues_of(epilogue: Epilogue) -> tuple[Epilogue, ...]:
-    """The epilogue of each segment of columns."""
+    """The epilogue of each segment."""
     return epilogue.epilogues if isinstance(epilogue, Segments) else (epilogue,)
 
 
 def segments_of(epilogue: Epilogue, config: TileConfig) -> tuple[Segment, ...]:
-    """The segments of columns, of which there is always one."""
-    return epilogue.segments(config) if isinstance(epilogue, Segments) else (AllColumns(),)
+    """The segments, of which there is always one."""
+    return epilogue.segments(config) if isinstance(epilogue, Segments) else (Segment(),)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ from cute_backend.templates.fragment_tile import FragmentTile
 from cute_backend.templates.fragments import FragmentGemm
 from cute_backend.templates.loading import Source, Tiles, all_boxes
 from cute_backend.templates.mainloop import Sm90Mainloop, Sm90Plain, WarpgroupOperands, check_face
+from cute_backend.templates.opaque import opaque
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.rings import (
     agents,
@@ -79,6 +80,11 @@ from cute_backend.templates.sums import sums_of
 from cute_backend.templates.tma_gemm import Arguments, TmaShared
 from cute_backend.templates.warp_planes import BLOCK_M, EVICT_FIRST, EVICT_LAST, WARPGROUP, WarpPlanes
 from cute_backend.templates.warpgroups import Seat, Turn
+
+ALONE_REGISTERS = 248
+"""Registers per thread of a warpgroup that alone converts the weights of segments, each of which has a
+mainloop of its own. With 232, nibbles in groups of 128 spilled 24 bytes in 64 x 32 and in 64 x 64. No thread
+has more than 255."""
 
 LOAD_REGISTERS = 40
 """Registers per thread of the loading warpgroup if each other thread has `Target.epilogue_registers`. It has
@@ -152,6 +158,8 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         )
         dealt = config.epilogue_registers(self.kind, len(self.epilogue.staged))
         loading = LOAD_REGISTERS + (config.target.epilogue_registers - dealt) * config.warpgroups
+        if self.mainloop.converts and len(self.segments) > 1 and config.warpgroups == 1:
+            dealt = ALONE_REGISTERS
         return Crew(
             roles=(self.load, *(role for role, needed in optional if needed), self.consume),
             rings=rings,
@@ -173,8 +181,9 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         further_as: Sequence[cute.Tensor] = (),
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands, in the order of its
-        names. Stacked products after the first have `further_as`. `scales` lists the scales of A's blocks,
-        (rows, k), then those of each B's, (k, columns); `offsets` are the offsets of a grouped product."""
+        names. Stacked products, or segments of rows, after the first have `further_as`. `scales` lists the
+        scales of A's blocks, (rows, k), then those of each B's, (k, columns); `offsets` are the offsets of a
+        grouped product."""
         config = self.config
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         # The operand that is not converted has the values that are multiplied.
@@ -184,7 +193,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         b_k = tile_k * config.packing
         self.group_step = 1 if offsets is None else batches.group_step(a, self.is_k_grouped)
         a, bs = batches.operands(a, bs, self.kind, tile_k)
-        m, n = a.shape[0], self._width(cute.size(bs[0], mode=[0]))
+        m, n = self._height(a.shape[0]), self._width(cute.size(bs[0], mode=[0]))
         a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(bs[0])
         tile = (config.mma_m, config.mma_n, tile_k)
         b_tile, piece = (config.mma_m, config.mma_n, b_k), (config.tile_m, config.piece_n, b_k)
@@ -205,7 +214,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         a_smem = hopper.make_smem_layout_a(a_layout, tile, self.a_dtype, self.stages.ab)
         b_smem = hopper.make_smem_layout_b(b_layout, b_tile, self.b_dtype, self.stages.ab)
         apart = config.tile_m == BLOCK_M and config.cluster_n == 1 and a_layout.is_k_major_a()
-        apart = apart and not self.is_k_grouped and config.stacked == 1
+        apart = apart and not self.is_k_grouped and len(further_as) == 0
         self.a_boxes = A_BOXES if cutlass.const_expr(apart) else 1
         box_m = config.tile_m // self.a_boxes
         _check_shares("A", box_m if a_layout.is_k_major_a() else tile_k, config.cluster_n)
@@ -320,13 +329,14 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
                 tma,
                 self._rows_of(shared.s_a, product, box_a),
                 partial(all_boxes, box_a),
-                lambda place: (place.row * config.cluster_m + cta_m) * self.a_boxes,
+                partial(self._row, shared, segment),
                 cta_n,
                 config.cluster_n,
+                has=segment.has,
                 follows=True,
                 options={"mcast_mask": masks[1], "cache_policy": a_priority},
             )
-            for product, tma in enumerate([given.a, *given.further_as])
+            for tma, (segment, product) in zip([given.a, *given.further_as], self.parts_of_a, strict=True)
         ]
         stages_b = (*box_b, self.stages.ab)
         bs = [
@@ -349,6 +359,11 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         shape = (self.config.tile_m, self.tile_k, self.stages.ab)
         rows = cute.local_tile(s_a, shape, (product, 0, 0))
         return cute.group_modes(cute.local_tile(rows, box, (None, 0, None)), 0, 2)
+
+    def _row(self, shared: Sm90Shared, segment: Segment, place: Place) -> Int32:
+        """The first of the CTA's boxes of rows, counted from the segment's first."""
+        row = segment.within(place).row
+        return (row * self.config.cluster_m + shared.cta_m) * self.a_boxes
 
     def _column(self, shared: Sm90Shared, segment: Segment, place: Place) -> Int32:
         """The CTA's column of tiles, counted from the segment's first."""
@@ -470,14 +485,19 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         mainloop = cast(Sm90Converted, self.mainloop)
         given, block_rows = shared.given, self.config.sharing * BLOCK_M
         rows = Int32(given.m)
-        return mainloop.stored(shared.s_a, given.scales, fragments, row, block_rows, rows, products)
+        return mainloop.stored(shared.s_a, fragments, row, block_rows, rows, products)
 
     def _at(self, shared: Sm90Shared, seat: Seat, place: Place) -> Seat:
         """The seat of a thread at a place, where A in groups of K has scales and zeros of its own."""
         if not self.mainloop.converts:
             return seat
         row, _ = self._origin(shared, place)
-        stored = seat.operands.a.at(row, shared.items.begin_k(place.batch))
+        begin = shared.items.begin_k(place.batch)
+        if len(self.segments) > 1:
+            # Else the addresses of the first groups of all segments would be computed ahead of all tiles, and
+            # kept: 40 bytes were spilled for nibbles in 64 x 16.
+            begin = opaque(Int32(begin))
+        stored = seat.operands.a.at(row, begin, shared.beside)
         return replace(seat, operands=replace(seat.operands, a=stored))
 
     @cute.jit

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Arguments:
     """The arguments of a kernel: maps and layouts of A and of each B, maps of the `further_as` of stacked
-    products (`TileConfig.stacked`), the `parts` of the segments, the maps of scales that TMA brings, or the
-    `scales` that warps copy, and the rest as the host has it."""
+    products (`TileConfig.stacked`) or of segments of rows, the `parts` of the segments, the maps of scales
+    that TMA brings, or the `scales` that warps copy, and the rest as the host has it."""
 
     a: cpasync.TmaInfo
     further_as: list[cpasync.TmaInfo]
@@ -69,10 +69,11 @@ class TmaShared(Shared):
     """`Shared`, with the kernel's arguments, the stages of A and B, the CTA's number in its cluster, and the
     sums that a cluster exchanges.
 
-    The fields of `SegmentState` are those of the first segment of columns. `of_segments` returns the state
-    with those of each."""
+    The fields of `SegmentState` are those of the first segment. `of_segments` returns the state with those of
+    each."""
 
     given: Any
+    beside: list[cute.Tensor]
     exact_pipeline: Any
     load_tmas: list[cpasync.TmaInfo]
     store_tmas: list[cpasync.TmaInfo]
@@ -85,7 +86,7 @@ class TmaShared(Shared):
     scales: Any
 
     def of_segments(self) -> list[Self]:
-        """The state for tiles of each segment of columns."""
+        """The state for tiles of each segment."""
         return [replace(self, segment_states=[], **vars(state)) for state in self.segment_states]
 
 
@@ -174,12 +175,12 @@ class TmaGemm(Gemm):
     def _epilogue_state(
         self, smem: SmemAllocator, given: Arguments, buffers: Sequence[Buffers]
     ) -> dict[str, Any]:
-        """The fields of the state for the tiles of each segment, and the pipelines of its epilogue. A segment
-        without a width has that of the plane."""
+        """The fields of the state for the tiles of each segment, and the pipelines of its epilogue."""
         exacts = make_exacts(smem, self.exact_ring, self._epilogues, self.exact_elements)
         states = [
             SegmentState(
-                n=segment.width or given.n,
+                n=segment.columns(given.n),
+                beside=given.scales[index :: len(self.segments)],
                 glob=by_name(epilogue.loads + epilogue.stores, part.loads + part.stores),
                 exact_pipeline=exact,
                 loads=memory.loads,
@@ -188,8 +189,8 @@ class TmaGemm(Gemm):
                 load_tmas=part.load_tmas,
                 store_tmas=part.store_tmas,
             )
-            for epilogue, segment, part, memory, exact in zip(
-                self._epilogues, self.segments, given.parts, buffers, exacts, strict=True
+            for index, (epilogue, segment, part, memory, exact) in enumerate(
+                zip(self._epilogues, self.segments, given.parts, buffers, exacts, strict=True)
             )
         ]
         return vars(states[0]) | {

@@ -16,7 +16,7 @@ the stored values (`StoredPairs.start`): both orders have the one exact result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -120,10 +120,6 @@ class GroupVectors:
     span: Int32
     span_values: int
     products: int = 1
-
-    def at(self, row: Int32, span: Int32) -> GroupVectors:
-        """The vectors of a tile whose first row, and part of K whose first span, are these."""
-        return replace(self, row=self.row + row, span=span)
 
     @property
     def groups(self) -> WeightGroups:

@@ -22,6 +22,12 @@ def first_b(call: Call) -> Any:
     return a, bs[:1] * len(bs)
 
 
+def first_beside(call: Call) -> Any:
+    """The first segment's scales and zeros in the place of all."""
+    scales, count = call.given.scales, len(call.self.segments)
+    return call(given=replace(call.given, scales=[scales[i - i % count] for i in range(len(scales))]))
+
+
 def one_part_less(call: Call) -> Any:
     """The sums of one part fewer are waited for."""
     filled = call.ring.filled

@@ -147,7 +147,8 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
         loads["exact0"] = table[None, :, None].expand(2, m // 2, n // 64, 64)
     of_a, of_b = block_scales(acc, m, n, k) if acc.is_block_scaled else ([], [])
     if acc.weight_groups is not None:
-        beside = (weight_vectors(acc.weight_groups, n, k, i) for i in range(len(spec.accumulators)))
+        widths = [each.width or n for each in spec.accumulators]
+        beside = (weight_vectors(acc.weight_groups, width, k, i) for i, width in enumerate(widths))
         of_b = [vector for of_all in zip(*beside, strict=True) for vector in of_all]
     return (
         [a if acc.a_major is Major.K else a.t(), *of_a],

@@ -425,6 +425,18 @@ PAIR_IN_GROUPS = replace(
     problem=(24, 104, 832),
     spec=TWO_IN_GROUPS,
 )
+SEGMENTS_IN_GROUPS = replace(
+    PAIR_IN_GROUPS,
+    config=replace(PAIR_IN_GROUPS.config, products=1),
+    problem=(24, 208, 832),
+    spec=replace(
+        SEGMENTED,
+        accumulators=tuple(
+            replace(each, name=of.name, width=of.width)
+            for each, of in zip(TWO_IN_GROUPS.accumulators, SEGMENTED.accumulators, strict=True)
+        ),
+    ),
+)
 PAIR_BY_WARPS = replace(
     PAIR_IN_GROUPS, config=sm80(64, 32, transposed=True, converts=True, packing=2, products=2)
 )
@@ -515,6 +527,7 @@ SUBJECTS = {
     "kept values": KEEPS,
     "kept values on Blackwell": BLACKWELL_KEEPS,
     "segments": SEGMENTS,
+    "converting segments": SEGMENTS_IN_GROUPS,
     "heads": HEADS,
     "heads on Blackwell": BLACKWELL_HEADS,
     "segments on Blackwell": BLACKWELL_SEGMENTS,

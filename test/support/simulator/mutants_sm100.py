@@ -208,14 +208,16 @@ MUTANTS = [
     Mutant(
         "a tile runs the epilogue of the segment before it on Blackwell",
         BLACKWELL_SEGMENTS,
-        instead("segments.Segment.has", has_not, inside="sm100.Sm100Gemm._visit_tiles"),
+        instead("segments.ColumnSegment.has", has_not, inside="sm100.Sm100Gemm._visit_tiles"),
         IllegalAccess,
         "only loads may begin before 0",
     ),
     Mutant(
         "a tile is counted from the plane's first column on Blackwell",
         BLACKWELL_SEGMENTS,
-        instead("segments.Segment.within", lambda call: call.place, inside="sm100.Sm100Gemm._visit_tiles"),
+        instead(
+            "segments.ColumnSegment.within", lambda call: call.place, inside="sm100.Sm100Gemm._visit_tiles"
+        ),
         WrongNumbers,
     ),
     Mutant(

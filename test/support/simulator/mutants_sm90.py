@@ -28,7 +28,14 @@ from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.rings import in_ring, named_barrier
 from cute_backend.templates.stored_values import MAGIC, _signed
 from cute_backend.templates.warpgroups import Turn
-from support.simulator.effects import RELEASED_UNREAD, first_b, has_not, one_part_less, signs_alone
+from support.simulator.effects import (
+    RELEASED_UNREAD,
+    first_b,
+    first_beside,
+    has_not,
+    one_part_less,
+    signs_alone,
+)
 from support.simulator.mutants import (
     BLOCK_SCALED,
     COLUMN_SCALED,
@@ -67,6 +74,7 @@ from support.simulator.mutants import (
     ROTATING_TABLE,
     SCALED_PARTS,
     SEGMENTS,
+    SEGMENTS_IN_GROUPS,
     SHARED,
     STACKED,
     STAGED,
@@ -253,14 +261,14 @@ MUTANTS = [
     Mutant(
         "a tile runs the epilogue of the segment before it",
         SEGMENTS,
-        instead("segments.Segment.has", has_not, inside="sm90.Sm90Gemm._consume"),
+        instead("segments.ColumnSegment.has", has_not, inside="sm90.Sm90Gemm._consume"),
         IllegalAccess,
         "only loads may begin before 0",
     ),
     Mutant(
         "a tile is counted from the plane's first column",
         SEGMENTS,
-        instead("segments.Segment.within", lambda call: call.place, inside="sm90.Sm90Gemm._consume"),
+        instead("segments.ColumnSegment.within", lambda call: call.place, inside="sm90.Sm90Gemm._consume"),
         WrongNumbers,
     ),
     Mutant("every segment loads the first B", SEGMENTS, instead("batch.operands", first_b), WrongNumbers),
@@ -275,6 +283,39 @@ MUTANTS = [
         SEGMENTS,
         without("epilogue.release_planes", when=lambda call: call.loads.sync_object_full.tx_count == 0),
         Deadlock,
+    ),
+    # Rows in segments, of weights that are converted.
+    Mutant(
+        "each segment loads the weight of the other",
+        SEGMENTS_IN_GROUPS,
+        instead("gemm.Gemm.parts_of_a", lambda call: call()[::-1]),
+        WrongNumbers,
+    ),
+    Mutant(
+        "every segment has the first one's scales and zeros",
+        SEGMENTS_IN_GROUPS,
+        instead("tma_gemm.TmaGemm._epilogue_state", first_beside),
+        WrongNumbers,
+    ),
+    Mutant(
+        "rows are counted from the first segment's first",
+        SEGMENTS_IN_GROUPS,
+        instead(
+            "segments.RowSegment.within",
+            lambda call: replace(call.place, end=call.self.width),
+            inside="sm90.Sm90Gemm._consume",
+        ),
+        WrongNumbers,
+    ),
+    Mutant(
+        "a segment ends with the last one",
+        SEGMENTS_IN_GROUPS,
+        instead(
+            "segments.RowSegment.within",
+            lambda call: replace(call(), end=call.place.end),
+            inside="sm90.Sm90Gemm._consume",
+        ),
+        IllegalAccess,
     ),
     # Split-K through memory.
     Mutant(
