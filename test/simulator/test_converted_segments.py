@@ -11,8 +11,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+import cute_backend
 from cute_backend.planning import Alignment, Arch, Sizes, TileConfig, choose, named, plan, tile_table
 from cute_backend.planning.kernel_plan import rungs
 from cute_backend.planning.widths import visit_columns
@@ -178,6 +180,27 @@ def test_each_segment_has_the_weights_of_its_chain() -> None:
         codes = torch.stack([w & 15, w >> 4], 2).view(len(w), -1, 128).bfloat16()
         chain = (codes - zero[..., None].bfloat16()) * scale[..., None]
         assert torch.equal(result, chain.view(len(w), k).t()[96:160].float())
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("m", [5, 64])
+def test_a_program(m: int) -> None:
+    """Queries, keys and values, from torch.compile to the simulated kernel. Keys have no scale, and values a
+    bias."""
+    torch.manual_seed(m)
+    x = torch.randn(m, 272, dtype=torch.bfloat16)
+    weights = [torch.randint(-128, 128, (n, 272), dtype=torch.int8) for n in (136, 40, 72)]
+    scale, bias = torch.rand(136) / 99, torch.randn(72, dtype=torch.bfloat16)
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = (F.linear(x, w.to(x.dtype)) for w in weights)
+        return (q * scale.to(x.dtype)).view(m, 17, 8).transpose(0, 1), k, (v + bias).relu()
+
+    (region,) = cute_backend.explain(program, x, arch="sm_90a").regions
+    assert [acc.width for acc in region.spec.accumulators] == [136, 40, 72]
+    results = cute_backend.simulate(program, x, arch="sm_90a", async_seed=1)
+    for result, expected in zip(results, program(x), strict=True):
+        assert (result.float() - expected.float()).norm() < 0.01 * expected.float().norm()
 
 
 @pytest.mark.sweep(1)

@@ -11,16 +11,12 @@ from statistics import mean
 
 from cute_backend.fx_walk.ends.boundary import LAUNCH_BYTES
 from cute_backend.fx_walk.region.region import Region
-from cute_backend.fx_walk.search.predictions import planned_for, predicted
+from cute_backend.fx_walk.search.predictions import CONVERTED_ROWS, planned_for, predicted
 from cute_backend.fx_walk.search.walk import Walk
 from cute_backend.planning import Arch, Sizes, choose
 from cute_backend.planning.fitting import fits
 from cute_backend.planning.transposing import Tiled, can_transpose
 from cute_backend.spec import DType, EpilogueSpec, Store
-
-_ROWS = (16, 256)
-"""Two numbers of rows that one graph may serve, in decoding and for a short prompt. If M is symbolic, one
-kernel has to pay in the mean of both."""
 
 
 def is_faster_together(walk: Walk, region: Region) -> bool:
@@ -44,6 +40,6 @@ def is_faster_together(walk: Walk, region: Region) -> bool:
         return predicted(arch, region.spec, rows, n, k) / apart
 
     try:
-        return mean(map(ratio, [m] if isinstance(m, int) else _ROWS)) <= 1
+        return mean(map(ratio, [m] if isinstance(m, int) else CONVERTED_ROWS)) <= 1
     except ValueError:  # no tile serves both products
         return False

@@ -11,6 +11,10 @@ from cute_backend.planning import Arch, Sizes, Target, choose
 from cute_backend.planning.cost import cost
 from cute_backend.spec import EpilogueSpec
 
+CONVERTED_ROWS = (16, 256)
+"""Two numbers of rows that one graph may serve, in decoding and for a short prompt. If M is symbolic, one
+kernel of several products whose weights it converts has to pay in the mean of both."""
+
 
 def planned_for(walk: Walk, region: Region) -> Target:
     """The target of a region; the first of all for a CPU, whose graphs are replayed."""

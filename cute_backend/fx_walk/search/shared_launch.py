@@ -23,7 +23,7 @@ from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, program_name
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.search.exposed_gathers import exposed_gather
-from cute_backend.fx_walk.search.predictions import planned_for, predicted
+from cute_backend.fx_walk.search.predictions import CONVERTED_ROWS, planned_for, predicted
 from cute_backend.fx_walk.search.walk import Walk
 from cute_backend.fx_walk.values.classify import LoadView
 from cute_backend.planning import MAX_SEGMENTS, Arch, named
@@ -150,9 +150,12 @@ class _Sharing:
         walk, every = self.walk, [*group, other]
         if len(group) == MAX_SEGMENTS:
             return f"at most {MAX_SEGMENTS} products can"
-        alike = replace(other.spec.product, b_block=group[0].spec.product.b_block) == group[0].spec.product
-        if not alike or other.spec.precision is not group[0].spec.precision:
-            return "the products differ in dtypes, layouts or mode of accumulation"
+        first = group[0].spec
+        alike = replace(other.spec.product, b_block=first.product.b_block) == first.product
+        if not alike or other.spec.precision is not first.precision:
+            stored = _stored(first.product), _stored(other.spec.product)
+            facts = f": {', and '.join(stored)}" if stored[0] != stored[1] else ""
+            return f"the products differ in dtypes, layouts or mode of accumulation{facts}"
         positions = [walk.order[node] for region in every for node in region.nodes]
         mutation = walk.mutations.first(min(positions) - 1, max(positions) + 1)
         if mutation is not None:
@@ -196,7 +199,8 @@ def _is_left(walk: Walk, node: fx.Node) -> bool:
 
 
 def _is_segment(region: Region, walk: Walk) -> bool:
-    """Whether a region may be a segment of columns: of one dense product, whose planes TMA writes."""
+    """Whether a region may be a segment of columns: of one dense product, whose planes TMA writes. If a
+    kernel converts its weight, the segment has rows of the transposed product."""
     product, spec = region.spec.product, region.spec
     return (
         planned_for(walk, region).segment_tile_n > 0
@@ -204,12 +208,21 @@ def _is_segment(region: Region, walk: Walk) -> bool:
         and product.kind is ProductKind.DENSE
         and product.columns is Columns.ALL
         and not product.is_block_scaled
-        and not product.is_converted
         and all(store.form.in_segments and store.dtype.values == 1 for store in spec.stores)
         and isinstance(region.first.n, int)
         and isinstance(region.first.k, int)
         and all(region.first.n * store.dtype.bits // 8 % TMA_ALIGN == 0 for store in spec.stores)
     )
+
+
+def _stored(product: Accumulator) -> str:
+    """The format of a weight, with its scales and zeros of groups of K."""
+    groups, dtype = product.weight_groups, product.b_dtype.value
+    if groups is None:
+        return dtype
+    vectors = zip(("scales", "zeros"), groups.vectors, strict=False)
+    beside = " and ".join(f"{name} of {vector.value}" for name, vector in vectors)
+    return f"{dtype}{groups.of_values} with {beside}"
 
 
 def _inputs(region: Region) -> list[fx.Node]:
@@ -235,7 +248,8 @@ def _loss(walk: Walk, group: Sequence[Region], joined: Region) -> str | None:
     try:
         if config.tile is not None:
             named(arch, joined.spec, config.tile)
-        sizes = [rows] if isinstance(rows, int) and not config.batch_invariant else _ROWS
+        several = CONVERTED_ROWS if joined.spec.product.is_converted else _ROWS
+        sizes = [rows] if isinstance(rows, int) and not config.batch_invariant else several
         if is_needed:
             ratio = mean(
                 _of_tiles(joined, m) * time(joined, m) / _rotated_after(group, joined, m, arch) for m in sizes

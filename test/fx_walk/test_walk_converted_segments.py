@@ -1,0 +1,199 @@
+"""Products of one input by several stored weights, whose results are never combined: one launch, or the
+reason why they take several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cute_backend import explain
+from cute_backend.fx_walk.search import shared_launch
+from cute_backend.planning import Arch
+from cute_backend.spec import BColumns, DType, EpilogueSpec, WeightGroups
+
+BF16 = torch.bfloat16
+M, K = 24, 256
+WIDTHS = (96, 40, 24)
+Linear = Callable[..., Tensor]
+
+
+def rows(m: int = M) -> Tensor:
+    return torch.randn(m, K, generator=torch.Generator().manual_seed(m)).to(BF16)
+
+
+def drawn(seed: int, low: int, high: int, *shape: int) -> Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def int8(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    """torchao's Int8WeightOnlyConfig."""
+    return x @ w.t().to(x.dtype) * scales.to(x.dtype).reshape(-1)
+
+
+def float8(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    """torchao's Float8WeightOnlyConfig."""
+    return x @ (w.t().float() * scales.t()).to(x.dtype)
+
+
+def groups(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    wide = w.view(len(w), scales.shape[1], -1).to(x.dtype) - zeros[..., None].to(x.dtype)
+    return F.linear(x, (wide * scales[..., None]).view(len(w), -1))
+
+
+def nibbles(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    return groups(x, torch.stack([w & 15, w >> 4], -1).view(len(w), -1), scales, zeros)
+
+
+def of_columns(seed: int, n: int) -> tuple[Tensor, ...]:
+    return drawn(seed, 0, 100, n, K).to(torch.int8), drawn(seed, 1, 99, n, 1) / 640
+
+
+def of_float8(seed: int, n: int) -> tuple[Tensor, ...]:
+    weight, scales = of_columns(seed, n)
+    return weight.view(torch.float8_e4m3fn), scales
+
+
+def of_groups(seed: int, n: int, values: int = 64) -> tuple[Tensor, ...]:
+    scales, zeros = drawn(seed, 1, 99, n, K // values) / 640, drawn(seed, -7, 8, n, K // values)
+    return drawn(seed, 0, 256, n, K).to(torch.uint8), scales.to(BF16), zeros.to(torch.int8)
+
+
+def of_nibbles(seed: int, n: int) -> tuple[Tensor, ...]:
+    _, *vectors = of_groups(seed, n)
+    return drawn(seed, 0, 256, n, K // 2).to(torch.uint8), *vectors
+
+
+GROUPS = WeightGroups(64, DType.BF16, DType.BF16, DType.I8, DType.BF16)
+FORMATS: dict[Linear, tuple[Callable[..., tuple[Tensor, ...]], DType, WeightGroups | None]] = {
+    int8: (of_columns, DType.I8, None),
+    float8: (of_float8, DType.E4M3, None),
+    groups: (of_groups, DType.U8, GROUPS),
+    nibbles: (of_nibbles, DType.U4X2, GROUPS),
+}
+EACH = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.__name__)
+
+
+def projected(*forms: Linear) -> Callable[..., Any]:
+    """A program that multiplies one input by several weights, each with as many vectors as the others."""
+
+    def program(x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        each = len(given) // len(forms)
+        return tuple(form(x, *given[i * each : (i + 1) * each]) for i, form in enumerate(forms))
+
+    return program
+
+
+def weights(form: Linear, widths: tuple[int, ...] = WIDTHS) -> tuple[Tensor, ...]:
+    made, *_ = FORMATS[form]
+    return tuple(each for seed, n in enumerate(widths) for each in made(seed, n))
+
+
+def products(program: Callable[..., Any], *given: Tensor, arch: str = "sm_90a") -> list[int]:
+    """The products of each kernel."""
+    return [len(each.spec.accumulators) for each in explain(program, *given, arch=arch).regions]
+
+
+def agrees(program: Callable[..., Any], *given: Tensor) -> None:
+    torch._dynamo.reset()
+    results = torch.compile(program, backend="cute", dynamic=False)(*given)
+    for result, expected in zip(results, program(*given), strict=True):
+        assert (result.float() - expected.float()).norm() < 0.01 * expected.float().norm()
+
+
+@EACH
+def test_three_weights_are_one_launch(form: Linear) -> None:
+    _, stored, of_k = FORMATS[form]
+    given = rows(), *weights(form)
+    (region,) = explain(projected(form, form, form), *given, arch="sm_90a").regions
+    accumulators = region.spec.accumulators
+    assert [(each.b_dtype, each.weight_groups, each.width) for each in accumulators] == [
+        (stored, of_k, width) for width in WIDTHS
+    ]
+    assert region.spec.b_columns is BColumns.SEGMENTS
+    assert all("converted to bf16, its " in line for line in str(region).splitlines() if "acc0 of" in line)
+    agrees(projected(form, form, form), *given)
+
+
+def test_each_has_what_follows_it() -> None:
+    """Scales of columns, a bias, heads and a plane, each of one product, and a scale of rows of two."""
+
+    def program(x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        wq, sq, wk, wv, bias, of_rows, plane = given
+        q, k, v = int8(x, wq, sq), x @ wk.t().to(x.dtype), x @ wv.t().to(x.dtype)
+        return (q * of_rows).view(M, 12, 8).transpose(0, 1), (k + bias) * of_rows, (v - plane).relu()
+
+    (wq, sq), (wk, _), (wv, _) = (of_columns(seed, n) for seed, n in enumerate(WIDTHS))
+    _, n, columns = WIDTHS
+    given = rows(), wq, sq, wk, wv, torch.randn(n).to(BF16), torch.rand(M, 1).to(BF16), rows(M)[:, :columns]
+    assert products(program, *given) == [3]
+    agrees(program, *given)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_120a", "sm_100a"])
+def test_other_gpus_have_a_launch_for_each(arch: str) -> None:
+    """mma.sync has no segments; tcgen05 converts no weights, and shares a launch of weights in 16 bits."""
+    given = rows(), *weights(int8)
+    regions = explain(projected(int8, int8, int8), *given, arch=arch).regions
+    assert all(each.spec.product.is_converted is (arch != "sm_100a") for each in regions)
+    assert [len(each.spec.accumulators) for each in regions] == ([3] if arch == "sm_100a" else [1, 1, 1])
+
+
+def of_wider_groups(seed: int, n: int) -> tuple[Tensor, ...]:
+    return of_groups(seed, n, 128)
+
+
+@pytest.mark.parametrize(
+    ("other", "made", "facts"),
+    [
+        (float8, of_float8, "i8, and e4m3"),
+        (groups, of_groups, "i8, and u8 in groups of 64 with scales of bf16 and zeros of i8"),
+    ],
+)
+def test_other_formats_take_a_launch_each(other: Linear, made: Callable[..., Any], facts: str) -> None:
+    first, second = of_columns(1, 96), made(2, 40)
+
+    def program(x: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+        return int8(x, *given[:2]), other(x, *given[2:])
+
+    found = explain(program, rows(), *first, *second, arch="sm_90a")
+    why = f"the products differ in dtypes, layouts or mode of accumulation: {facts}"
+    assert [len(each.spec.accumulators) for each in found.regions] == [1, 1]
+    assert all(each.unshared.endswith(why) for each in found.regions)
+    assert why in " ".join(str(found).split())
+
+
+def test_other_groups_take_a_launch_each() -> None:
+    given = rows(), *of_groups(1, 96), *of_wider_groups(2, 40)
+    found = explain(projected(groups, groups), *given, arch="sm_90a")
+    why = "u8 in groups of 64 with scales of bf16 and zeros of i8, and u8 in groups of 128 with"
+    assert [len(each.spec.accumulators) for each in found.regions] == [1, 1]
+    assert why in found.regions[0].unshared
+
+
+def test_rows_that_vary_are_one_launch() -> None:
+    x, given, program = rows(), weights(int8), projected(int8, int8, int8)
+    torch._dynamo.mark_dynamic(x, 0)
+    assert products(program, x, *given) == [3]
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="cute", dynamic=True)
+    for m in (3, 1500):
+        for result, expected in zip(compiled(rows(m), *given), program(rows(m), *given), strict=True):
+            assert (result.float() - expected.float()).norm() < 0.01 * expected.float().norm()
+
+
+def slow(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int) -> float:
+    return 300.0 if len(spec.accumulators) > 1 else 90.0
+
+
+def test_a_launch_of_which_the_model_expects_no_gain_is_one_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = rows(), *weights(groups)
+    monkeypatch.setattr(shared_launch, "predicted", slow)
+    found = explain(projected(groups, groups, groups), *given, arch="sm_90a")
+    assert [len(each.spec.accumulators) for each in found.regions] == [1, 1, 1]
+    assert "by the cost model it would take 1.100 times as long" in found.regions[0].unshared
+    agrees(projected(groups, groups, groups), *given)
