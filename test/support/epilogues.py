@@ -144,6 +144,9 @@ MAKERS: dict[str, Maker] = {
     "a_int8": lambda p, g: (p.operand(p.m, p.k, dtype=torch.float32, generator=g) * 2).to(torch.int8),
     "b_int8": lambda p, g: (p.operand(p.n, p.k, dtype=torch.float32, generator=g) * 2).to(torch.int8).t(),
     "w_int8": lambda p, g: (p.operand(p.n, p.k, dtype=torch.float32, generator=g) * 2).to(torch.int8),
+    "w_keys": lambda p, g: (p.operand(p.n // 4, p.k, dtype=torch.float32, generator=g) * 2).to(torch.int8),
+    "group_scales_keys": lambda p, g: 3 - p.blocks(p.n // 4, p.k // 128),
+    "group_zeros_keys": lambda p, g: (p.blocks(p.n // 4, p.k // 128) * 3).to(torch.int8),
     "w_nibbles": lambda p, g: (p.operand(p.n, p.k // 2, dtype=torch.float32, generator=g) * 2).to(
         torch.uint8
     ),
@@ -344,9 +347,21 @@ def float8_weight(a_bf16, b, scale_b, residual):
 @epilogue({"rowvec0": "rowvec"}, "bf16", table=STORED)
 def grouped_weight(a_bf16, w_int8, group_scales, group_zeros, bias):
     """torchao's Int8WeightOnly by groups of 128 of K: zeros of int8, scales in fp32, and a bias."""
-    n, k = w_int8.shape
-    w = w_int8.reshape(n, -1, 128).to(a_bf16.dtype) - group_zeros[..., None].to(a_bf16.dtype)
-    return a_bf16 @ (w * group_scales[..., None]).reshape(n, k).to(a_bf16.dtype).t() + bias
+    return by_groups(a_bf16, w_int8, group_scales, group_zeros) + bias
+
+
+@epilogue({"rowvec0": "rowvec"}, "bf16", "bf16", table=STORED)
+def queries_and_keys(
+    a_bf16, w_int8, w_keys, group_scales, group_scales_keys, group_zeros, group_zeros_keys, bias
+):
+    """The same for queries, which have a bias, and keys, which have none."""
+    keys = by_groups(a_bf16, w_keys, group_scales_keys, group_zeros_keys)
+    return by_groups(a_bf16, w_int8, group_scales, group_zeros) + bias, keys
+
+
+def by_groups(a, w, scales, zeros):
+    wide = w.reshape(len(w), -1, 128).to(a.dtype) - zeros[..., None].to(a.dtype)
+    return a @ (wide * scales[..., None]).reshape(w.shape).to(a.dtype).t()
 
 
 @epilogue({"rowvec0": "rowvec"}, "bf16", table=STORED)

@@ -79,6 +79,7 @@ OTHER_SIZES = {
         Problem(16, 14336, 4096),
         "WeightGroups(128, DType.F32, DType.BF16, DType.I8, DType.BF16)",
     ),
+    "queries_and_keys_sm90a.py": ("queries_and_keys", "sm_90a", Problem(16, 4096, 4096), "RowSegments"),
     "gated_weights_sm90a.py": ("gated_weights", "sm_90a", Problem(16, 14336, 4096), "further_as"),
     "rowwise_large_sm100a.py": (
         "rowwise",
