@@ -9,14 +9,14 @@ weights have several readers, and some products are pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
 import torch
 
 from cute_backend.fuzz.draw import BF16, E4M3, E5M2, F16, F32, Drawing
-from cute_backend.fuzz.drawn_program import Fill, Program, Rule
+from cute_backend.fuzz.drawn_program import Fill, Input, Program, Rule, Step
 
 STORED = (torch.int8, torch.int8, torch.uint8, E4M3, E5M2)
 
@@ -156,29 +156,38 @@ class _Weights(Drawing):
         return self.step("{0} * {1}", [product, scales], Rule.EXACT)
 
     def beside(self) -> None:
-        """Draws a product, and one of the same A and a weight that is made in the same way, which mostly meet
-        in an op, as gate and up do."""
+        """Draws a product, and one or two of the same A and weights that are made in the same way. Two mostly
+        meet in an op, as gate and up do, and three do not, as queries, keys and values."""
         steps, inputs = len(self.steps), len(self.inputs)
         first = self.times("N")
         if first is None:
             return
-        of_second = {
-            each.name: self.input(each.shape, each.dtype, each.fill, each.view)
-            for each in self.inputs[inputs:]
-            if each.name not in self.factors
-        }
-        for step in self.steps[steps:]:
-            operands = [of_second.get(name, name) for name in step.operands]
-            name = self.step(step.text, operands, step.rule, step.reference, step.dim, step.dtype)
-            if name is None:
+        made, given = self.steps[steps:], self.inputs[inputs:]
+        others = [self.again(made, given, first) for _ in range(self.random.choice((1, 1, 2)))]
+        for each in (first, *others):
+            if each is None:
                 return
-            of_second[step.name] = name
-        second = of_second[first]
-        self.new_plane(first)
-        self.new_plane(second)
-        if self.random.random() < 0.7:
+            self.new_plane(each)
+        second, *third = others
+        if not third and second is not None and self.random.random() < 0.7:
             gate = "{0} * {1}" if self.exact else "F.silu({0}) * {1}"
             self.new_plane(self.step(gate, [first, second], Rule.EXACT if self.exact else Rule.COMPOSITE))
+
+    def again(self, made: Sequence[Step], given: Sequence[Input], result: str) -> str | None:
+        """Draws the steps that made a result once more, of new inputs in place of those `given` to them, but
+        for the first factors of products."""
+        names = {
+            each.name: self.input(each.shape, each.dtype, each.fill, each.view)
+            for each in given
+            if each.name not in self.factors
+        }
+        for step in made:
+            operands = [names.get(name, name) for name in step.operands]
+            name = self.step(step.text, operands, step.rule, step.reference, step.dim, step.dtype)
+            if name is None:
+                return None
+            names[step.name] = name
+        return names[result]
 
     @property
     def scale_fill(self) -> Fill:
