@@ -60,6 +60,8 @@ class Engine:
     def garbage(self, shape: int | tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
         """The contents of memory and registers before their first write. They differ from seed to seed."""
         array = np.empty(shape, dtype)
+        if not array.size:
+            return array
         raw = np.frombuffer(self._garbage.bytes(array.nbytes), np.uint8)
         array.reshape(-1).view(np.uint8)[:] = raw & 1 if dtype is np.bool_ else raw
         return array

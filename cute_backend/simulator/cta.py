@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,15 +75,22 @@ class TensorMemory:
 
     def __init__(self, cta: Cta) -> None:
         self.cta = cta
-        self.cells = cta.cluster.engine.garbage((TMEM_LANES, TMEM_COLUMNS), np.uint32)
         self.allocated: dict[int, int] = {}
         self.may_allocate = True
         self.wanted: int | None = None
         self.granted: int | None = None
-        self.shadow = Shadow(
+
+    @cached_property
+    def cells(self) -> np.ndarray:
+        """Its contents, which few kernels use."""
+        return self.cta.cluster.engine.garbage((TMEM_LANES, TMEM_COLUMNS), np.uint32)
+
+    @cached_property
+    def shadow(self) -> Shadow:
+        return Shadow(
             (TMEM_LANES, TMEM_COLUMNS),
-            cta.cluster.agents,
-            lambda c: f"tensor memory lane {c // TMEM_COLUMNS} column {c % TMEM_COLUMNS} of {cta.name}",
+            self.cta.cluster.agents,
+            lambda c: f"tensor memory lane {c // TMEM_COLUMNS} column {c % TMEM_COLUMNS} of {self.cta.name}",
         )
 
     def allocate(self, columns: int) -> int | None:

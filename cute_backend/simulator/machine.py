@@ -229,6 +229,7 @@ class RunningLaunch:
                     "no warp can continue, and no operation is in progress\n"
                     + "\n".join(one.describe("spins without effect") for one in running)
                 )
+        builder.finish(self.entry)
         return report
 
     def take_unstarted(self) -> tuple[int, int, int] | None:
@@ -281,11 +282,11 @@ class RunningLaunch:
             "%cluster_ctarank": cta.rank,
             "%cluster_nctarank": cx * cy * cz,
             "%is_explicit_cluster": int(cx * cy * cz > 1),
-            "%lanemask_eq": one << lanes.astype(np.uint32),
-            "%lanemask_lt": (one << lanes.astype(np.uint32)) - one,
-            "%lanemask_le": (np.uint32(2) << lanes.astype(np.uint32)) - one,
-            "%lanemask_gt": ~((np.uint32(2) << lanes.astype(np.uint32)) - one),
-            "%lanemask_ge": ~((one << lanes.astype(np.uint32)) - one),
+            "%lanemask_eq": _BIT,
+            "%lanemask_lt": _BIT - one,
+            "%lanemask_le": 2 * _BIT - one,
+            "%lanemask_gt": ~(2 * _BIT - one),
+            "%lanemask_ge": ~(_BIT - one),
             "%dynamic_smem_size": self.smem_bytes,
             "%total_smem_size": self.shared_bytes - SHARED_RESERVED,
             "%aggr_smem_size": self.shared_bytes,
@@ -299,6 +300,10 @@ class RunningLaunch:
             special[f"%clusterid.{name}"] = cta.ctaid[axis] // self.cluster[axis]
             special[f"%nclusterid.{name}"] = self.grid[axis] // self.cluster[axis]
         return special, linear < threads
+
+
+_BIT = np.uint32(1) << np.arange(LANES, dtype=np.uint32)
+"""The bit of each lane in a mask of lanes."""
 
 
 def _round_up(value: int, step: int) -> int:

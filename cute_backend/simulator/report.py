@@ -11,6 +11,7 @@ import numpy as np
 from cute_backend.simulator.banks import wavefronts
 
 if TYPE_CHECKING:
+    from cute_backend.simulator.syntax import Entry
     from cute_backend.simulator.warp import Wait, Warp
 
 
@@ -138,6 +139,8 @@ class ReportBuilder:
     def __init__(self, report: Report, observer: Recorder | None) -> None:
         self.report = report
         self.observer = observer
+        self.executed: dict[str, np.ndarray] = {}
+        """How many times the warps of a role executed each instruction."""
 
     def warp(self, warp: Warp) -> WarpReport:
         return WarpReport(warp, self.observer)
@@ -149,14 +152,18 @@ class ReportBuilder:
         summary = self.report.roles.setdefault(role, RoleReport(role=role))
         summary.warps += 1
         counts = np.array(warp.counts)
-        total = int(counts.sum())
-        summary.instructions += total
-        self.report.instructions += total
-        instructions = warp.program.entry.instructions
-        for place in np.flatnonzero(counts):
-            summary.opcodes[instructions[place].opcode] += int(counts[place])
+        self.executed[role] = self.executed.get(role, 0) + counts
         summary.bytes.update(warp.report.bytes)
         summary.waits.update(warp.report.waits)
         summary.exposed_loads.extend(warp.report.exposed_loads)
         summary.wavefronts.update(warp.report.wavefronts)
         summary.conflicts.update(warp.report.conflicts)
+
+    def finish(self, entry: Entry) -> None:
+        """Counts the instructions of all warps by their opcodes."""
+        for role, counts in self.executed.items():
+            summary = self.report.roles[role]
+            summary.instructions = int(counts.sum())
+            self.report.instructions += summary.instructions
+            for place in np.flatnonzero(counts):
+                summary.opcodes[entry.instructions[place].opcode] += int(counts[place])
