@@ -116,6 +116,20 @@ def test_a_queue_settles_when_nothing_is_built_any_more() -> None:
     assert len(builder.begun) == 4 and queue._batch.is_done
 
 
+def test_a_kernel_that_is_built_again_while_another_is_built_counts_twice() -> None:
+    builder = Builder()
+    queue = BuildQueue(builder, lambda: 1)
+    for kernel in KERNELS[:2]:
+        queue.submit(kernel, nothing)
+    builder.may.release()
+    queue.collect(KERNELS[:1], nothing)
+    queue.submit(KERNELS[0], nothing)
+    assert queue._batch.total == 3
+    builder.may.release(2)
+    queue.collect(KERNELS[:2], nothing)
+    assert queue._batch.is_done
+
+
 def test_errors_reach_who_waits_and_what_comes_next() -> None:
     refused, wrong = BuildError("refused"), KeyError("wrong")
     builder = Builder({KERNELS[0]: refused, KERNELS[1]: wrong})

@@ -46,22 +46,23 @@ class _Build:
 
 
 class _Batch:
-    """The kernels that were added since the queue was idle: their number, and the seconds that each took."""
+    """The kernels that were added since the queue was idle: their number, and the seconds that each took. One
+    that is added again after its build counts twice."""
 
     def __init__(self) -> None:
         self.total = 0
-        self.given_up = 0
+        self.built = self.given_up = 0
         self.seconds: dict[str, float] = {}
         self.start = time.perf_counter()
 
     @property
     def is_done(self) -> bool:
-        return self.total == len(self.seconds) + self.given_up
+        return self.total == self.built + self.given_up
 
     def report(self) -> None:
         """Logs how long all took, and which took the longest."""
         took = time.perf_counter() - self.start
-        log.info("compiled %s in %.1f s", _counted(len(self.seconds)), took)
+        log.info("compiled %s in %.1f s", _counted(self.built), took)
         slowest = sorted(self.seconds.items(), key=lambda item: -item[1])[:_SLOWEST]
         log.debug("the slowest: %s", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest))
 
@@ -156,7 +157,7 @@ class BuildQueue:
     def line(self) -> LiveLine:
         """A line on the terminal that counts the kernels of the queue, for as long as somebody waits."""
         return LiveLine(
-            lambda: f"compiling {_counted(self._batch.total)}, {len(self._batch.seconds)} done",
+            lambda: f"compiling {_counted(self._batch.total)}, {self._batch.built} done",
             max(0.0, self._batch.start + _DELAY - time.perf_counter()),
         )
 
@@ -226,6 +227,7 @@ class BuildQueue:
             del self._builds[build.kernel]
             self._batch.given_up += 1
         else:
+            self._batch.built += 1
             self._batch.seconds[build.kernel.name] = took
         if self._batch.is_done:
             self._batch.report()
