@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -144,6 +145,17 @@ def test_errors_reach_who_waits_and_what_comes_next() -> None:
     queue.submit(KERNELS[3], seen.append)
     queue.collect([KERNELS[3]], nothing)
     assert seen[0] is refused and seen[1:] in ([None], [])
+
+
+def test_an_error_after_a_build_ends_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+    def wrong(error: Exception | None) -> None:
+        raise KeyError("wrong")
+
+    queue = BuildQueue(nothing, lambda: 1)
+    queue.submit(KERNELS[0], wrong)
+    for kernel in KERNELS[:2]:
+        assert queue.collect([kernel], nothing, time.perf_counter() + 5) == {kernel: None}
+    assert "KeyError: 'wrong'" in caplog.text
 
 
 def test_an_interrupt_gives_up_what_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

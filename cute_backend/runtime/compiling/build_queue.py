@@ -205,7 +205,10 @@ class BuildQueue:
                 build = self._waiting.pop(0)
             self._build(build)
             for then in build.then if not build.was_stopped else ():
-                then(build.error)
+                try:
+                    then(build.error)
+                except Exception:  # the thread has other kernels to build, for which somebody waits
+                    log.exception("what was to follow %s failed", build.kernel.name)
 
     def _build(self, build: _Build) -> None:
         start, was_stopped = time.perf_counter(), False
