@@ -197,6 +197,7 @@ def test_two_columns_in_a_byte_are_unpacked_by_inductor() -> None:
     given = rows(), torch.randint(0, 256, (N // 2, K)).to(torch.uint8)
     (region,) = explain(program, *given, arch="sm_90a").regions
     assert region.spec.product.b_dtype is not U4X2
+    assert region.products[0].label == f"w, uint8 written in bf16 at each call, {2 * K * N:,} bytes"
     agrees(program, *given)
 
 

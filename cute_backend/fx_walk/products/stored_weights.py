@@ -26,7 +26,12 @@ from cute_backend.fx_walk.graph.static import (
     tensor_of,
 )
 from cute_backend.fx_walk.products.anchor import Anchor
-from cute_backend.fx_walk.products.packed_weights import in_memory, packed_values, stored_dtype
+from cute_backend.fx_walk.products.packed_weights import (
+    are_of_one_byte,
+    in_memory,
+    packed_values,
+    stored_dtype,
+)
 from cute_backend.fx_walk.products.product_operands import accumulator_of
 from cute_backend.fx_walk.products.scaling_recipes import VectorView
 from cute_backend.fx_walk.products.weight_groups import (
@@ -114,7 +119,9 @@ def written_from(b: fx.Node) -> fx.Node | None:
         return None
     seen = set(behind)
     for node in behind:
-        if node.op != "call_function" or not (is_view(node) or is_pointwise(node) or is_reduction(node)):
+        if node.op != "call_function" or not (
+            is_view(node) or is_pointwise(node) or is_reduction(node) or _joins_values(node)
+        ):
             continue
         for operand in node.all_input_nodes:
             held = tensor_of(operand)
@@ -126,6 +133,11 @@ def written_from(b: fx.Node) -> fx.Node | None:
             seen.add(operand)
             behind.append(operand)
     return None
+
+
+def _joins_values(node: fx.Node) -> bool:
+    """Whether a call joins the values of bytes of several."""
+    return target_name(node) == "aten.cat.default" and are_of_one_byte(arguments(node)["tensors"])
 
 
 def with_stored_weight(anchor: Anchor) -> Anchor | Refused | None:
