@@ -211,6 +211,23 @@ def test_an_odd_k_is_unpacked_by_inductor() -> None:
     agrees(program, *given)
 
 
+def test_columns_that_are_no_multiple_of_16_bytes_are_unpacked_by_inductor() -> None:
+    """Nibbles that are joined along K would lie along N, as no kernel could read them."""
+
+    def program(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+        return F.relu(F.linear(x, gemma(w).to(x.dtype) * scales))
+
+    def groups(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+        wide = stacked(w).view(len(w), -1, 64).to(x.dtype)
+        return F.relu(F.linear(x, (wide * scales[..., None]).view(len(w), -1)))
+
+    for fn, count in ((program, 1), (groups, 4)):
+        given = rows(), bytes_of(5), torch.rand(5, count).bfloat16()
+        (region,) = explain(fn, *given, arch="sm_90a").regions
+        assert region.products[0].label.startswith("w, uint8 written in bf16 at each call")
+        agrees(fn, *given)
+
+
 def test_groups_that_no_kernel_has_are_refused() -> None:
     def program(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
         wide = stacked(w).reshape(len(w), -1, 16).to(x.dtype)

@@ -18,6 +18,7 @@ from cute_backend.fx_walk.graph.static import (
     arguments,
     fake,
     first_argument,
+    known,
     same_sizes,
     target_name,
 )
@@ -65,8 +66,15 @@ def bring_weights_to_products(graph: fx.Graph, capability: Capability) -> None:
 
 
 def _may_be_converted(product: fx.Node, weight: fx.Node, capability: Capability, *, in_groups: bool) -> bool:
-    """Whether a GPU has kernels that convert such a weight for as many rows. A CPU stands for all."""
+    """Whether a GPU has kernels that convert such a weight for as many rows. A CPU stands for all.
+
+    Values that are joined along K from bytes of two lie along N. If such rows of 16 bits are no multiple of
+    16 bytes, no kernel reads the weight that Inductor writes, so it stays along K.
+    """
     result = fake(product)
+    n = result.shape[1]
+    if packed_values(weight) is not None and known(n % 8 != 0) and not known(n == 1):
+        return False
     try:
         target = target_of(result.device, capability)
     except Refused:
