@@ -92,7 +92,7 @@ def block_of(fragments: cute.Tensor, index: int) -> cute.Tensor:
 
 def check_face(mainloop: object, face: type) -> None:
     """Raises ValueError unless a mainloop has the methods of `face`, which the template calls."""
-    for name in ("operands", "begin", "step", "end"):
+    for name in ("operands", "stored", "begin", "step", "end"):
         if (method := getattr(face, name, None)) is None:
             continue
         _, *given = signature(method).parameters
@@ -113,7 +113,7 @@ class Sm90Mainloop(Protocol):
     that has a branch or a loop at run time with `cute.jit`. A mainloop with a `scaling` receives the scales
     of each k tile. The tile of a warpgroup is divided into `pieces`, which are multiplied one after the
     other: its blocks of 64 rows if they are as many as the pieces, or else parts of its columns. If it
-    `converts`, the MMA takes A from registers, and the mainloop brings it there.
+    `converts`, it is an `Sm90Converting`.
     """
 
     lead: int
@@ -137,6 +137,22 @@ class Sm90Mainloop(Protocol):
     ) -> tuple[State, State]: ...
 
     def end(self, operands: WarpgroupOperands, acc: cute.Tensor, held: Any, release: State) -> None: ...
+
+
+class Sm90Converting(Sm90Mainloop, Protocol):
+    """A mainloop that brings A to registers, from which the MMA takes it."""
+
+    def stored(
+        self,
+        s_a: cute.Tensor,
+        fragments: cute.Tensor,
+        row: Int32,
+        block_rows: int,
+        rows: Int32,
+        products: int,
+    ) -> Any:
+        """A as a thread reads it from shared memory, for `WarpgroupOperands.a`: 16 rows from `row` on of each
+        `block_rows` rows, of products that have `rows` rows each."""
 
 
 class Sm90Plain:

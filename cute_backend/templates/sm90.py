@@ -54,7 +54,7 @@ from cute_backend.planning.sum_scales import SumScales
 from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import ScaleStages
-from cute_backend.templates.converted import HELD_VALUES, WARP_ROWS, Sm90Converted
+from cute_backend.templates.converted import HELD_VALUES, WARP_ROWS
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.drain import Position, Work
 from cute_backend.templates.epilogue import Epilogue
@@ -62,7 +62,13 @@ from cute_backend.templates.few_rows import A_BOXES, FurtherBoxes, clear
 from cute_backend.templates.fragment_tile import FragmentTile
 from cute_backend.templates.fragments import FragmentGemm
 from cute_backend.templates.loading import Source, Tiles, all_boxes
-from cute_backend.templates.mainloop import Sm90Mainloop, Sm90Plain, WarpgroupOperands, check_face
+from cute_backend.templates.mainloop import (
+    Sm90Converting,
+    Sm90Mainloop,
+    Sm90Plain,
+    WarpgroupOperands,
+    check_face,
+)
 from cute_backend.templates.opaque import opaque
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.rings import (
@@ -121,6 +127,8 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
     ):
         self.mainloop = mainloop or Sm90Plain()
         check_face(self.mainloop, Sm90Mainloop)
+        if self.mainloop.converts:
+            check_face(self.mainloop, Sm90Converting)
         super().__init__(epilogue, config, stages, kind=kind, scaling=self.mainloop.scaling)
         pieces = self.mainloop.pieces
         self.by_rows = 1 < pieces == self.blocks
@@ -482,7 +490,7 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
         shape = mma.partition_shape_A((self.config.mma_m, HELD_VALUES // products))
         fragments = cute.make_rmem_tensor(shape, self.b_dtype)
         row = share * BLOCK_M + shared.warp % WARPS * WARP_ROWS
-        mainloop = cast(Sm90Converted, self.mainloop)
+        mainloop = cast(Sm90Converting, self.mainloop)
         given, block_rows = shared.given, self.config.sharing * BLOCK_M
         rows = Int32(given.m)
         return mainloop.stored(shared.s_a, fragments, row, block_rows, rows, products)

@@ -26,6 +26,10 @@ class Sm90Endless(Sm90Plain):
     end = None
 
 
+class Sm90Unstored(Sm90Plain):
+    converts = True
+
+
 class Sm90InPieces(Sm90Plain):
     pieces = 2
 
@@ -44,6 +48,8 @@ def test_a_template_refuses_the_mainloops_of_another() -> None:
         Sm90Gemm(Bare(), HOPPER, stages_for(Bare(), HOPPER), Sm100Plain())
     with pytest.raises(ValueError, match=r"Sm90Endless is no Sm90Mainloop, whose end .* with operands, acc"):
         Sm90Gemm(Bare(), HOPPER, stages_for(Bare(), HOPPER), Sm90Endless())
+    with pytest.raises(ValueError, match=r"Sm90Unstored is no Sm90Converting, whose stored .* with s_a, vec"):
+        Sm90Gemm(Bare(), HOPPER, stages_for(Bare(), HOPPER), Sm90Unstored())
 
 
 def test_pieces_of_columns_are_refused_beside_several_blocks_of_rows() -> None:
