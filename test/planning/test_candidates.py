@@ -7,7 +7,6 @@ import itertools
 import random
 import re
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cute_backend.errors import BuildError, UsageError
-from cute_backend.fx_walk.collect import collect
 from cute_backend.planning import (
     MAX_CANDIDATES,
     Alignment,
@@ -57,8 +55,9 @@ from cute_backend.spec import (
     Stride,
 )
 from support.archs import FIRST
-from support.epilogues import BLOCKWISE, EPILOGUES, Problem
+from support.epilogues import EPILOGUES
 from support.random_specs import specs
+from support.shipped import traced_spec
 from support.small_specs import sampling_spec
 from support.verdicts import assert_sound
 
@@ -68,13 +67,6 @@ SIZES = st.tuples(st.integers(1, 70_000), st.integers(1, 2048), st.integers(1, 2
 
 
 BARE = EpilogueSpec((Accumulator("acc", DType.E4M3, DType.E4M3),), (), (), (Store("out0", "acc", DType.F32),))
-
-
-@cache
-def shared_spec(name: str) -> EpilogueSpec:
-    epilogue = {**EPILOGUES, **BLOCKWISE}[name]
-    (report,) = collect(epilogue.fn, epilogue.inputs(Problem(256, 256, 256)))
-    return report.regions[0].spec
 
 
 def chosen_exists_and_fits(spec: EpilogueSpec, sizes: tuple[int, int, int], arch: Arch) -> None:
@@ -128,7 +120,7 @@ def test_a_configuration_is_told_in_words() -> None:
 
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 def test_candidates_are_of_many_kinds_and_none_is_hopeless(arch: Arch) -> None:
-    spec = shared_spec("bias_gelu_residual")
+    spec = traced_spec("bias_gelu_residual")
     large = candidates(arch, spec, Sizes(4096, 4096, 4096), arch.target.sm_count)
     assert len({(config.tile_m, config.tile_n, config.pingpong) for config in large}) >= 5
     assert not any(config.tile_m == config.tile_n == 64 and config.cluster_size == 1 for config in large)
@@ -150,7 +142,7 @@ def test_without_planes_few_rows_get_wide_tiles_and_draws_narrow_subtiles(
     spec: str | int, few: str, some: str, many: str
 ) -> None:
     """As they were fastest on an H200 over the columns of a vocabulary."""
-    of = shared_spec(spec) if isinstance(spec, str) else sampling_spec(spec)
+    of = traced_spec(spec) if isinstance(spec, str) else sampling_spec(spec)
     for m, name in ((1, few), (16, few), (64, few), (136, some), (192, some), (256, many), (1024, many)):
         assert choose(Arch.SM90A, of, Sizes(m, 128256, 4096), 132).name == name, m
 
@@ -165,12 +157,12 @@ def test_without_planes_few_rows_get_wide_tiles_and_draws_narrow_subtiles(
     ],
 )
 def test_some_hundred_rows_lie_along_columns_of_the_mma(m: int, tile: str) -> None:
-    assert choose(Arch.SM90A, shared_spec("addmm_relu"), Sizes(m, 128256, 4096), 132).name == tile
+    assert choose(Arch.SM90A, traced_spec("addmm_relu"), Sizes(m, 128256, 4096), 132).name == tile
 
 
 def test_a_tile_has_to_gain_more_than_its_time_may_be_wrong() -> None:
     """A tile is chosen by the time that it takes if its constants are too short by their error."""
-    spec = shared_spec("addmm_relu")
+    spec = traced_spec("addmm_relu")
     known, unknown = (Cut(128, 192, cluster_m=2), Cut(128, 208, cluster_m=2, split_k=3))
     errors = [time_of(Arch.SM90A, cut).error for cut in (known, unknown)]
     assert 0 < errors[0] < UNTIMED_ERROR < errors[1]
@@ -207,7 +199,7 @@ def test_a_tile_that_was_not_timed_has_the_time_of_its_nearest_neighbour() -> No
 def test_clusters_of_four_serve_problems_of_one_wave(problem: tuple[int, int, int], tile: str) -> None:
     """701 x 2560 x 7232 takes 40.3 us in them and 45.8 in the fastest other tile, 375 x 3856 x 5152 31.7 and
     38.9 (bf16, H100). An H100 has room for 120 CTAs of such clusters."""
-    spec = shared_spec("addmm_relu")
+    spec = traced_spec("addmm_relu")
     config = choose(Arch.SM90A, spec, Sizes(*problem), 132)
     assert config.name.startswith(tile) and (config.cluster_m * config.cluster_n == 4) == bool(tile)
 
@@ -218,7 +210,7 @@ WIDE = ("128x160_2x1_pingpong", "128x192_1x2_pingpong", "256x192_1x1")
 def test_wide_tiles_under_ping_pong_serve_many_rows_and_columns() -> None:
     """2779 x 14384 x 3248 takes 400 us in 128 x 160 under ping-pong and 435 in the fastest other tile, 8665 x
     7312 x 2080 395 and 430; 1824 x 464 x 992 takes 8.6 and 7.6 (H100)."""
-    spec = shared_spec("addmm_relu")
+    spec = traced_spec("addmm_relu")
     for problem in ((2779, 14384, 3248), (8665, 7312, 2080)):
         config = choose(Arch.SM90A, spec, Sizes(*problem), 132)
         assert config.pingpong and config.thread_accumulators > 128, config.name
@@ -226,7 +218,7 @@ def test_wide_tiles_under_ping_pong_serve_many_rows_and_columns() -> None:
 
 
 def test_a_thread_has_fewer_accumulators_beside_more_planes() -> None:
-    one = shared_spec("addmm_relu")
+    one = traced_spec("addmm_relu")
     rows = Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
     planes = tuple(replace(rows, name=f"exact{index}") for index in range(2))
     sums = tuple(
@@ -250,7 +242,7 @@ def test_a_thread_has_fewer_accumulators_beside_more_planes() -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("tile", "by_element"), zip(WIDE, (160, 128, 128), strict=True))
 def test_a_wide_tile_has_fewer_columns_if_planes_move_by_element(tile: str, by_element: int) -> None:
-    spec = shared_spec("bias_gelu_residual")
+    spec = traced_spec("bias_gelu_residual")
     config = named(Arch.SM90A, spec, tile)
     plans = [plan(spec, config, alignment) for alignment in (Alignment.TMA, Alignment.PLAIN)]
     assert [each.tile.thread_accumulators for each in plans] == [config.thread_accumulators, by_element]
@@ -276,12 +268,12 @@ def test_a_pair_has_112_columns_of_each_product_where_that_pays() -> None:
 def test_large_block_scaled_products_get_the_tiles_that_read_the_fewest_scales(name: str, tile: str) -> None:
     """If each column has a scale, a thread reads those of 128 columns for 128 rows, not of 256 for 64. On an
     H100, 256 x 128 took 1003 us bare and 1012 with a residual, 128 x 256 1042 and 1065."""
-    assert choose(Arch.SM90A, shared_spec(name), Sizes(4096, 7168, 16384), 132).name == tile
+    assert choose(Arch.SM90A, traced_spec(name), Sizes(4096, 7168, 16384), 132).name == tile
 
 
 def test_scales_of_columns_are_shared_by_blocks_of_rows() -> None:
     """If each row has scales of its own, too: blocks of 128 rows leave no registers for all sums."""
-    spec = shared_spec("blockwise_lines_gelu_mul")
+    spec = traced_spec("blockwise_lines_gelu_mul")
     tile = "256x128_1x2"
     assert tile in {config.name for config in offered(Arch.SM90A, spec)}
     squares = replace(spec, accumulators=(replace(spec.product, a_scaling=Scaling.SQUARE),))
@@ -291,7 +283,7 @@ def test_scales_of_columns_are_shared_by_blocks_of_rows() -> None:
 @pytest.mark.parametrize("name", ["blockwise", "blockwise_silu_residual", "blockwise_lines_gelu_mul"])
 def test_steps_of_block_scaled_products(name: str) -> None:
     """Eight k tiles only if columns share scales and the epilogue reads no plane."""
-    spec = shared_spec(name)
+    spec = traced_spec(name)
     mainloop = SumsInRegisters(spec, Arch.SM90A.target)
     steps = {each.name: mainloop.k_tiles(each) for each in offered(Arch.SM90A, spec)}
     expected = {"blockwise": 8, "blockwise_silu_residual": 2, "blockwise_lines_gelu_mul": 4}
@@ -305,24 +297,24 @@ def test_steps_of_block_scaled_products(name: str) -> None:
 def test_a_problem_of_one_tile_gets_no_cluster(name: str) -> None:
     for m in (1, 64, 100, 128):
         for k in (64, 512, 4096):
-            assert choose(Arch.SM90A, shared_spec(name), Sizes(m, 64, k), 132).cluster_m == 1, (m, k)
+            assert choose(Arch.SM90A, traced_spec(name), Sizes(m, 64, k), 132).cluster_m == 1, (m, k)
 
 
 def test_what_reads_most_from_l2_is_not_chosen() -> None:
     """Five rows of tiles over 128256 columns took 869 us, where two clusters of three took 604 (H200)."""
-    chosen = choose(Arch.SM90A, shared_spec("greedy_token"), Sizes(272, 128256, 4096), 132)
+    chosen = choose(Arch.SM90A, traced_spec("greedy_token"), Sizes(272, 128256, 4096), 132)
     assert chosen.name != "64x128_1x1_pingpong"
 
 
 def test_rasters_that_are_the_same_are_not_tried_twice() -> None:
-    found = candidates(Arch.SM90A, shared_spec("rowwise"), Sizes(128, 8192, 8192), 132, limit=1000)
+    found = candidates(Arch.SM90A, traced_spec("rowwise"), Sizes(128, 8192, 8192), 132, limit=1000)
     tried = [config for config in found if not config.transposed]  # transposed, rows are 8192
     assert len({replace(config, raster_m=8) for config in tried}) == len(tried)
 
 
 def test_the_tile_of_groups_goes_by_their_rows() -> None:
     """Few rows each take tiles of 64 rows, however many there are together."""
-    dense = shared_spec("swiglu")
+    dense = traced_spec("swiglu")
     accumulators = tuple(replace(acc, kind=ProductKind.GROUPED) for acc in dense.accumulators)
     spec = replace(dense, accumulators=accumulators, stores=dense.stores[:1])
 
@@ -350,7 +342,7 @@ def test_the_tile_of_groups_goes_by_their_rows() -> None:
 
 
 def test_few_tiles_have_k_in_parts() -> None:
-    spec = shared_spec("bias_gelu_residual")
+    spec = traced_spec("bias_gelu_residual")
 
     def parts(m: int, n: int, k: int) -> int:
         return choose(Arch.SM90A, spec, Sizes(m, n, k), 132).split_k
@@ -363,7 +355,7 @@ def test_few_tiles_have_k_in_parts() -> None:
     assert choose(Arch.SM100A, spec, Sizes(16, 1024, 8192), 148).split_k == 4
     assert choose(Arch.SM100A, spec, Sizes(16, 16384, 8192), 148).split_k == 1
     assert choose(Arch.SM100A, spec, Sizes(16, 1024, 1024), 148).split_k == 1
-    batched = shared_spec("batched")
+    batched = traced_spec("batched")
     assert choose(Arch.SM90A, batched, Sizes(16, 1024, 8192), 132).split_k == 1, (
         "how many batches is not known"
     )
@@ -374,7 +366,7 @@ def test_few_tiles_have_k_in_parts() -> None:
 
 @pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM86, Arch.SM120A])
 def test_sums_of_parts_go_through_memory_without_clusters(arch: Arch) -> None:
-    spec, sms = shared_spec("addmm_relu"), arch.target.sm_count
+    spec, sms = traced_spec("addmm_relu"), arch.target.sm_count
 
     def parts(m: int, n: int, k: int) -> int:
         """Of the tiles for any M: in 64 x 16, memory takes longer than 16 tiles on sm_86."""
@@ -384,7 +376,7 @@ def test_sums_of_parts_go_through_memory_without_clusters(arch: Arch) -> None:
     assert parts(16, 1024, 512) == 1, "the second kernel would cost more than it saves"
     assert parts(4096, 4096, 4096) == 1, "tiles for every multiprocessor"
     for name in ("batched", "swiglu7", "row_maxima"):
-        other = shared_spec(name)
+        other = traced_spec(name)
         assert {config.split_k for config in tunable(arch, other)} == {1}, name
     config = next(config for config in tunable(arch, spec) if config.split_k == 8)
     assert config.sums_in_memory and config.cluster_size == 1 and config.sum_bytes == 0
@@ -393,7 +385,7 @@ def test_sums_of_parts_go_through_memory_without_clusters(arch: Arch) -> None:
 def test_the_sums_of_both_products_of_a_pair_cost_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_sums(name: str, config: TileConfig) -> float:
         def us() -> float:
-            return cost(config, shared_spec(name), Sizes(512, 1024, 8192), 132)
+            return cost(config, traced_spec(name), Sizes(512, 1024, 8192), 132)
 
         with monkeypatch.context() as without:
             whole = us()
@@ -408,21 +400,21 @@ def test_the_sums_of_both_products_of_a_pair_cost_time(monkeypatch: pytest.Monke
 def test_tables_keep_the_sums_of_parts_out_of_memory_on_hopper() -> None:
     """The kernel that adds the parts up would copy a table, which TMA brings elsewhere, as a plane."""
     for name in ("addmm_relu", "heads"):
-        parted = any(config.sums_in_memory for config in offered(Arch.SM90A, shared_spec(name)))
+        parted = any(config.sums_in_memory for config in offered(Arch.SM90A, traced_spec(name)))
         assert parted is (name == "addmm_relu"), name
 
 
 def test_a_long_k_of_few_tiles_has_more_parts_than_a_cluster() -> None:
     """Torch's bare product took 24.8 us in bf16, the fastest tile without these 53.5 (H200)."""
     for name in ("addmm_relu", "row_maxima"):
-        spec = shared_spec(name)
+        spec = traced_spec(name)
         config = choose(Arch.SM90A, spec, Sizes(158, 896, 31456), 132)
         assert config.split_k > 4 and config.sums_in_memory
         alone = replace(config, split_k=1, cluster_m=1)
         assert config.summing == replace(alone, tile_m=64, tile_n=32)
         assert not choose(Arch.SM90A, spec, Sizes(4096, 4096, 4096), 132).sums_in_memory
     for name in ("batched", "swiglu7", "greedy_token"):
-        tried = tunable(Arch.SM90A, shared_spec(name))
+        tried = tunable(Arch.SM90A, traced_spec(name))
         assert not any(config.sums_in_memory for config in tried), name
 
 
@@ -448,7 +440,7 @@ def test_clusters_that_multicast_and_pairs_leave_sums_in_memory() -> None:
         sharing, split_k=1, tile_m=64, tile_n=32, cluster_m=1
     )
     for name in ("addmm_relu", "swiglu"):
-        spec = shared_spec(name)
+        spec = traced_spec(name)
         tried = {config for config in tunable(Arch.SM90A, spec) if config.sums_in_memory}
         by_default = {config for config in offered(Arch.SM90A, spec) if config.sums_in_memory}
         assert by_default < tried, name
@@ -466,7 +458,7 @@ def test_clusters_that_multicast_and_pairs_leave_sums_in_memory() -> None:
 )
 def test_parts_are_taken_where_they_pay(name: str, problem: tuple[int, int, int], tile: str) -> None:
     """Times are those of an H200 or an H100."""
-    spec = shared_spec(name)
+    spec = traced_spec(name)
     accumulators = tuple(replace(acc, a_dtype=DType.BF16, b_dtype=DType.BF16) for acc in spec.accumulators)
     assert choose(Arch.SM90A, replace(spec, accumulators=accumulators), Sizes(*problem), 132).name == tile
 
@@ -494,7 +486,7 @@ def test_tiles_that_leave_the_epilogue_no_room_are_not_tried(arch: Arch) -> None
     spec = wide_spec()
     tried = set(tunable(arch, spec))
     whole = {replace(each, shallow=False) for each in tried}
-    assert whole < set(tunable(arch, shared_spec("rowwise")))
+    assert whole < set(tunable(arch, traced_spec("rowwise")))
     shipped = set(tile_table(arch, spec))
     for config in (each for each in tried if replace(each, split_k=1) not in shipped):
         placed = plan(spec, config, Alignment.TMA).placements.values()
@@ -502,7 +494,7 @@ def test_tiles_that_leave_the_epilogue_no_room_are_not_tried(arch: Arch) -> None
 
 
 def test_tiles_whose_promoted_sums_leave_no_registers_are_not_tried() -> None:
-    for config in tunable(Arch.SM90A, shared_spec("e5m2_relu")):
+    for config in tunable(Arch.SM90A, traced_spec("e5m2_relu")):
         assert 2 * config.thread_accumulators <= 128, config.name
 
 
@@ -510,7 +502,7 @@ def test_tiles_whose_promoted_sums_leave_no_registers_are_not_tried() -> None:
 @pytest.mark.parametrize("arch", FIRST)
 def test_a_few_candidates_have_a_sound_rung(arch: Arch) -> None:
     draw = random.Random(f"20 {arch.value}")
-    spec = shared_spec(draw.choice(sorted(name for name in EPILOGUES if EPILOGUES[name].runs_on(arch))))
+    spec = traced_spec(draw.choice(sorted(name for name in EPILOGUES if EPILOGUES[name].runs_on(arch))))
     sizes = draw.choice([(16, 8192, 8192), (512, 4096, 2048), (8192, 8192, 1024)])
     config = draw.choice(candidates(arch, spec, Sizes(*sizes), arch.target.sm_count))
     assert_sound([plan(spec, config, draw.choice(list(Alignment)))])
@@ -522,7 +514,7 @@ def test_a_few_candidates_have_a_sound_rung(arch: Arch) -> None:
 def test_what_is_tried_for_a_pair_shares_out_an_mma_that_one_product_could_have(
     name: str, arch: Arch
 ) -> None:
-    spec, alone = shared_spec(name), shared_spec("addmm_relu")
+    spec, alone = traced_spec(name), traced_spec("addmm_relu")
     shapes = {(config.mma_m, config.mma_n) for config in tunable(arch, alone)}
     for config in tunable(arch, spec):
         assert config.products == 2 and config.b_columns is spec.b_columns
@@ -534,7 +526,7 @@ def test_what_is_tried_for_a_pair_shares_out_an_mma_that_one_product_could_have(
 
 def test_pieces_of_b_are_whole_rows_of_the_swizzle() -> None:
     """Of a B that is contiguous along N, a piece of 32 columns would be half a row."""
-    spec = shared_spec("swiglu")
+    spec = traced_spec("swiglu")
     acc = replace(spec.product, a_dtype=DType.BF16, b_dtype=DType.BF16)
     for arch in Arch:
         pieces = []
@@ -547,7 +539,7 @@ def test_pieces_of_b_are_whole_rows_of_the_swizzle() -> None:
 @pytest.mark.parametrize("major", Major)
 @pytest.mark.parametrize("name", ["swiglu", "swiglu_chunk", "swiglu7"])
 def test_no_cta_is_without_rows_where_there_are_few(name: str, major: Major) -> None:
-    spec = shared_spec(name)
+    spec = traced_spec(name)
     accs = (
         replace(each, a_dtype=DType.BF16, b_dtype=DType.BF16, b_major=major) for each in spec.accumulators
     )
@@ -557,7 +549,7 @@ def test_no_cta_is_without_rows_where_there_are_few(name: str, major: Major) -> 
 
 def test_clusters_share_out_a_stage_of_b_evenly() -> None:
     """Three CTAs can have 64 of its 192 columns each, but not a third of the 64 rows of K in a box."""
-    spec = shared_spec("addmm_relu")
+    spec = traced_spec("addmm_relu")
     assert 3 in {config.cluster_m for config in offered(Arch.SM90A, spec)}
     along_n = replace(spec, accumulators=(replace(spec.product, b_major=Major.MN),))
     assert 3 not in {config.cluster_m for config in tunable(Arch.SM90A, along_n)}
@@ -589,7 +581,7 @@ def timings() -> dict[tuple[str, int, int, int], dict[str, float]]:
 def test_what_is_chosen_is_among_the_fastest_that_were_measured(operands: str, dtype: DType) -> None:
     """The model's tile takes 3 percent longer than the fastest on average, and seldom 10, of those for any M,
     which were timed."""
-    spec = shared_spec("bias_gelu_residual")
+    spec = traced_spec("bias_gelu_residual")
     spec = replace(spec, accumulators=(replace(spec.product, a_dtype=dtype, b_dtype=dtype),))
     losses = []
     for (kind, m, n, k), times in timings().items():
@@ -604,7 +596,7 @@ def test_what_is_chosen_is_among_the_fastest_that_were_measured(operands: str, d
 
 def test_a_transposed_tile_is_chosen_only_where_rows_are_not_reduced() -> None:
     """160 x 24064 x 592 with row maxima took 25.0 us by 128 x 160, transposed, and 17.6 by 64 x 256."""
-    plain, reduced = shared_spec("addmm_relu"), shared_spec("row_maxima")
+    plain, reduced = traced_spec("addmm_relu"), traced_spec("row_maxima")
     for m, n, k in ((160, 24064, 592), (66, 15792, 9904), (399, 19232, 2352)):
         assert not choose(Arch.SM90A, reduced, Sizes(m, n, k), 132).transposed
     assert choose(Arch.SM90A, plain, Sizes(302, 20272, 11792), 132).transposed
@@ -614,7 +606,7 @@ def test_a_transposed_tile_is_chosen_only_where_rows_are_not_reduced() -> None:
 @pytest.mark.parametrize("arch", list(Arch))
 @pytest.mark.parametrize("name", ["rowwise", "swiglu", "batched", "greedy_token", "bias_gelu_residual"])
 def test_every_tile_that_is_chosen_or_tried_has_a_name_of_its_own(name: str, arch: Arch) -> None:
-    spec = shared_spec(name)
+    spec = traced_spec(name)
     able = clustered(arch, spec)
     assert len({config.name for config in able}) == len(able)
     for config in able:
@@ -627,7 +619,7 @@ def test_every_tile_that_is_chosen_or_tried_has_a_name_of_its_own(name: str, arc
 
 
 def test_of_several_names_the_first_serves_that_can() -> None:
-    pair, single = shared_spec("swiglu"), shared_spec("rowwise")
+    pair, single = traced_spec("swiglu"), traced_spec("rowwise")
     names = "128x64x2_1x1, 128x128_1x1  64x64_1x1"
     assert named(Arch.SM90A, single, names).name == "128x128_1x1"
     assert named(Arch.SM100A, pair, names).name == "128x64x2_1x1"
@@ -642,7 +634,7 @@ def test_of_several_names_the_first_serves_that_can() -> None:
     ],
 )
 def test_a_name_of_no_tile_is_refused_with_similar_ones(names: str, told: str) -> None:
-    spec = shared_spec("rowwise")
+    spec = traced_spec("rowwise")
     able = {config.name for config in clustered(Arch.SM90A, spec)}
     with pytest.raises(UsageError) as raised:
         named(Arch.SM90A, spec, names)
@@ -665,7 +657,7 @@ def test_a_name_of_no_tile_is_refused_with_similar_ones(names: str, told: str) -
 )
 def test_a_tile_that_a_spec_cannot_have_is_refused_with_the_reason(name: str, tile: str, why: str) -> None:
     """Another tile was not meant: the name is that of a tile, or would be."""
-    spec = shared_spec(name)
+    spec = traced_spec(name)
     for names, subject in ((tile, "which"), (f"nowhere {tile}", f"and {tile}")):
         with pytest.raises(UsageError) as raised:
             named(Arch.SM90A, spec, names)

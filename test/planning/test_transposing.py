@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
-from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.partials import workspace_bytes
 from cute_backend.planning import Alignment, Arch, Sizes, TileConfig, choose, offered, plan, tunable
 from cute_backend.planning.cost import cost, work_of
 from cute_backend.planning.rules import suited
 from cute_backend.planning.targets import Shape
 from cute_backend.planning.transposing import Tiled, can_transpose, transposed
-from cute_backend.spec import Axis, DType, EpilogueSpec, LoadKind, Major, Order, ProductKind
-from support.epilogues import EPILOGUES, Problem
-
-
-@cache
-def spec_of(name: str) -> EpilogueSpec:
-    epilogue = EPILOGUES[name]
-    (report,) = collect(epilogue.fn, epilogue.inputs(Problem(256, 256, 256)))
-    return report.regions[0].spec
+from cute_backend.spec import Axis, DType, LoadKind, Major, Order, ProductKind
+from support.shipped import traced_spec
 
 
 def test_a_transposed_spec_has_rows_for_columns() -> None:
-    spec = spec_of("bias_gelu_residual")
+    spec = traced_spec("bias_gelu_residual")
     spec = replace(spec, accumulators=(replace(spec.product, b_major=Major.K),))
     flipped = transposed(spec)
     kinds = {LoadKind.ROWVEC: LoadKind.COLVEC, LoadKind.COLVEC: LoadKind.ROWVEC}
@@ -39,14 +30,14 @@ def test_a_transposed_spec_has_rows_for_columns() -> None:
 
 
 def test_majors_change_places() -> None:
-    spec = spec_of("addmm_relu")
+    spec = traced_spec("addmm_relu")
     spec = replace(spec, accumulators=(replace(spec.product, a_major=Major.MN, b_major=Major.K),))
     product = transposed(spec).product
     assert (product.a_major, product.b_major) == (Major.K, Major.MN)
 
 
 def test_rows_are_reduced_as_columns() -> None:
-    spec = spec_of("row_maxima")
+    spec = traced_spec("row_maxima")
     axes = {Axis.ROW: Axis.COLUMN, Axis.COLUMN: Axis.ROW, Axis.ALL: Axis.ALL}
     for axis, other in axes.items():
         stores = [
@@ -65,7 +56,7 @@ def test_rows_are_reduced_as_columns() -> None:
 
 @pytest.mark.parametrize("name", ["swiglu7", "greedy_token", "batched"])
 def test_what_finds_places_or_shares_a_b_has_none(name: str) -> None:
-    spec = spec_of(name)
+    spec = traced_spec(name)
     assert not can_transpose(spec)
     assert not any(config.transposed for config in tunable(Arch.SM90A, spec))
     with pytest.raises(ValueError, match="has no transposed one"):
@@ -73,13 +64,13 @@ def test_what_finds_places_or_shares_a_b_has_none(name: str) -> None:
 
 
 def test_groups_of_rows_have_none() -> None:
-    spec = spec_of("bias_gelu_residual")
+    spec = traced_spec("bias_gelu_residual")
     assert can_transpose(spec)
     assert not can_transpose(replace(spec, accumulators=(replace(spec.product, kind=ProductKind.GROUPED),)))
 
 
 def test_a_transposed_tile_is_planned_and_costs_as_what_it_multiplies() -> None:
-    spec = spec_of("bias_gelu_residual")
+    spec = traced_spec("bias_gelu_residual")
     config = TileConfig(Arch.SM90A, 128, 160, transposed=True)
     assert Tiled(spec, config).computed == transposed(spec)
     placed = plan(spec, config, Alignment.TMA).placements
@@ -92,7 +83,7 @@ def test_a_transposed_tile_is_planned_and_costs_as_what_it_multiplies() -> None:
 
 @pytest.mark.parametrize("name", ["swiglu", "swiglu_chunk"])
 def test_both_products_of_a_pair_change_places(name: str) -> None:
-    spec = spec_of(name)
+    spec = traced_spec(name)
     turned = [replace(each, a_major=each.b_major, b_major=each.a_major) for each in spec.accumulators]
     assert list(transposed(spec).accumulators) == turned
     assert transposed(transposed(spec)) == spec
@@ -100,7 +91,7 @@ def test_both_products_of_a_pair_change_places(name: str) -> None:
 
 def test_the_rows_of_a_pair_lie_below_each_other() -> None:
     """A tile for 128 columns of one product has 64 of each product of a pair, and as many accumulators."""
-    (pair,) = suited(Arch.SM90A, (Shape(128, 88, subtile_n=8, transposed=True),), spec_of("swiglu_chunk"))
+    (pair,) = suited(Arch.SM90A, (Shape(128, 88, subtile_n=8, transposed=True),), traced_spec("swiglu_chunk"))
     single = TileConfig(Arch.SM90A, 128, 88, transposed=True)
     assert (pair.tile_m, pair.tile_n, pair.products, pair.pieces) == (64, 88, 2, 1)
     assert (pair.mma_m, pair.mma_n, pair.ab_stage_bytes) == (
@@ -115,13 +106,15 @@ def test_the_rows_of_a_pair_lie_below_each_other() -> None:
 
 def test_a_pair_of_64_rows_of_the_mma_has_no_tile() -> None:
     """Each product would have 32 rows, and a warpgroup multiplies 64."""
-    assert suited(Arch.SM90A, (Shape(64, 88, subtile_n=8, transposed=True),), spec_of("swiglu_chunk")) == ()
+    assert (
+        suited(Arch.SM90A, (Shape(64, 88, subtile_n=8, transposed=True),), traced_spec("swiglu_chunk")) == ()
+    )
 
 
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM80, Arch.SM120A])
 def test_weights_that_are_converted_have_transposed_pairs(arch: Arch) -> None:
     """And none whose columns lie side by side, or of less than 64 rows of each weight."""
-    spec = spec_of("swiglu_chunk")
+    spec = traced_spec("swiglu_chunk")
     stored = {"a_dtype": DType.BF16, "b_dtype": DType.I8}
     converted = replace(spec, accumulators=tuple(replace(each, **stored) for each in spec.accumulators))
     shapes = [Shape(128, 32, transposed=True), Shape(64, 32, transposed=True), Shape(128, 64)]
@@ -133,7 +126,7 @@ def test_weights_that_are_converted_have_transposed_pairs(arch: Arch) -> None:
 
 def test_a_pair_reads_both_weights_and_costs_as_much() -> None:
     """Both kinds of tile read the same bytes; of 40 rows, one wastes 24 of 64, and the other none."""
-    spec = spec_of("swiglu_chunk")
+    spec = traced_spec("swiglu_chunk")
     flat = TileConfig(Arch.SM90A, 64, 64, products=2)
     upright = replace(flat, tile_n=40, subtile_n=8, transposed=True)
     of_flat, of_upright = (work_of(Tiled(spec, each), Sizes(40, 8192, 4096), 132) for each in (flat, upright))
@@ -147,7 +140,7 @@ def test_a_pair_reads_both_weights_and_costs_as_much() -> None:
     ("m", "n"), [(7, 2304), (7, 18944), (130, 9216), (130, 18944), (257, 9216), (257, 18944)]
 )
 def test_few_rows_of_a_pair_take_a_transposed_tile(m: int, n: int) -> None:
-    spec = spec_of("swiglu_chunk")
+    spec = traced_spec("swiglu_chunk")
     dtypes = {"a_dtype": DType.BF16, "b_dtype": DType.BF16}
     spec = replace(spec, accumulators=tuple(replace(each, **dtypes) for each in spec.accumulators))
     chosen = choose(Arch.SM90A, spec, Sizes(m, n, 3584), 132)
