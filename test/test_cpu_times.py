@@ -18,9 +18,9 @@ def test_a_folder_that_takes_more_than_its_budget_is_marked() -> None:
     }
     assert list(by_folder(minute)) == [
         "    0.1        min  elsewhere",
-        "    3.0 of  0.5 min  test/ops over",
+        "    3.0 of  0.2 min  test/ops over",
     ]
-    assert list(by_folder({"test/ops/test_a.py::one": 29.0})) == ["    0.5 of  0.5 min  test/ops"]
+    assert list(by_folder({"test/ops/test_a.py::one": 11.0})) == ["    0.2 of  0.2 min  test/ops"]
 
 
 def test_every_folder_of_make_test_has_a_budget() -> None:
