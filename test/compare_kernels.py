@@ -223,7 +223,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def cover(names: Iterable[str]) -> list[str]:
-    """Of the names of `support/shipped.py`, every golden module, and so many of the configurations that each
+    """Of the names of `support/shipped.py`, every golden module, and of the configurations enough that each
     tile of an architecture occurs with each alignment, and each epilogue with each architecture."""
     tables: dict[str, list[str]] = {}
     for name in names:
