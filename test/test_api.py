@@ -188,7 +188,9 @@ def test_a_program_without_a_product_has_nothing_to_explain():
 
 
 def test_a_product_that_is_refused_says_why_there_is_no_kernel():
-    with pytest.raises(UsageError, match=r"no kernel: mm: kernels do not multiply torch\.float32"):
+    with pytest.raises(
+        UsageError, match=r"no kernel: mm: kernels for sm_100a do not multiply torch\.float32"
+    ):
         cute_backend.generate(lambda a, b: (a @ b).relu(), torch.randn(4, 4), torch.randn(4, 4))
 
 

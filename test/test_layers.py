@@ -292,6 +292,21 @@ def test_no_module_reaches_itself_by_imports_that_run() -> None:
     order.prepare()  # raises CycleError with the modules of a circle
 
 
+def test_no_handler_does_what_its_try_does() -> None:
+    """It would be dead code: what fails is done again, and fails again."""
+    folders = ("cute_backend", "test", "benchmarks", "wheels")
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    found = 0
+    for path in paths:
+        if "expected" in path.parts or "except " not in path.read_text():
+            continue
+        for node in (each for each in nodes_of(path) if isinstance(each, ast.Try)):
+            body, *handlers = (ast.dump(ast.Module(each.body, [])) for each in (node, *node.handlers))
+            assert body not in handlers, f"{path}:{node.lineno}"
+            found += 1
+    assert found
+
+
 @pytest.mark.parametrize("page", sorted([*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"]), ids=str)
 def test_pages_name_files_that_exist(page: Path) -> None:
     """In backquotes, with a folder: `fx_walk/search/walk.py` is relative to the package or to the project."""
