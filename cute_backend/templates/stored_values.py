@@ -232,10 +232,15 @@ def _twice(bits: int) -> int:
 
 
 def stored_pairs(dtype: DType, *, by_bits: bool = False) -> StoredPairs:
-    """The pairs of a format. `by_bits` is for GPUs without conversions of fp8."""
+    """The pairs of a format. `by_bits` is for GPUs without conversions of fp8. Raises ValueError if no class
+    has the format."""
     if dtype.is_fp8:
         return Float8(dtype, by_bits)
-    return (Integers if dtype.values == 1 else Nibbles)(dtype)
+    if dtype in (DType.I8, DType.U8):
+        return Integers(dtype)
+    if dtype in (DType.U4X2, DType.I4X2):
+        return Nibbles(dtype)
+    raise ValueError(f"no class of templates/stored_values.py makes numbers of {dtype.value}")
 
 
 def _prmt(low: Int32, high: int, selector: int) -> Int32:
