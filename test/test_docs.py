@@ -24,6 +24,7 @@ from cute_backend import config
 from cute_backend.command.parser import parse
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.planning import Arch, Rowvecs, TileConfig
+from cute_backend.runtime.tuning.tune import Untuned
 from cute_backend.simulator.report import Recorder
 from cute_backend.simulator.simulate import Machine, run
 from support.colours import contrast
@@ -164,6 +165,11 @@ def test_the_page_on_profilers_has_the_name_of_an_examples_kernel() -> None:
     name = explained.regions[0].kernel().entry
     page = (DOCS / "operating.md").read_text()
     assert f"\n{name}_cutlass_0\n" in page and f"cache show {name.rpartition('_')[2]} " in page
+
+
+def test_the_page_lists_why_regions_are_not_tuned() -> None:
+    page = (DOCS / "operating.md").read_text()
+    assert re.findall(r"\| `(untuned_\w+)` \|$", page, re.MULTILINE) == [each.value for each in Untuned]
 
 
 def test_explain_has_every_suffix_of_a_tiles_name() -> None:
