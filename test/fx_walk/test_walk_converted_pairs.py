@@ -4,7 +4,6 @@ that are left apart."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -16,67 +15,24 @@ from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.replacement.unfused import extract
 from cute_backend.fx_walk.search import converted_pairs
 from cute_backend.planning import Arch
-from cute_backend.spec import DType, EpilogueSpec, WeightGroups
+from cute_backend.spec import EpilogueSpec
+from support.fx_walk.stored_formats import (
+    BF16,
+    EACH,
+    FORMATS,
+    Linear,
+    float8,
+    groups,
+    int8,
+    nibbles,
+    of_columns,
+    of_float8,
+    of_groups,
+    products,
+    rows,
+)
 
-BF16 = torch.bfloat16
-M, N, K = 24, 40, 256
-Linear = Callable[..., Tensor]
-
-
-def rows(m: int = M) -> Tensor:
-    return torch.randn(m, K, generator=torch.Generator().manual_seed(m)).to(BF16)
-
-
-def drawn(seed: int, low: int, high: int, *shape: int) -> Tensor:
-    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def int8(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
-    """torchao's Int8WeightOnlyConfig."""
-    return x @ w.t().to(x.dtype) * scales.to(x.dtype).reshape(-1)
-
-
-def float8(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
-    """torchao's Float8WeightOnlyConfig."""
-    return x @ (w.t().float() * scales.t()).to(x.dtype)
-
-
-def groups(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    wide = w.view(len(w), -1, 64).to(x.dtype) - zeros[..., None].to(x.dtype)
-    return F.linear(x, (wide * scales[..., None]).view(len(w), -1))
-
-
-def nibbles(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    return groups(x, torch.stack([w & 15, w >> 4], -1).view(len(w), -1), scales, zeros)
-
-
-def of_columns(seed: int, n: int = N) -> tuple[Tensor, ...]:
-    return drawn(seed, 0, 100, n, K).to(torch.int8), drawn(seed, 1, 99, n, 1) / 640
-
-
-def of_float8(seed: int, n: int = N) -> tuple[Tensor, ...]:
-    weight, scales = of_columns(seed, n)
-    return weight.view(torch.float8_e4m3fn), scales
-
-
-def of_groups(seed: int, n: int = N) -> tuple[Tensor, ...]:
-    scales, zeros = drawn(seed, 1, 99, n, K // 64) / 640, drawn(seed, -7, 8, n, K // 64)
-    return drawn(seed, 0, 256, n, K).to(torch.uint8), scales.to(BF16), zeros.to(torch.int8)
-
-
-def of_nibbles(seed: int, n: int = N) -> tuple[Tensor, ...]:
-    _, *vectors = of_groups(seed, n)
-    return drawn(seed, 0, 256, n, K // 2).to(torch.uint8), *vectors
-
-
-GROUPS = WeightGroups(64, DType.BF16, DType.BF16, DType.I8, DType.BF16)
-FORMATS: dict[Linear, tuple[Callable[..., tuple[Tensor, ...]], DType, WeightGroups | None]] = {
-    int8: (of_columns, DType.I8, None),
-    float8: (of_float8, DType.E4M3, None),
-    groups: (of_groups, DType.U8, GROUPS),
-    nibbles: (of_nibbles, DType.U4X2, GROUPS),
-}
-EACH = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.__name__)
+M, N = 24, 40
 
 
 def gated(gate: Linear, up: Linear | None = None) -> Callable[..., Tensor]:
@@ -97,11 +53,6 @@ def packed(form: Linear) -> Callable[..., Tensor]:
         return F.silu(gate) * up
 
     return program
-
-
-def products(program: Callable[..., Any], *given: Tensor, arch: str = "sm_90a") -> list[int]:
-    """The products of each kernel."""
-    return [len(each.spec.accumulators) for each in explain(program, *given, arch=arch).regions]
 
 
 def agrees(program: Callable[..., Tensor], *given: Tensor) -> None:
