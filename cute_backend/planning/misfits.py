@@ -44,6 +44,10 @@ def tile_of(arch: Arch, name: str) -> TileConfig | None:
     return TileConfig(arch, tile_m, tile_n, cluster_m, cluster_n, products=products, **fields)  # type: ignore[arg-type]
 
 
+def _first_sentence(text: str | None) -> str:
+    return " ".join((text or "").split()).partition(". ")[0].rstrip(".")
+
+
 def misfit(arch: Arch, spec: EpilogueSpec, name: str) -> str:
     """A clause that says why the tile of this name can't serve a spec; empty if there is no such tile."""
     try:
@@ -60,7 +64,7 @@ def misfit(arch: Arch, spec: EpilogueSpec, name: str) -> str:
     for rule in RULES[1:]:  # the first one divides a tile among products, as it is already
         changed = rule(ruled, computed)
         if changed is None:
-            return f"the rule `{rule.__name__}` (planning/rules.py) says why"
+            return f"{rule.__name__} (planning/rules.py): {_first_sentence(rule.__doc__)}"
         ruled = changed
     if not holds_planes(ruled.summing, computed):
         return "shared memory has no room for its planes beside the stages of A and B"

@@ -626,20 +626,22 @@ def test_of_several_names_the_first_serves_that_can() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "quoted"),
     [
         ("128x256-2x1", "'128x256-2x1' (did you mean '128x256_2x1'?)"),
         ("nowhere 7", "'nowhere 7'"),
         ("", "''"),
     ],
 )
-def test_a_name_of_no_tile_is_refused_with_similar_ones(names: str, told: str) -> None:
+def test_a_name_of_no_tile_is_refused_with_similar_ones(names: str, quoted: str) -> None:
     spec = traced_spec("rowwise")
     able = {config.name for config in clustered(Arch.SM90A, spec)}
     with pytest.raises(UsageError) as raised:
         named(Arch.SM90A, spec, names)
     message = str(raised.value)
-    assert message.startswith(f"config.tile is {told}; scaled_mm on sm_90a can take {len(able)} tiles, such")
+    assert message.startswith(
+        f"config.tile is {quoted}; scaled_mm on sm_90a can take {len(able)} tiles, such"
+    )
     shown = re.findall(r"\d+x\d+\w*", message.partition("such as")[2])
     assert len(shown) == 5 and set(shown) < able
 
@@ -648,7 +650,11 @@ def test_a_name_of_no_tile_is_refused_with_similar_ones(names: str, told: str) -
     ("name", "tile", "why"),
     [
         ("rowwise", "128x64x2_1x1", "it has accumulators for 2 products of one A, and here there are 1"),
-        ("rowwise", "128x100_1x1", "the rule `columns_of_an_instruction` (planning/rules.py) says why"),
+        (
+            "rowwise",
+            "128x100_1x1",
+            "columns_of_an_instruction (planning/rules.py): Requires a number of columns that",
+        ),
         ("rowwise", "256x128_2x1_2cta", "sm_90a has no such tile or cluster in its tables"),
         ("rowwise", "64x64_1x1_split9", "split_k is 9; a tile may be split over 1, 2, 3, 4, 6, 8, 12 or"),
         ("bias_gelu_residual", "256x256_1x1", "shared memory has no room for its planes beside the stages"),

@@ -92,7 +92,7 @@ def test_no_more_than_the_limit_are_built_at_once() -> None:
 
 
 def test_who_waits_until_a_time_leaves_what_is_not_built() -> None:
-    """What has begun is built nevertheless, and so is what somebody else has asked for; the rest is not."""
+    """Builds that have begun, and those that another caller has asked for, go on. Others leave the queue."""
     builder = Builder()
     queue, past = BuildQueue(builder, lambda: 1), 0.0
     queue.submit(KERNELS[1], nothing)
