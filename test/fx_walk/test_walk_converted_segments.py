@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from cute_backend import explain
-from cute_backend.fx_walk.search import shared_launch
-from cute_backend.planning import Arch
+from cute_backend.fx_walk.search import predictions, shared_launch
+from cute_backend.planning import Arch, Sizes, choose
+from cute_backend.planning.cost import cost
 from cute_backend.spec import BColumns, EpilogueSpec
 from support.fx_walk.stored_formats import (
     BF16,
     EACH,
     FORMATS,
+    K,
     Linear,
     float8,
     groups,
@@ -134,6 +136,33 @@ def test_rows_that_vary_are_one_launch() -> None:
     for m in (3, 1500):
         for result, expected in zip(compiled(rows(m), *given), program(rows(m), *given), strict=True):
             assert (result.float() - expected.float()).norm() < 0.01 * expected.float().norm()
+
+
+def test_rows_that_vary_pay_for_decoding_and_for_what_kernels_still_convert(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In 16 bits the second number of rows is 2,048, for which no kernel converts a weight."""
+    asked: set[int] = set()
+
+    def recorded(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int) -> float:
+        asked.add(m)
+        return predictions.predicted(arch, spec, m, n, k)
+
+    monkeypatch.setattr(shared_launch, "predicted", recorded)
+    x = rows()
+    torch._dynamo.mark_dynamic(x, 0)
+    assert products(projected(int8, int8), x, *weights(int8, (96, 40))) == [2]
+    assert asked == {16, 256}
+
+
+def test_the_predicted_time_counts_whole_tiles_of_each_segment() -> None:
+    """Rows of the transposed product: 96, 40 and 24 are two tiles of 64, one and one."""
+    (region,) = explain(projected(int8, int8, int8), rows(), *weights(int8), arch="sm_90a").regions
+    tile = choose(Arch.SM90A, region.spec, Sizes(M, sum(WIDTHS), K), 132)
+    assert tile.transposed and tile.tile_m == 64
+    alone, *_ = region.spec.segments
+    together = cost(tile, region.spec, Sizes(M, sum(WIDTHS), K), 1)
+    assert together == cost(tile, alone, Sizes(M, 4 * 64, K), 1)
 
 
 def slow(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int) -> float:
