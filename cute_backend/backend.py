@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -17,13 +17,16 @@ from torch._inductor import config as inductor_config
 
 from cute_backend import artifacts
 from cute_backend.errors import UsageError, meant
-from cute_backend.fx_walk.epilogue_pass import EpiloguePass
+from cute_backend.fx_walk.epilogue_pass import EpiloguePass, Observer
 from cute_backend.fx_walk.pass_sequence import Pass, chain_passes, passes_of
 from cute_backend.fx_walk.refusals.containment import contain, first_raised, is_contained
 from cute_backend.fx_walk.refusals.labels import input_names, label_inputs
 from cute_backend.fx_walk.replacement.product_times import times_wanted
 from cute_backend.options import PREFIX, split_options
 from cute_backend.runtime.calls.prepare import expect
+
+if TYPE_CHECKING:
+    from cute_backend.fx_walk.replacement.tuning_jobs import Late
 
 epilogue_pass = EpiloguePass(observe=artifacts.record)
 """The pass, for `backend="inductor"` with `options={"post_grad_custom_pre_pass": epilogue_pass}`.
@@ -45,10 +48,26 @@ class OptionError(ShortenTraceback, UsageError):
 
 class _RaisingPass(EpiloguePass):
     """The pass as `cute` runs it. It raises errors, which `cute` catches to compile the graph without the
-    pass."""
+    pass, and keeps what measuring has left until Inductor has compiled the graph."""
+
+    def __init__(self, settings: Mapping[str, Any], observe: Observer) -> None:
+        super().__init__(settings, observe)
+        self.late: Late = []
 
     def __call__(self, graph: fx.Graph) -> None:
+        self.late = []
         self.fuse(graph)
+
+    def leave(self, late: Late) -> None:
+        self.late = late
+
+    def measure_late(self) -> None:
+        """Measures what was left."""
+        if late := self.late:
+            from cute_backend.fx_walk.replacement.tuning_jobs import measure_late
+
+            self.late = []
+            measure_late(late)
 
 
 def cute(
@@ -118,7 +137,7 @@ class _Compiler:
     so that the next process tries to fuse again.
     """
 
-    def __init__(self, own: Pass | None, fuse: EpiloguePass, names: Sequence[str]) -> None:
+    def __init__(self, own: Pass | None, fuse: _RaisingPass, names: Sequence[str]) -> None:
         self.fuse = fuse
         self.names = names
         self.without: dict[str, Any] = {
@@ -140,7 +159,7 @@ class _Compiler:
         counted = Counter(tally)
         try:
             label_inputs(gm.graph, self.names)
-            return compile_fx_inner(gm, example_inputs, **how)
+            compiled = compile_fx_inner(gm, example_inputs, **how)
         except (RestartAnalysis, SkipFrame):
             raise
         except Exception as error:
@@ -150,6 +169,9 @@ class _Compiler:
                     raise OptionError(str(cause)) from None
                 raise
             failed = error
+        else:
+            self.fuse.measure_late()
+            return compiled
         for module, graph in zip(modules, graphs, strict=True):
             module.graph = graph
         with inductor_config.patch(self.without), functorch_config.patch(bundled_autograd_cache=False):

@@ -53,6 +53,8 @@ from cute_backend.spec import Precision
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from cute_backend.fx_walk.replacement.tuning_jobs import Late
+
 log = logging.getLogger(__name__)
 
 Observer = Callable[[Sequence[Region], Sequence[Rejection]], None]
@@ -107,6 +109,10 @@ class EpiloguePass(CustomGraphPass):
         if self.observe is not None:
             self.observe(regions, rejections)
 
+    def leave(self, late: Late) -> None:
+        """Called with the regions that measuring has left for want of kernels. The pass alone does not learn
+        when Inductor has compiled a graph, so they keep the cost model's tiles in this process."""
+
     def fuse(self, graph: fx.Graph) -> None:
         """Fuses a graph, or raises and leaves the graph, its nodes and their metas unchanged, apart from what
         async tensor parallelism replaces."""
@@ -126,8 +132,10 @@ class EpiloguePass(CustomGraphPass):
             # They import all of Inductor, which an import of the pass must not do.
             from cute_backend.fx_walk.replacement.tuning_jobs import measure, tune
 
-            regions, slower = tune(regions) if tuning_is_on() else measure(regions)
+            late: Late = []
+            regions, slower = tune(regions) if tuning_is_on() else measure(regions, late)
             rejections += slower
+            self.leave(late)
         self.show(regions, [*left_out, *rejections])
         anchors = sum(is_anchor(node) for node in graph.nodes)
         if regions:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._inductor import compile_fx
 from torch._inductor import config as inductor_config
 from torch.torch_version import TorchVersion
 
@@ -43,6 +44,11 @@ class FakeTuner:
         self.jobs: list[Job] = []
         self.results: list[Any] | None = None
         self.known: dict[tuple[int, int, int], Result] = {}
+        self.late: list[Job] = []
+        self.later: list[Job] = []
+
+    def tune_built(self, jobs: Sequence[Job]) -> None:
+        self.later += jobs
 
     def tune(self, jobs: Sequence[Job]) -> list[Result | None]:
         self.jobs += jobs
@@ -212,6 +218,54 @@ def test_where_measuring_fails_the_model_decides(tuner: FakeTuner) -> None:
     ):
         check()
     assert counted() == {"anchors": 1, "regions": 1, "internal_error": 1}
+
+
+class SlowTuner(FakeTuner):
+    """A tuner that doesn't get its kernels in time."""
+
+    def tune(self, jobs: Sequence[Job]) -> list[Result | None]:
+        super().tune(jobs)
+        self.late = list(jobs)
+        return [None for _ in jobs]
+
+
+@pytest.fixture
+def slow_tuner(tuner: FakeTuner, monkeypatch: pytest.MonkeyPatch) -> SlowTuner:
+    slow = SlowTuner(9.0)
+    monkeypatch.setattr(tuning_jobs, "tuner_for", lambda index: slow)
+    return slow
+
+
+def test_what_is_late_is_measured_after_inductor_has_compiled_the_graph(
+    slow_tuner: SlowTuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass alone does not learn when that is."""
+    steps = []
+    inner = compile_fx.compile_fx_inner
+
+    def compiled(*args: Any, **how: Any) -> Any:
+        result = inner(*args, **how)
+        steps.append(("compiled", len(slow_tuner.later)))
+        return result
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", compiled)
+    check()
+    (job,) = slow_tuner.jobs
+    assert slow_tuner.later == [job] and steps[-1] == ("compiled", 0)
+
+    torch._dynamo.reset()
+    slow_tuner.later.clear()
+    torch.compile(program, options={"post_grad_custom_pre_pass": epilogue_pass})(*inputs(2 * M))
+    assert len(slow_tuner.jobs) == 2 and slow_tuner.later == []
+
+
+def test_what_is_late_is_left_where_measuring_it_fails(
+    slow_tuner: SlowTuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow_tuner, "tune_built", lambda jobs: 1 // 0)
+    with config.patch(raise_errors=False), pytest.warns(RuntimeWarning, match="the cost model decides alone"):
+        check()
+    assert counted()["regions"] == 1
 
 
 def test_max_autotune_is_a_mode(tuner: FakeTuner) -> None:

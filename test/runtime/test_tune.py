@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -95,11 +96,13 @@ class FakeBuild:
     broken: tuple[TileConfig, ...] = ()
     late: tuple[TileConfig, ...] = ()
     batches: list[list[Kernel]] = field(default_factory=list)
+    until: float | None = None
 
     def __call__(
         self, kernels: Sequence[Kernel], *, built: Callable[[], None], until: float | None
     ) -> dict[Kernel, Any]:
         self.batches.append(list(kernels))
+        self.until = until
         outcomes: dict[Kernel, Any] = {}
         for kernel in kernels:
             if until is not None and kernel.plan in map(planned, self.late):
@@ -359,6 +362,33 @@ def test_measuring_goes_on_without_kernels_that_are_late(tmp_path: Path) -> None
 
     (result,) = tuner(tmp_path, timer, build).tune([replace(jobs[0], thorough=True)])
     assert result is not None and result.thorough
+
+
+def test_a_region_that_was_late_is_timed_once_its_kernels_are_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = 257, 5632, 2048
+    slow = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)[1]
+    compilations: list[Run] = []
+    job = Job(SPEC, *sizes, unfused=lambda: compilations.append(print) or print, thorough=False)
+    built: set[TileConfig] = set()
+    monkeypatch.setattr(tune, "is_at_hand", lambda kernel: kernel.plan.tile in built)
+    timer = FakeTimer({slow: 70.0}, unfused=90.0)
+    tuning = tuner(tmp_path, timer, FakeBuild(late=(slow,)))
+    assert tuning.tune([job]) == [None]
+    (job,) = tuning.late
+
+    build = FakeBuild()
+    later = tuner(tmp_path, timer, build)
+    later.tune_built([job])
+    assert timer.asked == [] and build.batches == []  # one kernel is not built yet
+
+    built |= {*doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)}
+    start = time.perf_counter()
+    later.tune_built([job])
+    assert later.recall(job) == Result(slow, 70.0, 90.0, thorough=False) and later.late == []
+    assert build.until is not None and build.until <= time.perf_counter() and build.until >= start
+    assert counted() == {"untuned_late": 1, "measured": 1} and len(compilations) == 1
 
 
 def test_measuring_goes_on_without_rungs_that_are_late(

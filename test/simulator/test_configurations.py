@@ -41,7 +41,7 @@ def _offered(name: str, arch: Arch) -> list[TileConfig]:
 @functools.cache
 def the_table(arch: Arch) -> dict[tuple[str, Alignment], list[TileConfig]]:
     """The tiles to simulate of each epilogue and alignment: the first and the last that the epilogue is
-    offered, and of each other tile one epilogue of those that it serves, in turn, another by element."""
+    offered, and of each other tile one epilogue of those that it serves, another by element than by TMA."""
     names = [name for name, epilogue in EPILOGUES.items() if epilogue.runs_on(arch)]
     served: defaultdict[TileConfig, list[str]] = defaultdict(list)
     table: defaultdict[tuple[str, Alignment], list[TileConfig]] = defaultdict(list)

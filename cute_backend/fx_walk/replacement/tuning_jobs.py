@@ -30,20 +30,43 @@ def tune(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
 
     A region that can't be tuned is kept, and counted. Without a GPU every region is kept.
     """
-    return _timed(regions, thorough=True)
+    return _timed(regions)
 
 
-def measure(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
+Late = list[tuple[int, Job]]
+"""Regions for whose kernels measuring did not wait, each with the index of its GPU."""
+
+
+def measure(regions: Sequence[Region], late: Late) -> tuple[list[Region], list[Rejection]]:
     """Does the same as `tune`, but times only those few tiles between which the cost model can't decide. It
-    was not asked for, so it warns of nothing but what fails, and then keeps all regions."""
+    was not asked for, so it warns of nothing but what fails, and then keeps all regions. It doesn't wait long
+    for kernels: the regions that it keeps without timing them are added to `late`."""
     try:
-        return _timed(regions, thorough=False)
+        return _timed(regions, late)
     except Exception as error:
-        contain(error, "the cost model decides alone")
+        contain(error, _INSTEAD)
         return list(regions), []
 
 
-def _timed(regions: Sequence[Region], thorough: bool) -> tuple[list[Region], list[Rejection]]:
+def measure_late(late: Late) -> None:
+    """Times what `measure` left, now that Inductor has compiled the graph, as far as the kernels were built
+    meanwhile. Launches get the tiles that are found; the regions stay kernels."""
+    jobs: dict[int, list[Job]] = defaultdict(list)
+    for index, job in late:
+        jobs[index].append(job)
+    try:
+        for index, each in jobs.items():
+            tuner_for(index).tune_built(each)
+    except Exception as error:
+        contain(error, _INSTEAD)
+
+
+_INSTEAD = "the cost model decides alone"
+
+
+def _timed(regions: Sequence[Region], late: Late | None = None) -> tuple[list[Region], list[Rejection]]:
+    """Times regions: thoroughly, unless there is a list for those that are `late`."""
+    thorough = late is None
     jobs: dict[int, dict[int, Job]] = defaultdict(dict)
     found: dict[int, Result | None] = {}
     for position, index, job in _jobs(regions, thorough):
@@ -56,7 +79,10 @@ def _timed(regions: Sequence[Region], thorough: bool) -> tuple[list[Region], lis
         else:
             jobs[index][position] = job
     for index, each in jobs.items():
-        found.update(zip(each, tuner_for(index).tune(list(each.values())), strict=True))
+        tuner = tuner_for(index)
+        found.update(zip(each, tuner.tune(list(each.values())), strict=True))
+        if late is not None:
+            late += [(index, job) for job in tuner.late]
     return _judge(regions, found)
 
 

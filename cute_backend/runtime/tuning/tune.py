@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from itertools import chain, zip_longest
@@ -27,7 +27,7 @@ from rich.progress import Progress
 from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import Sizes, TileConfig, bucket_of, candidates, doubted, plan
 from cute_backend.runtime.arguments.device import Device, device_at
-from cute_backend.runtime.compiling.build import Outcome, obtain
+from cute_backend.runtime.compiling.build import Outcome, is_at_hand, obtain
 from cute_backend.runtime.compiling.rungs import spill_bytes, standing
 from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.runtime.host.progress import line
@@ -77,10 +77,10 @@ _MORE_ROOM = 1.1
 memory differs a little from run to run."""
 
 
-PATIENCE_S = 5.0
+PATIENCE_S = 3.0
 """The most seconds for which measuring the regions of a graph waits for kernels to be compiled. On 16 cores,
 those of most regions are built after 2 to 3 seconds, and those of queries, keys and values with a rotation
-after 6 to 8, while the program is at a stand (H200, benchmarks/findings.md)."""
+after 5 to 8, while the program is at a stand (H200, benchmarks/findings.md)."""
 
 
 class Build(Protocol):
@@ -126,10 +126,13 @@ class Tuner:
         self._memory = memory
         self._build = build
         self._console = console
+        self.late: list[Job] = []
+        """The jobs that were left since measuring did not wait longer for their kernels. Their `unfused`
+        returns code that is compiled."""
 
-    def tune(self, jobs: Sequence[Job]) -> list[Result | None]:
+    def tune(self, jobs: Sequence[Job], patience_s: float = PATIENCE_S) -> list[Result | None]:
         """The result of each job, either remembered or found now. A job without a result has None, and is
-        counted."""
+        counted. Unless a job is thorough, `patience_s` is how long kernels are waited for, in seconds."""
         keyed = [(self._key(job), job) for job in jobs]
         missing = {key: job for key, job in keyed if self._is_missing(key, job)}
         for key, job in keyed:
@@ -137,8 +140,14 @@ class Tuner:
                 Untuned.MEMORY.note(warns=job.thorough)
         if missing:
             with self._progress(jobs) as progress:
-                self._find(missing, progress)
+                self._find(missing, progress, patience_s)
         return [self._memory.get(key) for key, _ in keyed]
+
+    def tune_built(self, jobs: Sequence[Job]) -> None:
+        """Tunes those of the jobs whose kernels are all built by now, and waits for none."""
+        built = [job for job in jobs if all(map(is_at_hand, self._candidates(self._key(job), job)))]
+        if built:
+            self.tune(built, patience_s=0.0)
 
     def _is_missing(self, key: Key, job: Job) -> bool:
         known = self._memory.get(key)
@@ -158,7 +167,7 @@ class Tuner:
         m = bucket_of(job.m) if job.dynamic else job.m
         return Key(job.spec, alignment, m, job.n, job.k, self._gpu.model, job.groups)
 
-    def _find(self, jobs: Mapping[Key, Job], progress: _Report) -> None:
+    def _find(self, jobs: Mapping[Key, Job], progress: _Report, patience_s: float) -> None:
         kernels = {key: self._candidates(key, job) for key, job in jobs.items()}
         # The choices of the model come first: a program that waits no longer needs them.
         by_rank = chain.from_iterable(zip_longest(*kernels.values()))
@@ -168,7 +177,7 @@ class Tuner:
         thorough = (job for job in jobs.values() if job.thorough)
         everything = list(dict.fromkeys([*tried, *chain.from_iterable(map(self._reached, thorough))]))
         waits = any(job.thorough for job in jobs.values())
-        until = None if waits else time.perf_counter() + PATIENCE_S
+        until = None if waits else time.perf_counter() + patience_s
         build = partial(self._build_all, progress, until)
         building = _begun(build, everything)
         unfused = {key: _unfused(job) for key, job in jobs.items()}
@@ -186,6 +195,7 @@ class Tuner:
                 is_missing = self._is_missing(key, job)
                 if is_missing and any(kernel not in outcomes for kernel in kernels[key]):
                     Untuned.LATE.note(warns=False)
+                    self.late.append(_compiled(job, unfused.pop(key)))
                 elif is_missing:
                     functions = _built({kernel: outcomes[kernel] for kernel in kernels[key]})
                     if job.thorough:
@@ -361,6 +371,11 @@ def _unfused(job: Job) -> Run | None:
             f"by itself: {type(error).__name__}: {reason}",
         )
         return None
+
+
+def _compiled(job: Job, unfused: Run | None) -> Job:
+    """A job whose function to compile the unfused program returns what it has compiled."""
+    return replace(job, unfused=None if unfused is None else lambda: unfused)
 
 
 def tuner_for(index: int) -> Tuner:
