@@ -88,10 +88,10 @@ class ExplainedRegion:
     accumulator; `sizes` are M, N and K, and a symbolic size is a string. `sources` are the regions of the
     same graph whose results it reads. `groups` is the number of groups of a grouped product (of rows, columns
     or K), or None. `is_backward` is whether it belongs to the graph of the gradients. `unshared` says why it
-    shares no launch with another product of its A, or is empty. `labels` are the program's names of the
-    loads, and `lines` its lines by the names of the spec's ops and stores. `hints` are M, N and K with
-    example values for symbolic sizes, and `alignment` is the one that the arguments have. Properties that
-    depend on an architecture are those for `arch`; methods accept another.
+    shares no launch with another product of its A, or why its halves make no pair, or is empty. `labels` are
+    the program's names of the loads, and `lines` its lines by the names of the spec's ops and stores. `hints`
+    are M, N and K with example values for symbolic sizes, and `alignment` is the one that the arguments have.
+    Properties that depend on an architecture are those for `arch`; methods accept another.
     """
 
     anchor: str

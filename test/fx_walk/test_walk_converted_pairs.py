@@ -3,6 +3,7 @@ that are left apart."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -20,7 +21,9 @@ from support.fx_walk.stored_formats import (
     BF16,
     EACH,
     FORMATS,
+    K,
     Linear,
+    drawn,
     float8,
     groups,
     int8,
@@ -94,15 +97,64 @@ def test_even_and_odd_columns_of_a_weight_are_one_product() -> None:
     agrees(program, *given)
 
 
-def test_weights_of_other_formats_are_two_kernels() -> None:
-    for up, made in ((float8, of_float8), (groups, of_groups)):
-        given = rows(), *of_columns(1), *made(2)
+def of_wider_groups(seed: int) -> tuple[Tensor, ...]:
+    return of_groups(seed, values=128)
 
-        def program(x: Tensor, *given: Tensor, up: Linear = up) -> Tensor:
-            return F.silu(int8(x, *given[:2])) * up(x, *given[2:])
 
-        assert products(program, *given) == [1, 1]
-        agrees(program, *given)
+def scaled_wide(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """`groups`, which multiplies in fp32."""
+    wide = w.view(len(w), scales.shape[1], -1).to(x.dtype) - zeros[..., None].to(x.dtype)
+    return F.linear(x, (wide.float() * scales.float()[..., None]).to(x.dtype).view(len(w), -1))
+
+
+def of_bf16(seed: int) -> tuple[Tensor, ...]:
+    return (drawn(seed, -9, 10, N, K).to(BF16),)
+
+
+def bf16(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w)
+
+
+def apart(program: Callable[..., Tensor], *given: Tensor, arch: str = "sm_90a") -> str:
+    """The one reason why the products of a pair have a kernel each, without the name of the other."""
+    found = explain(program, *given, arch=arch)
+    (why,) = {each.unshared.partition(", because ")[2] for each in found.regions}
+    assert [each.unshared.partition(", because ")[0] for each in found.regions] == [
+        "shares no launch with mm_1",
+        "shares no launch with mm",
+    ]
+    assert why in " ".join(str(found).split())
+    return why
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize(
+    ("forms", "first", "second", "facts"),
+    [
+        ((int8, float8), of_columns, of_float8, "i8 beside e4m3"),
+        ((int8, groups), of_columns, of_groups, "i8 beside u8 in groups of 64"),
+        ((groups, groups), of_groups, of_wider_groups, "u8 in groups of 64 beside u8 in groups of 128"),
+        ((groups, scaled_wide), of_groups, of_groups, "scales of bf16 in bf16 beside scales of bf16 in f32"),
+        ((bf16, int8), of_bf16, of_columns, "bf16 beside i8"),
+    ],
+)
+def test_weights_of_other_formats_are_two_kernels(
+    forms: tuple[Linear, Linear],
+    first: Callable[[int], tuple[Tensor, ...]],
+    second: Callable[[int], tuple[Tensor, ...]],
+    facts: str,
+    arch: str,
+) -> None:
+    gate, up = first(1), second(2)
+
+    def program(x: Tensor, *given: Tensor) -> Tensor:
+        return F.silu(forms[0](x, *given[: len(gate)])) * forms[1](x, *given[len(gate) :])
+
+    assert products(program, rows(), *gate, *up, arch=arch) == [1, 1]
+    why = f"one kernel takes weights of one format, not {facts}"
+    assert apart(program, rows(), *gate, *up, arch=arch) == why
+    if arch == "sm_90a":
+        agrees(program, rows(), *gate, *up)
 
 
 def test_rows_that_vary_are_one_kernel() -> None:
@@ -126,14 +178,40 @@ def no_pair(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int) -> float:
     return 100.0
 
 
-@pytest.mark.parametrize("predicted", [slow_pair, no_pair])
+@pytest.mark.parametrize(
+    ("predicted", "why"),
+    [
+        # 300 us, and twice 100 with the time of 5 MiB and of the plane between them.
+        (slow_pair, "by the cost model, one kernel of both would take 1.490 times as long as one of each"),
+        (no_pair, "no tile serves it"),
+    ],
+)
 def test_pairs_of_which_the_model_expects_no_gain_are_two_kernels(
-    predicted: Callable[..., float], monkeypatch: pytest.MonkeyPatch
+    predicted: Callable[..., float], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = rows(), *of_groups(1), *of_groups(2)
     monkeypatch.setattr(converted_pairs, "predicted", predicted)
     assert products(gated(groups), *given) == [1, 1]
+    assert apart(gated(groups), *given) == why
     agrees(gated(groups), *given)
+
+
+def test_halves_of_which_the_model_expects_no_gain_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = rows(), *of_groups(3, 2 * N)
+    monkeypatch.setattr(converted_pairs, "predicted", no_pair)
+    (region,) = explain(packed(groups), *given, arch="sm_90a").regions
+    assert len(region.spec.accumulators) == 1
+    assert region.unshared == "makes no pair of its halves, because no tile serves it"
+
+
+def test_columns_that_vary_are_two_kernels() -> None:
+    first, second = of_columns(1), of_columns(2)
+    for each in (*first, *second):
+        torch._dynamo.mark_dynamic(each, 0)
+    why = apart(gated(int8), rows(), *first, *second)
+    assert re.fullmatch(
+        "one kernel of both takes an N and a K that are numbers, and they are s.* and 256", why
+    )
 
 
 def test_tiles_of_many_rows_leave_a_pair_no_registers() -> None:
@@ -148,6 +226,10 @@ def test_tiles_of_many_rows_leave_a_pair_no_registers() -> None:
     assert products(gated(nibbles), *made(16)) == [2]
     for many in (64, 128):
         assert products(gated(nibbles), *made(many)) == [1, 1]
+    assert apart(gated(nibbles), *made(64), arch="sm_80") == (
+        "for 64 rows, one kernel of both has tiles 64x32x2_1x1_transposed, which leave a thread too few "
+        "registers; for fewer rows, tiles may be smaller"
+    )
 
 
 @EACH

@@ -167,8 +167,32 @@ def unlike(first: Anchor, second: Anchor) -> str | None:
         return "one has rows in groups, and the other columns"
     if (first.columns is None) is not (second.columns is None):
         return "the columns of one are divided into two parts"
+    if (why := other_format(first.accumulator, second.accumulator)) is not None:
+        return why
     if first.accumulator != second.accumulator:
         return "their operands differ in dtype or layout, or their sums in how they are accumulated"
     if not known(first.n == second.n):
-        return f"that one has {second.n} columns and this one {first.n}"
+        return f"they have {first.n} and {second.n} columns"
     return None
+
+
+def other_format(first: Accumulator, second: Accumulator) -> str | None:
+    """The reason why one kernel can't multiply by two weights: their formats differ. None if they don't."""
+    pairs = zip(_format(first), _format(second), strict=False)
+    differing = [facts for facts in pairs if len(set(facts)) > 1]
+    if not differing:
+        return None
+    these, those = (" with ".join(facts) for facts in zip(*differing, strict=True))
+    return f"one kernel takes weights of one format, not {these} beside {those}"
+
+
+def _format(product: Accumulator) -> Iterator[str]:
+    """The format of a weight, then those of its scales and zeros of groups of K."""
+    groups, dtype = product.weight_groups, product.b_dtype.value
+    if groups is None:
+        yield dtype
+        return
+    yield f"{dtype}{groups.of_values}"
+    yield f"scales of {groups.scale.value} in {groups.product.value}"
+    zero, difference = groups.zero, groups.difference
+    yield "no zeros" if zero is None or difference is None else f"zeros of {zero.value} in {difference.value}"

@@ -51,8 +51,8 @@ class Region:
     `frames` maps those that are planes to their frames on the plane of the product. `origins` maps the name
     of each op of the spec to the node that it computes, wholly or in part. Regions of one A may share a
     launch: `needs_shared_launch` says whether this one has members only for that case, and `unshared` why it
-    shares none, or is empty. `caches` maps the outputs that the kernel writes to caches to the nodes that do
-    so in the graph.
+    shares none or why its halves make no pair, or is empty. `caches` maps the outputs that the kernel writes
+    to caches to the nodes that do so in the graph.
     """
 
     anchors: tuple[Anchor, ...]

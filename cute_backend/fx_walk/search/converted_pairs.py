@@ -6,7 +6,6 @@ of D than a tile of one product. More tiles of rows convert the weights more oft
 
 from __future__ import annotations
 
-from math import inf
 from statistics import mean
 
 from cute_backend.fx_walk.ends.boundary import LAUNCH_BYTES
@@ -19,12 +18,18 @@ from cute_backend.planning.transposing import Tiled, can_transpose
 from cute_backend.spec import DType, EpilogueSpec, Store
 
 
-def is_faster_together(walk: Walk, region: Region) -> bool:
-    """Whether one kernel computes a pair, by the cost model in no more time than a kernel for each product.
-    These pass one plane of 16 bits between them. A thread has to have registers for a pair."""
+def loss_together(walk: Walk, region: Region) -> str | None:
+    """The reason why no kernel should compute a pair; None if by the cost model one takes no more time than a
+    kernel for each product. These pass one plane of 16 bits between them. A thread has to have registers for
+    a pair."""
     m, n, k = region.problem
-    if not (isinstance(n, int) and isinstance(k, int) and can_transpose(region.spec)):
-        return False
+    if not (isinstance(n, int) and isinstance(k, int)):
+        return f"one kernel of both takes an N and a K that are numbers, and they are {n} and {k}"
+    if not can_transpose(region.spec):
+        return (
+            "a kernel that converts weights computes the transposed product, and ops on indices, noise or "
+            "blocks of columns follow both"
+        )
     target = planned_for(walk, region)
     arch, bytes_per_us = Arch.of_name(target.name), target.timing.bytes_per_us
     assert arch is not None
@@ -34,12 +39,18 @@ def is_faster_together(walk: Walk, region: Region) -> bool:
     def ratio(rows: int) -> float:
         chosen = choose(arch, region.spec, Sizes(rows, n, k), target.sm_count)
         if not fits(Tiled(region.spec, chosen)):
-            return inf
+            raise ValueError(
+                f"for {rows} rows, one kernel of both has tiles {chosen.name}, which leave a thread too few "
+                "registers; for fewer rows, tiles may be smaller"
+            )
         passed = LAUNCH_BYTES + rows * n * DType.BF16.bits // 8
         apart = 2 * predicted(arch, bare, rows, n, k) + passed / bytes_per_us
         return predicted(arch, region.spec, rows, n, k) / apart
 
     try:
-        return mean(map(ratio, [m] if isinstance(m, int) else CONVERTED_ROWS)) <= 1
-    except ValueError:  # no tile serves both products
-        return False
+        together = mean(map(ratio, [m] if isinstance(m, int) else CONVERTED_ROWS))
+    except ValueError as error:  # no tile serves both products
+        return str(error)
+    if together <= 1:
+        return None
+    return f"by the cost model, one kernel of both would take {together:.3f} times as long as one of each"

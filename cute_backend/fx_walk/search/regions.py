@@ -28,7 +28,7 @@ from cute_backend.fx_walk.products.stored_weights import is_worth_converting, ma
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.region import Region, stores_of
-from cute_backend.fx_walk.search.converted_pairs import is_faster_together
+from cute_backend.fx_walk.search.converted_pairs import loss_together
 from cute_backend.fx_walk.search.exposed_gathers import exposed_gather
 from cute_backend.fx_walk.search.growth import grown, seed
 from cute_backend.fx_walk.search.shared_launch import sharing
@@ -199,16 +199,19 @@ def _pairs(walk: Walk, anchor: Anchor, of: Callable[[Anchor], Anchor | None]) ->
     slices = slices_of(anchor, walk.owner)
     if slices is not None:
         yield of_slices(anchor, slices)
-    for other in map(of, reversed(walk.of_one_a[anchor.a])):
+    for found in reversed(walk.of_one_a[anchor.a]):
         if (
-            other is not None
-            and walk.order[other.node] < walk.order[anchor.node]
-            and other.node not in walk.owner
-            and unlike(other, anchor) is None
-            and meet(other.node, anchor.node, walk.owner)
-            and exposed_gather(walk, (other, anchor)) is None
+            walk.order[found.node] >= walk.order[anchor.node]
+            or found.node in walk.owner
+            or not meet(found.node, anchor.node, walk.owner)
         ):
+            continue
+        other = of(found) or found  # unlike the anchor, if it has no form that is asked for
+        why = unlike(other, anchor) or exposed_gather(walk, (other, anchor))
+        if why is None:
             yield other, anchor
+        else:
+            walk.unpaired[_nodes((other, anchor))] = why
 
 
 def _left_out(walk: Walk, anchor: Anchor) -> Refused:
@@ -235,10 +238,15 @@ def _of_pair(walk: Walk, anchors: tuple[Anchor, ...]) -> Region | None:
         if not any(map(draft.reads_both, settled.members)):
             raise Refused(Reason.NOTHING_TO_FUSE, refused="")
         region = _owned(walk, draft, settled)
-        if region.spec.product.is_converted and not is_faster_together(walk, region):
+        if region.spec.product.is_converted and (why := loss_together(walk, region)) is not None:
+            walk.unpaired[_nodes(anchors)] = why
             raise Refused(Reason.NOTHING_TO_FUSE, refused="")
         return region
     return None
+
+
+def _nodes(anchors: Sequence[Anchor]) -> frozenset[fx.Node]:
+    return frozenset(anchor.node for anchor in anchors)
 
 
 def _grown(walk: Walk, anchors: tuple[Anchor, ...]) -> tuple[Draft, Settled]:

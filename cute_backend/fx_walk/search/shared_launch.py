@@ -20,6 +20,7 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.ends.boundary import LAUNCH_BYTES
 from cute_backend.fx_walk.products.anchor import Anchor
+from cute_backend.fx_walk.products.pairs import other_format
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, program_name
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.search.exposed_gathers import exposed_gather
@@ -61,11 +62,17 @@ def sharing(
 
 
 def _explained(walk: Walk, region: Region) -> Region:
-    """A region with the reason why it shares no kernel with the other product of a pair, if it was left apart
-    before launches were considered."""
-    for other in walk.of_one_a.get(region.first.a, ()):
-        if region.unshared or other in region.anchors:
-            continue
+    """A region with the reason why it is no pair with another product, or of halves of its own, if that was
+    decided before launches were considered. It is more than what launches say of two that depend on each
+    other."""
+    others = [other for other in walk.of_one_a.get(region.first.a, ()) if other.node not in region.products]
+    for other in others:
+        for node in region.products:
+            if (why := walk.unpaired.get(frozenset((node, other.node)))) is not None:
+                return replace(region, unshared=_unshared(other.node, why))
+    if len(region.anchors) == 1 and (why := walk.unpaired.get(frozenset(region.products))) is not None:
+        return replace(region, unshared=f"makes no pair of its halves, because {why}")
+    for other in others if not region.unshared else ():
         if (why := exposed_gather(walk, (region.first, other))) is not None:
             return replace(region, unshared=_unshared(other.node, why))
     return region
@@ -153,9 +160,8 @@ class _Sharing:
         first = group[0].spec
         alike = replace(other.spec.product, b_block=first.product.b_block) == first.product
         if not alike or other.spec.precision is not first.precision:
-            stored = _stored(first.product), _stored(other.spec.product)
-            facts = f": {', and '.join(stored)}" if stored[0] != stored[1] else ""
-            return f"the products differ in dtypes, layouts or mode of accumulation{facts}"
+            differs = other_format(first.product, other.spec.product)
+            return differs or "the products differ in dtypes, layouts or mode of accumulation"
         positions = [walk.order[node] for region in every for node in region.nodes]
         mutation = walk.mutations.first(min(positions) - 1, max(positions) + 1)
         if mutation is not None:
@@ -213,16 +219,6 @@ def _is_segment(region: Region, walk: Walk) -> bool:
         and isinstance(region.first.k, int)
         and all(region.first.n * store.dtype.bits // 8 % TMA_ALIGN == 0 for store in spec.stores)
     )
-
-
-def _stored(product: Accumulator) -> str:
-    """The format of a weight, with its scales and zeros of groups of K."""
-    groups, dtype = product.weight_groups, product.b_dtype.value
-    if groups is None:
-        return dtype
-    vectors = zip(("scales", "zeros"), groups.vectors, strict=False)
-    beside = " and ".join(f"{name} of {vector.value}" for name, vector in vectors)
-    return f"{dtype}{groups.of_values} with {beside}"
 
 
 def _inputs(region: Region) -> list[fx.Node]:

@@ -68,6 +68,9 @@ class Walk:
         self.alone: dict[fx.Node, str] = {}
         """Products that share no launch although members of their regions need a shared one, each with the
         reason. They are still known after `restore`."""
+        self.unpaired: dict[frozenset[fx.Node], str] = {}
+        """Two products that an op combines, or one whose halves it combines, that are no pair, each with the
+        reason. They are still known after `restore`."""
         self.owner: dict[fx.Node, Draft] = {}
         """The region that computes each node."""
         self.reads: set[fx.Node] = set()
