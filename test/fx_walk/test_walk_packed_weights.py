@@ -76,10 +76,13 @@ SPELLINGS: dict[str, tuple[Weight, DType]] = {
     "Gemma": (gemma, I4X2),
     "divided": (divided, U4X2),
     "floats": (of_floats, I4X2),
+    "8 subtracted behind": (lambda w: stacked(w).to(torch.int8) - 8, I4X2),
+    "8 subtracted from floats behind": (lambda w: stacked(w).bfloat16() - 8, I4X2),
+    "8 added behind": (lambda w: -8 + gemma(w).float() + 8, I4X2),
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_spellings_with_a_scale_of_each_column(spelling: str) -> None:
     values, stored = SPELLINGS[spelling]
@@ -109,6 +112,34 @@ def test_spellings_in_groups(spelling: str, size: int) -> None:
     (region,) = explain(program, *given, arch="sm_90a").regions
     assert region.spec.product.b_dtype is stored
     assert region.spec.product.weight_groups == WeightGroups(size, BF16, BF16, I8, BF16)
+    agrees(program, *given)
+
+
+@pytest.mark.parametrize("size", [None, 64])
+def test_a_number_that_is_subtracted_behind_takes_no_zeros(size: int | None) -> None:
+    """Also as the last step, and behind the division into groups."""
+
+    def program(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+        if size is None:
+            return F.linear(x, stacked(w).to(x.dtype) - 8) * scales[:, 0]
+        wide = stacked(w).view(len(w), -1, size).to(x.dtype) - 8
+        return F.linear(x, (wide * scales[..., None]).view(len(w), -1))
+
+    scales, _ = vectors(size or K)
+    (region,) = explain(program, rows(), bytes_of(), scales, arch="sm_90a").regions
+    of_k = None if size is None else WeightGroups(size, BF16, BF16)
+    assert (region.spec.product.b_dtype, region.spec.product.weight_groups) == (I4X2, of_k)
+    agrees(program, rows(), bytes_of(), scales)
+
+
+def test_a_number_that_is_subtracted_behind_a_transposition_changes_no_columns() -> None:
+    """As many bytes lie along K as along N, and they are contiguous along N."""
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        return x @ (stacked(w.t()).t().to(x.dtype) - 8)
+
+    given = rows(), bytes_of(K // 2)
+    assert not any(region.spec.product.is_converted for region in explain(program, *given).regions)
     agrees(program, *given)
 
 
@@ -158,6 +189,8 @@ OTHERS: dict[str, Weight] = {
     "assigned of different bytes": assigned_of_two,
     "the high nibble first": lambda w: torch.stack([w >> 4, w & 15], -1).view(len(w), -1),
     "another number subtracted": lambda w: gemma(w) + 1,
+    "another number subtracted behind": lambda w: stacked(w).to(torch.int8) - 7,
+    "bytes that wrap": lambda w: stacked(w) - 8,
     "halves of K": lambda w: torch.cat([w & 15, w >> 4], 1),
     "a nibble of three bits": lambda w: torch.stack([w & 7, w >> 4], -1).view(len(w), -1),
     "nibbles of different bytes": lambda w: torch.stack([w & 15, w.flip(0) >> 4], -1).view(len(w), -1),

@@ -1,9 +1,9 @@
 """Weights of which a byte in memory has two values, neighbours along K.
 
-A program takes the two nibbles of each byte by masks and shifts, maybe subtracts 8, and puts those of all
-bytes side by side. Libraries differ in the ops, in the dtypes and in where they convert. All that matters is
-that every op is one of a number and a byte, so that a table says what it makes of each of the 256 bytes, and
-that nothing else reads what is between.
+A program takes the two nibbles of each byte by masks and shifts, and puts those of all bytes side by side.
+Before or behind that, it may subtract 8. Libraries differ in the ops, in the dtypes and in where they
+convert. All that matters is that every op is one of a number and a byte, so that a table says what it makes
+of each of the 256 bytes, and that nothing else reads what is between.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from cute_backend.fx_walk.graph.static import (
     Size,
     arguments,
     fake,
-    first_argument,
     same_sizes,
     target_name,
     tensor_of,
@@ -33,19 +32,22 @@ from cute_backend.kinds.stored import STORED
 from cute_backend.spec import STORED_DTYPES, DType
 
 _JOINED = "aten.cat.default"
+_CONVERSION = "prims.convert_element_type.default"
+_TURNED = "aten.permute.default"
 
 _FORMATS = tuple(stored for stored in STORED.values() if stored.values == 2)
 
 
 @dataclass(frozen=True)
 class PackedValues:
-    """Values that a program takes from the bytes of `node`. They are `values`, whose `axis` has the two of
-    each byte; it follows that of K."""
+    """Values that a program takes from the bytes of `node`: those that the ops `after`, each of one operand
+    and of numbers, make of `values`, whose `axis` has the two of each byte. It follows that of K."""
 
     node: fx.Node
     dtype: DType
     values: fx.Node
     axis: int
+    after: tuple[fx.Node, ...] = ()
 
     @property
     def shape(self) -> list[Size]:
@@ -69,8 +71,9 @@ class PackedValues:
         return call(graph, like, aten.reshape.default, joined, [given(k), given(n)])
 
     def _of_bytes(self, graph: fx.Graph, half: fx.Node, value: fx.Node) -> fx.Node:
-        """One value of each byte of a view of the bytes, with an axis behind the first."""
-        for node in _ops_between(half, self.node):
+        """One value of each byte of a view of the bytes, with an axis behind the first. The ops after the two
+        are joined come before that."""
+        for node in (*_ops_between(half, self.node), *self.after):
             if not is_reshape(node):
                 args, kwargs = _of_one(node, value)
                 value = call(graph, node, node.target, *args, **kwargs)
@@ -85,10 +88,17 @@ def are_of_one_byte(halves: Sequence[fx.Node]) -> bool:
 
 def packed_values(values: fx.Node) -> PackedValues | None:
     """The bytes of which these values, in any shape, are the nibbles, the low one first. None if they are
-    made in another way, or if something else reads a step of them."""
-    node = values
-    while node.op == "call_function" and is_reshape(node) and len(node.users) == 1:
-        node = first_argument(node)
+    made in another way, or if something else reads a step of them. If the last op is a conversion, the values
+    are what it converts."""
+    node, after = values, list[fx.Node]()
+    while len(node.users) == 1 and (source := _operand(node)) is not None:
+        if not is_reshape(node):
+            after.append(node)
+        elif after and target_name(node) == _TURNED:
+            return None  # the result of the ops lies as K of other columns do
+        node = source
+    if after and target_name(after[0]) == _CONVERSION:
+        return None
     if node.op != "call_function" or target_name(node) != _JOINED or len(node.users) != 1:
         return None
     halves, shape = arguments(node)["tensors"], fake(node).shape
@@ -101,27 +111,28 @@ def packed_values(values: fx.Node) -> PackedValues | None:
     of = None if source is None else tensor_of(source)
     if source is None or source is not _byte_of(halves[1]) or of is None or of.dtype is not torch.uint8:
         return None
-    found = PackedValues(source, DType.U4X2, node, axis)
+    found = PackedValues(source, DType.U4X2, node, axis, tuple(reversed(after)))
     if not same_sizes(of.shape, found.shape) and not found.is_along_last:
         return None
-    dtype = _dtype_of(halves, source)
+    dtype = _dtype_of(halves, source, found.after)
     return None if dtype is None else replace(found, dtype=dtype)
 
 
 @_disable_current_modes()
-def _dtype_of(halves: Sequence[fx.Node], source: fx.Node) -> DType | None:
-    """The dtype of which the bytes have these values; None if there is no such one."""
+def _dtype_of(halves: Sequence[fx.Node], source: fx.Node, after: Sequence[fx.Node]) -> DType | None:
+    """The dtype of which the bytes have the values that the ops `after` make of these; None if there is no
+    such one."""
     every = torch.arange(256, dtype=torch.uint8)
-    tables = [_table(half, source, every).double() for half in halves]
+    tables = [_table([*_ops_between(half, source), *after], every).double() for half in halves]
     for stored in _FORMATS:
         if torch.equal(torch.stack(tables), stored.unpacked(every[None]).double()):
             return stored.dtype
     return None
 
 
-def _table(half: fx.Node, source: fx.Node, value: Tensor) -> Tensor:
-    """A half of bytes with this value."""
-    for node in _ops_between(half, source):
+def _table(ops: Sequence[fx.Node], value: Tensor) -> Tensor:
+    """The result of ops of one operand."""
+    for node in ops:
         if not is_reshape(node):
             args, kwargs = _of_one(node, value)
             value = node.target(*args, **kwargs)  # type: ignore[operator]

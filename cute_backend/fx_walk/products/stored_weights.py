@@ -81,7 +81,8 @@ def stored_weight(b: fx.Node) -> StoredWeight | None:
         target = target_name(node) if node.op == "call_function" else ""
         is_view_of_packed = target in SWAPS and packed_values(arguments(node)["self"]) is not None
         if stored_dtype(node) is not None and not is_view_of_packed:
-            return StoredWeight(node, is_swapped, tuple(reversed(steps))) if steps else None
+            is_converted = steps or tensor.dtype.itemsize > 1  # numbers may follow the conversion of nibbles
+            return StoredWeight(node, is_swapped, tuple(reversed(steps))) if is_converted else None
         if node.op != "call_function" or len(node.users) != 1:
             return None
         if target in SWAPS:
