@@ -62,6 +62,10 @@ def scaled_before_it_is_turned(x: Tensor, w: Tensor, scales: Tensor, bias: Tenso
     return torch.addmm(bias, x, (scales * w.float()).t().to(x.dtype))
 
 
+def scaled_along_the_last_axis(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
+    return x @ (w.t().to(x.dtype) * scales.view(-1).to(x.dtype)) + bias
+
+
 def of_the_whole_weight(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, (w.float() * scales[3]).to(x.dtype)) + bias
 
@@ -75,6 +79,7 @@ FORMS = {
     torchao_float8: "acc * scale_b + rowvec0",
     gemma: "acc * scale_b + bias",
     scaled_before_it_is_turned: "acc * scale_b + bias",
+    scaled_along_the_last_axis: "acc * scale_b + rowvec0",
     of_the_whole_weight: "acc * scale_b + rowvec0",
     bare: "out0 = bf16(acc)",
 }
@@ -96,7 +101,7 @@ def close(fn: Callable[..., Any], *given: Tensor) -> bool:
     return bool((result.float() - expected).norm() < 0.01 * expected.norm())
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize("stored", [I8, U8, E4M3, E5M2], ids=str)
 def test_forms(form: Callable[..., Tensor], stored: torch.dtype) -> None:
@@ -159,6 +164,7 @@ def relu(x: Tensor, w: Tensor) -> Tensor:
         (twice, (rows(), weight())),
         (halves, (rows(), weight(n=2 * N))),
         (of_k, (rows(), weight(), torch.rand(1, K).to(BF16))),
+        (of_k, (rows(), weight(n=K), torch.rand(K).to(BF16))),
         (in_groups, (rows(), weight(), torch.rand(N, K // 16, 1).to(BF16))),
         (scaled_twice, (rows(), weight(), SCALES)),
         (with_a_zero, (rows(), weight(), SCALES)),
@@ -170,6 +176,7 @@ def relu(x: Tensor, w: Tensor) -> Tensor:
         "two readers of the converted weight",
         "two readers of its halves",
         "a scale along K",
+        "a scale of one axis along K, of as many columns",
         "groups of K",
         "two scales",
         "a zero",

@@ -90,22 +90,24 @@ def stored_weight(b: fx.Node) -> StoredWeight | None:
         elif target == CONVERSION and tensor.dtype.is_floating_point:
             steps.append(Step(node, is_swapped))
             node = arguments(node)["a"]
-        elif target == SCALING and (operands := _scaled(node)) is not None:
+        elif target == SCALING and (operands := _scaled(node, is_swapped)) is not None:
             steps.append(Step(node, is_swapped, operands[1]))
             node = operands[0]
         else:
             return None
 
 
-def _scaled(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """The weight and the scale of a multiplication: of two axes each, or the scale is one number."""
+def _scaled(product: fx.Node, is_swapped: bool) -> tuple[fx.Node, fx.Node] | None:
+    """The weight and the scale of a multiplication: of two axes each, or the scale is one number, or has the
+    axis of the columns alone."""
     left, right = arguments(product)["self"], arguments(product)["other"]
     for weight, scale in ((left, right), (right, left)):
         tensor, of = tensor_of(scale), tensor_of(weight)
         if tensor is None or of is None or not tensor.dtype.is_floating_point:
             continue
         is_number = known(tensor.numel() == 1)
-        is_vector = tensor.dim() == 2 and not same_sizes(tensor.shape, of.shape)
+        has_axes = tensor.dim() == 2 or (tensor.dim() == 1 and not is_swapped)
+        is_vector = has_axes and not same_sizes(tensor.shape, of.shape)
         if (is_number or is_vector) and same_sizes(of.shape, fake(product).shape):
             return weight, scale
     return None
@@ -203,8 +205,8 @@ def _uncast(scale: fx.Node) -> fx.Node:
 
 def _is_of_columns(scale: fx.Node, n: Size) -> bool:
     """Whether a scale is one number, or has one for each of the `n` columns of B."""
-    shape = fake(scale).shape
-    return known(fake(scale).numel() == 1) or (known(shape[0] == 1) and known(shape[1] == n))
+    tensor = fake(scale)
+    return known(tensor.numel() == 1) or (known(tensor.shape[-1] == n) and known(tensor.numel() == n))
 
 
 def _is_along_k(stored: fx.Node, dtype: DType, k: Size, n: Size) -> bool:
