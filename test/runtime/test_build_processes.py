@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import pickle
 import shutil
 import sys
@@ -29,6 +30,7 @@ from support.compile_once import afresh, apart
 from support.runtime import planted_worker
 from support.runtime.forks import in_child
 from support.runtime.handmade import kernel_of, make_spec
+from support.runtime.planted_worker import UNFORKED
 
 SPEC = make_spec()
 KERNEL = kernel_of(SPEC)
@@ -59,23 +61,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 Plant = Callable[..., Path]
 
 
+@pytest.fixture(scope="module")
+def planted_servers() -> Iterator[None]:
+    """Tests share servers with faulty workers, since one takes 2.4 seconds to start."""
+    yield
+    workers.end_all()
+
+
 @pytest.fixture
-def plant(tmp_path: Path, folder: Path, built: Built, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
+def plant(
+    planted_servers: None, tmp_path: Path, folder: Path, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> Plant:
     """Makes the workers of this process faulty, and returns the file that counts them."""
     pickled, counter = tmp_path / "built", tmp_path / "counter"
     pickled.write_bytes(pickle.dumps(built))
     counter.touch()
 
     def planted(stage: str, times: int = 1) -> Path:
-        def command_of(module: str, *arguments: str) -> list[str]:
-            script = str(Path(planted_worker.__file__))
-            return [sys.executable, script, stage, str(times), str(counter), str(pickled), module, *arguments]
+        kind = UNFORKED if stage == UNFORKED else "forks"
 
+        def command_of(module: str, *arguments: str) -> list[str]:
+            return [sys.executable, str(Path(planted_worker.__file__)), kind, module, *arguments]
+
+        monkeypatch.setenv(planted_worker.PLAN, json.dumps([stage, times, str(counter), str(pickled)]))
         monkeypatch.setattr(workers, "command_of", command_of)
         return counter
 
-    yield planted
-    workers.end_all()
+    return planted
 
 
 # What ends a process
@@ -131,9 +143,9 @@ def test_a_compiler_that_hangs_once_is_tried_again(
 
 
 def test_a_server_that_cannot_fork_is_done_without(plant: Plant, built: Built) -> None:
-    forks = plant("unforked")
+    forks = plant(UNFORKED)
     assert build(KERNEL) == built
-    assert forks.read_text().splitlines() == ["unforked"]
+    assert forks.read_text().splitlines() == [UNFORKED]
 
 
 def test_two_processes_that_want_a_kernel_compile_it_once(plant: Plant) -> None:

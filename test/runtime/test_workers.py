@@ -30,11 +30,21 @@ from support.runtime.forks import in_child
 ARCH = Arch.SM90A
 
 
-@pytest.fixture(autouse=True)
-def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Servers without the DSL, whose workers run Python code."""
+@pytest.fixture(scope="module", autouse=True)
+def servers() -> Iterator[None]:
+    """Servers without the DSL, whose workers run Python code. To start one takes 1.8 seconds, so tests share
+    it, and leave at most that one, but those that ask for `own`."""
     end_all()
-    monkeypatch.setattr(workers, "command_of", small_server.command_of)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "command_of", small_server.command_of)
+        yield
+    end_all()
+
+
+@pytest.fixture
+def own() -> Iterator[None]:
+    """No server of another test, and none for another."""
+    end_all()
     yield
     end_all()
 
@@ -78,7 +88,9 @@ def test_a_worker_leaves_no_state_to_the_next(tmp_path: Path) -> None:
     assert ended == Ended(0, "False False")
 
 
-def test_a_worker_has_the_environment_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_has_the_environment_of_the_moment(
+    own: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = "import os; print(os.environ.get('LATER'), os.environ['CUTE_DSL_ARCH'])"
     assert run(code, tmp_path) == Ended(0, f"None {ARCH.value}")
     monkeypatch.setenv("LATER", "x" * 100_000)
@@ -183,7 +195,7 @@ def test_the_time_of_a_worker_has_a_limit(tmp_path: Path) -> None:
     assert run("print('next')", tmp_path) == Ended(0, "next")
 
 
-def test_a_server_that_is_killed_takes_its_workers_along(tmp_path: Path) -> None:
+def test_a_server_that_is_killed_takes_its_workers_along(own: None, tmp_path: Path) -> None:
     code = "import os, signal; os.kill(os.getppid(), signal.SIGKILL); signal.pause()"
     assert run(code, tmp_path) is None
     assert run("print('next')", tmp_path) is None  # it served nothing, so another one is not tried
@@ -201,7 +213,7 @@ def test_a_server_that_was_killed_after_it_served_is_started_again(tmp_path: Pat
 
 
 def test_a_server_without_work_ends_and_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(small_server.IDLE, "0")
     server_for(ARCH)
@@ -214,7 +226,9 @@ def test_a_server_without_work_ends_and_is_started_again(
     assert [each._control.fileno() for each in (first, second)] == [-1, -1], "their sockets are closed"
 
 
-def test_a_server_with_threads_does_not_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_with_threads_does_not_fork(
+    own: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(small_server.THREADS, "1")
     assert run("print('forked')", tmp_path) is None
     (server,) = workers._servers
@@ -232,7 +246,7 @@ def test_no_process_that_compiles_sees_a_gpu(tmp_path: Path, monkeypatch: pytest
 
 
 def test_where_no_process_can_be_started_nothing_is_forked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object, **how: object) -> None:
         raise OSError(1, "Operation not permitted")
@@ -242,7 +256,9 @@ def test_where_no_process_can_be_started_nothing_is_forked(
     assert workers._servers == []
 
 
-def test_a_server_that_imports_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_imports_is_not_waited_for(
+    own: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(small_server.IMPORTS, "1")
     server_for(ARCH)
     (server,) = workers._servers
