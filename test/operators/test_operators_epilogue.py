@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -401,7 +403,8 @@ def test_what_can_not_be_converted_is_a_failed_status(epilogue, named, sentence,
     assert ops.get_operators(args, is_ours) == []
     for status in (check(args), operator.supports(args), operator.supports(args, "90a")):
         assert sentence in str(status.error)
-    assert not caplog.records
+    # torch's structured trace, which other tests turn on, is below warnings.
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_an_operator_takes_its_own_epilogue_alone():
