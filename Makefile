@@ -30,7 +30,7 @@ help:
 	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"
 	@echo "make test      install, lint, then every test but those of the next two and of test-gpu"
 	@echo "make test-exhaustive  the rest of the sweeps that make test has a part of: for a change of templates"
-	@echo "make test-sim  every shipped configuration on the simulated machine, an hour on 2 cores"
+	@echo "make test-sim  every shipped configuration on the simulated machine, hours on 2 cores"
 	@echo "make compare   whether the kernels here are those of BASE=main; ONLY=pattern, GOLDENS=1"
 	@echo "make test-torch TORCH=2.15.0  the walker's, API's and models' tests on that torch, in build/torch-2.15.0"
 	@echo "make test-gpu JOBS=15  the tests that run kernels, on a Hopper or Blackwell GPU, in ten minutes of 16 cores"
