@@ -695,7 +695,8 @@ def test_a_cycle_names_what_stands_between(make: Callable[[Graph], fx.Node], bet
 def test_every_reason_has_a_case() -> None:
     """Reasons that have no case here are tested in test_walk_backend and test_walk_contained (whole graphs),
     test_walk_tuning, test_walk_block_reductions, test_walk_rotations, test_walk_block_parts, test_walk_pairs,
-    test_walk_segments, test_walk_caches, test_walk_weight_groups and test_walk_async_tp."""
+    test_walk_segments, test_walk_caches, test_walk_weight_groups, test_walk_stored_weights and
+    test_walk_async_tp."""
     whole_graphs = {Reason.CPP_WRAPPER, Reason.INTERNAL_ERROR}
     rotations = {Reason.ROTATION_SIZE, Reason.ROTATION_COST, Reason.ROTATED_PLACES, Reason.ROTATED_PART}
     parts = {Reason.PART_OPERAND, Reason.REDUCED_PART}
@@ -707,5 +708,6 @@ def test_every_reason_has_a_case() -> None:
         Reason.CACHE,
         Reason.LEFT_TO_ASYNC_TP,
         Reason.WEIGHT_GROUPS,
+        Reason.WEIGHT_STEPS,
     }
     assert set(CASES) == set(Reason) - whole_graphs - rotations - parts - elsewhere

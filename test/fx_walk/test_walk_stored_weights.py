@@ -3,6 +3,7 @@ Inductor writes in 16 bits first."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch._inductor import config as inductor_config
 from cute_backend import config, explain
 from cute_backend.api import ExplainedRegion
 from cute_backend.fx_walk.collect import collect
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.fx_walk.replacement.unfused import extract
 from cute_backend.planning import MOST_CONVERTED_ROWS
 from cute_backend.spec import DType
@@ -190,6 +192,65 @@ def test_the_weight_is_written_in_16_bits_first(fn: Callable[..., Tensor], given
     assert not is_converted(fn, *given) and close(fn, *given)
     k, n = region.sizes[2], region.sizes[1]
     assert region.products[0].label == f"w, int8 written in bf16 at each call, {2 * n * k:,} bytes"
+
+
+def less_128(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    centred = w.to(BF16) - 128
+    return F.linear(x, centred * scales.to(BF16))
+
+
+def less_128_in_groups(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    centred = w.reshape(N, -1, 32).to(BF16) - 128
+    return F.linear(x, (centred * scales[..., None].to(BF16)).reshape(N, K))
+
+
+def times_a_number(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    scaled = w.to(BF16) * 0.5
+    return F.linear(x, scaled)
+
+
+def along_k(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    scaled = w.to(BF16) * scales[:, 0]
+    return F.relu(F.linear(x, scaled))
+
+
+@pytest.mark.parametrize(
+    ("fn", "n", "step", "op"),
+    [
+        (less_128, N, "centred", "aten.sub.Tensor of (40, 64) and 128"),
+        (less_128_in_groups, N, "centred", "aten.sub.Tensor of (40, 2, 32) and 128"),
+        (times_a_number, N, "scaled", "aten.mul.Tensor of (40, 64) and 0.5"),
+        (along_k, K, "scaled", "aten.mul.Tensor of (64, 64) and (64)"),
+        (scaled_twice, N, "mul_tensor_1", "aten.mul.Tensor of (64, 40) and (1, 40)"),
+        (with_a_zero, N, "sub", "aten.sub.Tensor of (40, 64) and (40, 1)"),
+        (twice, N, "wide", "prims.convert_element_type.default of (40, 64), with 2 readers"),
+        (halves, 2 * N, "split", "aten.split.Tensor of (80, 64) and 40, with 2 readers"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_step_that_no_kernel_takes_is_refused(
+    fn: Callable[..., Tensor], n: int, step: str, op: str
+) -> None:
+    scales = torch.rand(n, K // 32 if fn is less_128_in_groups else 1).to(BF16)
+    given = rows(), weight(U8, n), *([scales] if fn not in (twice, halves) else [])
+    found = explain(fn, *given, arch="sm_90a")
+    (message,) = {each.message for each in found.rejections if each.reason is Reason.WEIGHT_STEPS}
+    assert re.match(rf"{step} \(\S+:\d+\) is {re.escape(op)} between w and the product, so another", message)
+    assert close(fn, *given)
+
+
+def test_no_step_is_refused_where_no_kernel_converts() -> None:
+    given = weight(U8), SCALES.to(BF16)
+    of_many = rows(MOST_CONVERTED_ROWS + 1)
+    cases: list[tuple[Tensor, str, dict[str, Any]]] = [
+        (rows(), "sm_100a", {}),
+        (of_many, "sm_90a", {}),
+        (rows(), "sm_90a", {"batch_invariant": True}),
+    ]
+    for x, arch, settings in cases:
+        with config.patch(settings):
+            found = explain(less_128, x, *given, arch=arch).rejections
+            assert Reason.WEIGHT_STEPS not in [each.reason for each in found]
 
 
 @pytest.mark.sweep(3)

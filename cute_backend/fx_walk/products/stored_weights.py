@@ -9,6 +9,7 @@ step is one of these, and that nothing else reads what is between.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import getitem
 
 from torch import fx
 
@@ -18,6 +19,7 @@ from cute_backend.fx_walk.graph.mutation import is_view, root
 from cute_backend.fx_walk.graph.static import (
     Size,
     arguments,
+    describe,
     fake,
     first_argument,
     known,
@@ -41,11 +43,11 @@ from cute_backend.fx_walk.products.weight_groups import (
     SWAPS,
     Axes,
     exchanges,
-    grouped_weight,
+    read_grouped,
 )
-from cute_backend.fx_walk.refusals.reasons import Reason, Refused
+from cute_backend.fx_walk.refusals.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.values.classify import classify_vector
-from cute_backend.fx_walk.values.lower import is_pointwise
+from cute_backend.fx_walk.values.lower import is_pointwise, is_reshape
 from cute_backend.planning import MOST_CONVERTED_ROWS, MOST_ROWS_IN_GROUPS, Target
 from cute_backend.spec import DType, LoadKind, Precision, ProductKind
 
@@ -73,18 +75,24 @@ class StoredWeight:
 def stored_weight(b: fx.Node) -> StoredWeight | None:
     """The stored weight that B, of two axes, is made from. None if it is made in another way, or if something
     else reads a step of it."""
+    found = _read(b)
+    return found if isinstance(found, StoredWeight) else None
+
+
+def _read(b: fx.Node) -> StoredWeight | fx.Node:
+    """The same, or the node that is no step of such a weight, and is the nearest to B."""
     node, is_swapped, steps = b, False, list[Step]()
     while True:
         tensor = tensor_of(node)
         if tensor is None or tensor.dim() != 2:
-            return None
+            return node
         target = target_name(node) if node.op == "call_function" else ""
         is_view_of_packed = target in SWAPS and packed_values(arguments(node)["self"]) is not None
         if stored_dtype(node) is not None and not is_view_of_packed:
             is_converted = steps or tensor.dtype.itemsize > 1  # numbers may follow the conversion of nibbles
-            return StoredWeight(node, is_swapped, tuple(reversed(steps))) if is_converted else None
+            return StoredWeight(node, is_swapped, tuple(reversed(steps))) if is_converted else node
         if node.op != "call_function" or len(node.users) != 1:
-            return None
+            return node
         if target in SWAPS:
             node, is_swapped = arguments(node)["self"], is_swapped is not exchanges(node)
         elif target == CONVERSION and tensor.dtype.is_floating_point:
@@ -94,7 +102,7 @@ def stored_weight(b: fx.Node) -> StoredWeight | None:
             steps.append(Step(node, is_swapped, operands[1]))
             node = operands[0]
         else:
-            return None
+            return node
 
 
 def _scaled(product: fx.Node, is_swapped: bool) -> tuple[fx.Node, fx.Node] | None:
@@ -146,20 +154,23 @@ def _joins_values(node: fx.Node) -> bool:
 def with_stored_weight(anchor: Anchor) -> Anchor | Refused | None:
     """The product with the stored weight that B is converted from, whose scale is applied to the sums, or
     whose scales of groups are `b_vectors`. None if there is no such weight, if views are still between its
-    steps, or if no kernel could read it. If no kernel converts its groups, it is the refusal of these."""
+    steps, or if no kernel could read it. If no kernel converts its groups, or takes one of its steps, it is
+    the refusal of these."""
     if anchor.accumulator.kind is not ProductKind.DENSE:
         return None
-    found = stored_weight(anchor.b)
-    if found is None:
-        return _in_groups(anchor)
+    found = _read(anchor.b)
+    if isinstance(found, fx.Node):
+        return _in_groups(anchor, found)
     if found.is_swapped or any(step.is_swapped for step in found.steps):
         return None
     stored, dtype = in_memory(found.node), stored_dtype(found.node)
     if dtype is None or not _is_along_k(stored, dtype, *fake(found.node).shape):
         return None
-    scales = [_uncast(step.operand) for step in found.steps if step.operand is not None]
-    if len(scales) > 1 or not all(_is_of_columns(scale, anchor.n) for scale in scales):
-        return None
+    scaled = [(step.node, _uncast(step.operand)) for step in found.steps if step.operand is not None]
+    for i, (node, scale) in enumerate(scaled):
+        if i > 0 or not _is_of_columns(scale, anchor.n):
+            return _of_other_steps(anchor, node)
+    scales = [scale for _, scale in scaled]
     try:
         acc = accumulator_of(anchor.node, anchor.a, stored, dtype, dtype, fast_accum=True)
         views = [classify_vector(scale, LoadKind.ROWVEC, anchor.device) for scale in scales]
@@ -169,12 +180,29 @@ def with_stored_weight(anchor: Anchor) -> Anchor | Refused | None:
     return replace(anchor, b=stored, accumulator=acc, scale_b=views[0] if views else None)
 
 
-def _in_groups(anchor: Anchor) -> Anchor | Refused | None:
-    """The product with the stored weight in groups of K that B is converted from. None if there is none, or
-    if its scales are not along K, as `bring_weights_to_products` brings those that kernels take."""
-    found = grouped_weight(anchor.b)
-    if found is None:
+def _of_other_steps(anchor: Anchor, step: fx.Node) -> Refused | None:
+    """The refusal of a step between stored values and B that no kernel takes; None if B is not made from
+    such."""
+    weight = written_from(anchor.b)
+    while step.target is getitem:
+        step = first_argument(step)
+    if weight is None or step.op != "call_function":
         return None
+    tensors = {node: tensor_of(node) for node in step.all_input_nodes}
+    shapes = [describe(tensor.shape) for tensor in tensors.values() if tensor is not None]
+    numbers = [str(each) for each in step.args if isinstance(each, (int, float))]
+    readers = f", with {len(step.users)} readers" if len(step.users) > 1 else ""
+    op = f"{target_name(step)} of {' and '.join([*shapes, *numbers])}{readers}"
+    return Refused(Reason.WEIGHT_STEPS, weight=user_label(weight), step=step, op=op)
+
+
+def _in_groups(anchor: Anchor, stop: fx.Node) -> Anchor | Refused | None:
+    """The product with the stored weight in groups of K that B is converted from. None if there is none, or
+    if its scales are not along K, as `bring_weights_to_products` brings those that kernels take. `stop` is no
+    step of a weight that is in no groups."""
+    found = read_grouped(anchor.b)
+    if isinstance(found, fx.Node):
+        return _of_other_steps(anchor, found if is_reshape(stop) else stop)
     to = anchor.accumulator.a_dtype
     try:
         groups, stored, dtype = found.groups(to), in_memory(found.node), stored_dtype(found.node)
@@ -224,9 +252,12 @@ def may_be_few(m: Size, in_groups: bool) -> bool:
     return known(m <= MOST_ROWS_IN_GROUPS) if in_groups else not known(m > MOST_CONVERTED_ROWS)
 
 
-def may_convert_groups(anchor: Anchor, target: Target | None) -> bool:
-    """Whether kernels of a target, or of some target, convert weights in groups for as many rows."""
-    return (target is None or bool(target.converts)) and may_be_few(anchor.m, in_groups=True)
+def may_convert(anchor: Anchor, target: Target | None) -> bool:
+    """Whether kernels of a target, or of some target, convert weights for as many rows, if no step of these
+    is refused."""
+    in_groups = isinstance(anchor.stored, Refused) and anchor.stored.reason is Reason.WEIGHT_GROUPS
+    able = target is None or bool(target.converts)
+    return able and config.tile is None and not config.batch_invariant and may_be_few(anchor.m, in_groups)
 
 
 def is_worth_converting(stored: Anchor, target: Target | None, precision: Precision) -> bool:

@@ -164,17 +164,23 @@ class GroupedWeight:
 def grouped_weight(b: fx.Node) -> GroupedWeight | None:
     """The stored weight in groups of K that B, (K, N), is made from. None if it is made in another way, or if
     something else reads a step of it."""
+    found = read_grouped(b)
+    return found if isinstance(found, GroupedWeight) else None
+
+
+def read_grouped(b: fx.Node) -> GroupedWeight | fx.Node:
+    """The same, or the node that is no step of such a weight, and is the nearest to B."""
     (k, n), node, is_swapped = fake(b).shape, b, False
     steps: list[tuple[fx.Node, Vector | None]] = []
     grouped: tuple[Axes, Size] | None = None
     while True:
         tensor = tensor_of(node)
         if tensor is None:
-            return None
+            return node
         if stored_dtype(node) is not None:
             break
         if node.op != "call_function" or len(node.users) != 1:
-            return None
+            return node
         target = target_name(node)
         if target == CONVERSION and tensor.dtype.is_floating_point:
             steps.append((node, None))
@@ -182,17 +188,18 @@ def grouped_weight(b: fx.Node) -> GroupedWeight | None:
         elif grouped is None and target in SWAPS and tensor.dim() == 2:
             node, is_swapped = first_argument(node), is_swapped is not exchanges(node)
         elif target in _RESHAPES:
-            node = first_argument(node)
-            grouped = grouped or _grouped(fake(node).shape, is_swapped, k, n)
+            source = first_argument(node)
+            grouped = grouped or _grouped(fake(source).shape, is_swapped, k, n)
             if grouped is None:
-                return None
+                return node
+            node = source
         elif grouped is not None and (operand := _applied(node)) is not None:
             steps.append((node, Vector.of(operand, tensor.dtype)))
             node = arguments(node)["self" if arguments(node)["other"] is operand else "other"]
         else:
-            return None
+            return node
     if grouped is None or not any(vector for _, vector in steps):
-        return None
+        return node
     axes, values = grouped
     return GroupedWeight(_unreshaped(node), axes, k, n, values, tuple(reversed(steps)))
 

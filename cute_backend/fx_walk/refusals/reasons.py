@@ -114,6 +114,12 @@ class Reason(Enum):
         "a kernel that converts a weight itself takes {taken}, so another one writes it in 16 bits at each "
         "call",
     )
+    WEIGHT_STEPS = (
+        "weight_steps",
+        "{step} is {op} between {weight} and the product, so another kernel writes the weight in 16 bits at "
+        "each call; a kernel that converts it itself takes one scale, of one element or for each column or "
+        "group of K, and before one of groups one zero, as tensors, with one reader of each step",
+    )
     SCALE_LAYOUT = (
         "scale_layout",
         "{operand} is {dtype} of shape {shape} with strides {strides}; {recipe} takes {taken}",

@@ -24,7 +24,7 @@ from cute_backend.fx_walk.products.anchor import Anchor
 from cute_backend.fx_walk.products.capability import Capability, check_operands, of_target, target_of
 from cute_backend.fx_walk.products.opaque_products import decomposed_product
 from cute_backend.fx_walk.products.pairs import meet, of_slices, reach, slices_of, unlike
-from cute_backend.fx_walk.products.stored_weights import is_worth_converting, may_convert_groups
+from cute_backend.fx_walk.products.stored_weights import is_worth_converting, may_convert
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region.draft import Draft
 from cute_backend.fx_walk.region.region import Region, stores_of
@@ -152,7 +152,7 @@ def _of_stored(walk: Walk, anchor: Anchor, target: Target | None) -> Region | No
     is no such weight, no such kernel, or if the kernel that writes the weight in 16 bits first is expected to
     be worth its time."""
     if isinstance(anchor.stored, Refused):
-        if may_convert_groups(anchor, target):
+        if may_convert(anchor, target):
             walk.rejections[anchor.b] = anchor.stored.rejection(anchor.b)
         return None
 
