@@ -1,11 +1,14 @@
 """The built-in table of weights of 8 and 4 bits: the linears of a Llama 8B at few rows, as in decoding.
 
-The baseline is the same linear in bf16. The scales are those of torchao's Int8WeightOnly, which stand behind
-the product, or have zeros beside them for each group of 128 of K, and of its Float8WeightOnly, which stand in
-front of the product. Of 4 bits, a byte has two values, in the same groups.
+The linear of queries, keys and values is timed as one weight, and as three of one input, which share a
+launch. The baseline is the same linear in bf16. The scales are those of torchao's Int8WeightOnly, which stand
+behind the product, or have zeros beside them for each group of 128 of K, and of its Float8WeightOnly, which
+stand in front of the product. Of 4 bits, a byte has two values, in the same groups.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -50,56 +53,89 @@ def e4m3(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     return F.linear(x, (weight.float() * scales).to(BF16))
 
 
-def problem(linear: str, m: int) -> Problem:
-    """A linear for a number of rows."""
-    n, k = LINEARS[linear]
+def of_bf16(n: int, k: int) -> tuple[Tensor, ...]:
+    """A weight in bf16."""
+    return (torch.randn(n, k, dtype=BF16).div_(k**0.5),)
 
-    def wide() -> tuple[Tensor, ...]:
-        return torch.randn(m, k, dtype=BF16), torch.randn(n, k, dtype=BF16).div_(k**0.5)
 
-    def narrow(dtype: torch.dtype) -> tuple[Tensor, ...]:
-        weight = torch.randint(-128, 128, (n, k), dtype=torch.int8).to(dtype)
-        return torch.randn(m, k, dtype=BF16), weight, (torch.rand(n, 1) + 0.5) / (128 * k**0.5)
+def of_int8(n: int, k: int) -> tuple[Tensor, ...]:
+    """A weight of int8, and its scales in fp32."""
+    return torch.randint(-128, 128, (n, k), dtype=torch.int8), (torch.rand(n, 1) + 0.5) / (128 * k**0.5)
 
-    def in_groups() -> tuple[Tensor, ...]:
-        x, weight, _ = narrow(torch.int8)
-        scales = (torch.rand(n, k // GROUP) + 0.5) / (128 * k**0.5)
-        return x, weight, scales, torch.randint(-8, 8, scales.shape, dtype=torch.int8)
 
-    def in_nibbles() -> tuple[Tensor, ...]:
-        weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-        scales = ((torch.rand(n, k // GROUP) + 0.5) / (8 * k**0.5)).to(BF16)
-        return (
-            torch.randn(m, k, dtype=BF16),
-            weight,
-            scales,
-            torch.randint(0, 16, scales.shape, dtype=torch.int8),
-        )
+def of_e4m3(n: int, k: int) -> tuple[Tensor, ...]:
+    """The same, as e4m3."""
+    weight, scales = of_int8(n, k)
+    return weight.to(torch.float8_e4m3fn), scales
+
+
+def of_int8_groups(n: int, k: int) -> tuple[Tensor, ...]:
+    """A weight of int8, and the scales and zeros of its groups, in fp32 and int8."""
+    weight, _ = of_int8(n, k)
+    scales = (torch.rand(n, k // GROUP) + 0.5) / (128 * k**0.5)
+    return weight, scales, torch.randint(-8, 8, scales.shape, dtype=torch.int8)
+
+
+def of_nibble_groups(n: int, k: int) -> tuple[Tensor, ...]:
+    """A weight of bytes of two values, and the scales and zeros of its groups, in bf16 and int8."""
+    weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    scales = ((torch.rand(n, k // GROUP) + 0.5) / (8 * k**0.5)).to(BF16)
+    return weight, scales, torch.randint(0, 16, scales.shape, dtype=torch.int8)
+
+
+def several(linear: Callable[..., Tensor], count: int) -> Callable[..., tuple[Tensor, ...]]:
+    """A program of several linears of one input, each with a weight and its vectors."""
+
+    def program(x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        each = len(given) // count
+        return tuple(linear(x, *given[i : i + each]) for i in range(0, len(given), each))
+
+    return program
+
+
+def problem(name: str, m: int, widths: tuple[int, ...], k: int) -> Problem:
+    """A linear for a number of rows, or one of each of several weights."""
+    rate, operations = Rate.BF16, 2 * m * sum(widths) * k
+
+    def workload(
+        form: str,
+        linear: Callable[..., Tensor],
+        made: Callable[[int, int], tuple[Tensor, ...]],
+        *runners: Runner,
+    ) -> Workload:
+        def inputs() -> tuple[Tensor, ...]:
+            return torch.randn(m, k, dtype=BF16), *(each for n in widths for each in made(n, k))
+
+        fn = several(linear, len(widths)) if len(widths) > 1 else linear
+        return Workload(form, fn, inputs, rate, operations, runners)
 
     runners = (Runner.INDUCTOR, Runner.MAX_AUTOTUNE, Runner.CUTE)
-    operations = 2 * m * n * k
     return Problem(
-        f"{linear}-{m}-weights",
+        f"{name}-{m}-weights",
         (
-            Workload("bf16", bf16, wide, Rate.BF16, operations, (Runner.EAGER,)),
-            Workload("int8", int8, lambda: narrow(torch.int8), Rate.BF16, operations, runners),
-            Workload("int8 groups", int8_groups, in_groups, Rate.BF16, operations, runners),
-            Workload("int4 groups", nibble_groups, in_nibbles, Rate.BF16, operations, runners),
-            Workload("e4m3", e4m3, lambda: narrow(torch.float8_e4m3fn), Rate.BF16, operations, runners),
+            workload("bf16", bf16, of_bf16, Runner.EAGER),
+            workload("int8", int8, of_int8, *runners),
+            workload("int8 groups", int8_groups, of_int8_groups, *runners),
+            workload("int4 groups", nibble_groups, of_nibble_groups, *runners),
+            workload("e4m3", e4m3, of_e4m3, *runners),
         ),
     )
 
+
+PROBLEMS = {name: ((n,), k) for name, (n, k) in LINEARS.items()} | {"q-k-v": ((4096, 1024, 1024), 4096)}
+"""Columns of each weight of one input, and K."""
 
 _BF16 = Cell("bf16", Runner.EAGER)
 
 WEIGHTS = Table(
     "weights",
-    title="Linears of Llama 8B with quantised weights, scaled by columns or groups, by rows. bf16: F.linear",
+    title="Linears of Llama 8B with quantised weights, scaled by columns or groups, by rows. bf16: F.linear; "
+    "q-k-v: three weights",
     baseline=_BF16,
     ratios=tuple(
         Ratio(Cell(name, Runner.CUTE), other)
         for name in ("int8", "int8 groups", "int4 groups", "e4m3")
         for other in (_BF16, Cell(name, Runner.INDUCTOR), Cell(name, Runner.MAX_AUTOTUNE))
     ),
-    problems=tuple(problem(linear, rows) for linear in LINEARS for rows in ROWS),
+    problems=tuple(problem(name, rows, *sizes) for name, sizes in PROBLEMS.items() for rows in ROWS),
 )

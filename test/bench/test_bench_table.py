@@ -77,23 +77,35 @@ def test_int8_is_one_kernel_of_the_same_operations(monkeypatch):
         assert relative_error(compiled(runner, narrow.fn)(*args), exact) < narrow.tolerance
 
 
-def test_weights_are_converted_by_the_kernel_of_the_same_operations(monkeypatch):
-    monkeypatch.setitem(weights.LINEARS, "small", (48, 256))
-    wide, *narrow = weights.problem("small", 24).workloads
+@pytest.mark.parametrize("widths", [(48,), (96, 40, 24)])
+def test_weights_are_converted_by_one_kernel_of_the_same_operations(widths):
+    wide, *narrow = weights.problem("small", 24, widths, 256).workloads
     for workload in narrow:
-        assert workload.operations == wide.operations == 2 * 24 * 48 * 256
-        x, weight, scales, *zeros = args = workload.inputs()
+        assert workload.operations == wide.operations == 2 * 24 * sum(widths) * 256
+        x, *given = args = workload.inputs()
         (region,) = explain(workload.fn, *args, arch="sm_90a").regions
         assert region.spec.product.is_converted
-        if weight.shape[1] < x.shape[1]:
-            weight = torch.stack([weight & 15, weight >> 4], -1).flatten(1)
-        exact = x.double() @ dequantised(weight, scales, *zeros).t()
+        assert len(region.spec.accumulators) == len(widths)
+        each = len(given) // len(widths)
+        exact = [x.double() @ dequantised(*given[i : i + each]).t() for i in range(0, len(given), each)]
         for runner in (Runner.EAGER, Runner.CUTE):
-            assert relative_error(compiled(runner, workload.fn)(*args), exact) < workload.tolerance
+            results = compiled(runner, workload.fn)(*args)
+            for result, of in zip(results if len(widths) > 1 else [results], exact, strict=True):
+                assert relative_error(result, of) < workload.tolerance
+
+
+def test_queries_keys_and_values_of_a_llama_have_rows_of_their_own():
+    (table,) = select(TABLES, ["q-k-v-*"], peers=False)
+    assert [problem.name for problem in table.problems] == [f"q-k-v-{m}-weights" for m in (2, 8, 16, 64, 128)]
+    first, *_ = table.problems
+    for workload in first.workloads:
+        assert workload.operations == 2 * 2 * (4096 + 1024 + 1024) * 4096
 
 
 def dequantised(weight, scales, zeros=None):
     """A weight with a scale of each column, or with scales and zeros of groups of K."""
+    if weight.dtype is torch.uint8:
+        weight = torch.stack([weight & 15, weight >> 4], -1).flatten(1)
     groups = weight.double().unflatten(1, (scales.shape[1], -1))
     shifted = groups if zeros is None else groups - zeros[..., None]
     return (shifted * scales[..., None]).flatten(1)
