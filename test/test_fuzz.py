@@ -119,6 +119,14 @@ def test_every_spelling_of_weights_is_drawn() -> None:
     assert stored >= set(weights.STORED)
     assert texts >= {text for halves in weights.HALVES for text in halves} | set(weights.JOINED)
     assert any("repeat_interleave" in text for text in texts)
+    assert any(map(subtracts_behind, programs))
+
+
+def subtracts_behind(program: Program) -> bool:
+    """Whether 8 is subtracted from a cast of nibbles that are joined."""
+    joined = {step.name for step in program.steps if step.text in weights.JOINED}
+    cast = {step.name for step in program.steps if joined.intersection(step.operands)}
+    return any(step.text == "{0} - 8" and cast.intersection(step.operands) for step in program.steps)
 
 
 def test_every_spelling_of_attention_is_drawn() -> None:

@@ -205,18 +205,25 @@ class _Weights(Drawing):
         return self.input(shape, dtype, Fill.NORMAL if dtype.is_floating_point and not self.exact else fill)
 
     def packed(self, shape: Shape) -> str | None:
-        """Values of this shape, two in each byte of an input, as they are or less 8."""
+        """Values of this shape, two in each byte of an input, as they are, or less 8 before or behind their
+        join."""
         lines, along = shape
         data = self.input((lines, f"({along}) // 2"), torch.uint8, Fill.BYTES)
-        offset, halves = self.random.random() < 0.5, list[str]()
+        drawn, halves = self.random.random(), list[str]()
+        before, behind = drawn < 0.35, 0.35 < drawn < 0.5
         for text in self.random.choice((*HALVES, *HALVES[:2])):
             half = self.step(text, [data], Rule.EXACT)
-            half = self.to(half, torch.int8) if offset else half
-            half = half and self.step("{0} - 8", [half], Rule.EXACT) if offset else half
+            half = self.less_8(half, torch.int8) if before else half
             if half is None:
                 return None
             halves.append(half)
-        return self.step(self.random.choice(JOINED), halves, Rule.JOIN)
+        joined = self.step(self.random.choice(JOINED), halves, Rule.JOIN)
+        return self.less_8(joined, self.random.choice((torch.int8, BF16, F32))) if behind else joined
+
+    def less_8(self, name: str | None, dtype: torch.dtype) -> str | None:
+        """A value less 8, in a dtype."""
+        name = self.to(name, dtype)
+        return name and self.step("{0} - 8", [name], Rule.EXACT)
 
     def codes(self, shape: Shape) -> str | None:
         """The values of a weight: stored, or in bytes of two."""
