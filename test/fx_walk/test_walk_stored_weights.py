@@ -214,11 +214,17 @@ def along_k(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
     return F.relu(F.linear(x, scaled))
 
 
+def turned_in_groups(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    turned = w.to(BF16).t()
+    return x @ (turned.unflatten(0, (-1, 32)) * scales.t()[:, None].to(BF16)).flatten(0, 1)
+
+
 @pytest.mark.parametrize(
     ("fn", "n", "step", "op"),
     [
         (less_128, N, "centred", "aten.sub.Tensor of (40, 64) and 128"),
         (less_128_in_groups, N, "centred", "aten.sub.Tensor of (40, 2, 32) and 128"),
+        (turned_in_groups, N, "turned", "aten.permute.default of (40, 64)"),
         (times_a_number, N, "scaled", "aten.mul.Tensor of (40, 64) and 0.5"),
         (along_k, K, "scaled", "aten.mul.Tensor of (64, 64) and (64)"),
         (scaled_twice, N, "mul_tensor_1", "aten.mul.Tensor of (64, 40) and (1, 40)"),
@@ -231,11 +237,12 @@ def along_k(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
 def test_a_step_that_no_kernel_takes_is_refused(
     fn: Callable[..., Tensor], n: int, step: str, op: str
 ) -> None:
-    scales = torch.rand(n, K // 32 if fn is less_128_in_groups else 1).to(BF16)
+    scales = torch.rand(n, K // 32 if fn in (less_128_in_groups, turned_in_groups) else 1).to(BF16)
     given = rows(), weight(U8, n), *([scales] if fn not in (twice, halves) else [])
     found = explain(fn, *given, arch="sm_90a")
     (message,) = {each.message for each in found.rejections if each.reason is Reason.WEIGHT_STEPS}
     assert re.match(rf"{step} \(\S+:\d+\) is {re.escape(op)} between w and the product, so another", message)
+    assert "takes one tensor of scales" in message and "transpositions before or after these" in message
     assert close(fn, *given)
 
 

@@ -117,8 +117,9 @@ class Reason(Enum):
     WEIGHT_STEPS = (
         "weight_steps",
         "{step} is {op} between {weight} and the product, so another kernel writes the weight in 16 bits at "
-        "each call; a kernel that converts it itself takes one scale, of one element or for each column or "
-        "group of K, and before one of groups one zero, as tensors, with one reader of each step",
+        "each call; a kernel that converts it itself takes one tensor of scales, of one element or for each "
+        "column or group of K, before those of groups one of zeros, and transpositions before or after "
+        "these, each step with one reader",
     )
     SCALE_LAYOUT = (
         "scale_layout",
