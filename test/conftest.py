@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,14 @@ pytest_plugins = [
     "support.quiet_torch",
     "support.sweeps",
 ]
+
+GPU = Path(__file__).parent / "gpu"
+"""The folder of the tests that need a GPU, all of which have the mark `gpu`."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no test that needs a GPU for a run that leaves them out."""
+    return True if collection_path == GPU and "not gpu" in config.option.markexpr else None
 
 
 def pytest_collection_finish() -> None:
