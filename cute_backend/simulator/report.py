@@ -139,11 +139,19 @@ class ReportBuilder:
     def __init__(self, report: Report, observer: Recorder | None) -> None:
         self.report = report
         self.observer = observer
-        self.executed: dict[str, np.ndarray] = {}
-        """How many times the warps of a role executed each instruction."""
+        self._executed: dict[tuple[int, int], list[int]] = {}
+        self._roles: dict[tuple[int, int], str] = {}
 
     def warp(self, warp: Warp) -> WarpReport:
         return WarpReport(warp, self.observer)
+
+    def counts(self, warp: Warp) -> list[int]:
+        """How many times each instruction was executed by the warps of this number and rank in all clusters,
+        which have one role."""
+        key = warp.index, warp.cta.rank
+        if key not in self._executed:
+            self._executed[key] = [0] * len(warp.program.steps)
+        return self._executed[key]
 
     def add(self, warp: Warp) -> None:
         role = warp.role
@@ -151,8 +159,7 @@ class ReportBuilder:
             self.observer.exits.append((warp.name, role, warp.cta.cluster.engine.now))
         summary = self.report.roles.setdefault(role, RoleReport(role=role))
         summary.warps += 1
-        counts = np.array(warp.counts)
-        self.executed[role] = self.executed.get(role, 0) + counts
+        self._roles[warp.index, warp.cta.rank] = role
         summary.bytes.update(warp.report.bytes)
         summary.waits.update(warp.report.waits)
         summary.exposed_loads.extend(warp.report.exposed_loads)
@@ -161,9 +168,9 @@ class ReportBuilder:
 
     def finish(self, entry: Entry) -> None:
         """Counts the instructions of all warps by their opcodes."""
-        for role, counts in self.executed.items():
-            summary = self.report.roles[role]
-            summary.instructions = int(counts.sum())
-            self.report.instructions += summary.instructions
-            for place in np.flatnonzero(counts):
-                summary.opcodes[entry.instructions[place].opcode] += int(counts[place])
+        for key, counts in self._executed.items():
+            summary, executed = self.report.roles[self._roles[key]], np.array(counts)
+            summary.instructions += int(executed.sum())
+            for place in np.flatnonzero(executed):
+                summary.opcodes[entry.instructions[place].opcode] += int(executed[place])
+        self.report.instructions = sum(each.instructions for each in self.report.roles.values())

@@ -155,7 +155,7 @@ class Warp(Registers):
         self.fences: dict[Scope, Clock] = {}
         self.observed: dict[tuple[CtaId, Scope, Scope], Release] = {}
         self.local = LocalMemory(cta.cluster.engine.garbage((program.local_bytes, LANES), np.uint8))
-        self.counts = [0] * len(program.steps)
+        self.counts = cluster.reports.counts(self)
         self.carry = np.zeros(LANES, np.uint8)
         self.cluster_round: Any = None
         self.pipes: dict[str, Any] = {}
@@ -313,6 +313,8 @@ class Warp(Registers):
         """Joins groups that have met, and selects the lowest that can run."""
         self.group.pc = self.pc
         groups = self.groups
+        if len(groups) == 1 and groups[0].mask is self.mask:
+            return
         if len(groups) > 1:
             groups.sort(key=lambda g: g.pc)
             merged = [groups[0]]

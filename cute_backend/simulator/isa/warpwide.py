@@ -75,7 +75,9 @@ def bind_shfl(binder: Binder, instruction: Instruction) -> Step:
         fixed = _sources(mode, np.int64(second.value), np.int64(clamp.value))
 
     def shuffle(w: Warp) -> None:
-        value = np.broadcast_to(a(w), 32)
+        value = a(w)
+        if not np.ndim(value):
+            value = np.broadcast_to(value, 32)
         lane, valid = fixed or _sources(mode, np.asarray(b(w)), np.asarray(c(w)))
         put(w, value[lane])
         if put_valid is not None:
