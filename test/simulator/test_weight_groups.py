@@ -113,7 +113,7 @@ def check(case: str, config: TileConfig, problem: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize(
     "m", [1, 5, *(pytest.param(rows, marks=pytest.mark.exhaustive) for rows in (64, 130))]
 )
-@pytest.mark.parametrize("k", [256, 768, 1280])
+@pytest.mark.parametrize("k", [256, 768, pytest.param(1280, marks=pytest.mark.exhaustive)])
 def test_products_are_exact(case: str, tile: str, m: int, k: int) -> None:
     """Tails of N, and K of a few groups, of which some are the last of their chunk. Many rows are those of a
     tile and two of the next."""
@@ -125,7 +125,7 @@ def test_products_are_exact(case: str, tile: str, m: int, k: int) -> None:
 @pytest.mark.parametrize("case", GROUPS)
 @pytest.mark.parametrize("tile", WARPS)
 @pytest.mark.parametrize("m", [1, 5, 64, 130])
-@pytest.mark.parametrize("k", [256, 768, 1280])
+@pytest.mark.parametrize("k", [256, 768, pytest.param(1280, marks=pytest.mark.exhaustive)])
 def test_products_by_warps_are_exact(case: str, tile: str, m: int, k: int) -> None:
     config = WARPS[tile]
     check(case, config, (min(m, config.tile_n + 2), config.tile_m + 40, k))
