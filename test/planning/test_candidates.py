@@ -498,7 +498,7 @@ def test_tiles_whose_promoted_sums_leave_no_registers_are_not_tried() -> None:
         assert 2 * config.thread_accumulators <= 128, config.name
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", FIRST)
 def test_a_few_candidates_have_a_sound_rung(arch: Arch) -> None:
     draw = random.Random(f"20 {arch.value}")
