@@ -54,7 +54,7 @@ def _cpu_seconds() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Measures setup and call. The time of a teardown is charged to the next test of the worker."""
+    """Measures setup and call. The time of a teardown is not charged."""
     item.stash[_started] = _cpu_seconds()
     return (yield)
 
