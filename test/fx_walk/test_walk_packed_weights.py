@@ -234,6 +234,60 @@ def test_two_columns_in_a_byte_are_unpacked_by_inductor() -> None:
     agrees(program, *given)
 
 
+def along_n(x: Tensor, w: Tensor) -> Tensor:
+    t = w.t()
+    return x @ (torch.stack([t & 15, t >> 4], -1).reshape(K, -1).to(x.dtype) - 8)
+
+
+def along_n_in_groups(x: Tensor, w: Tensor) -> Tensor:
+    t, scales = w.t(), w[:, :4].to(x.dtype)
+    values = torch.stack([t & 15, t >> 4], -1).reshape(4, K // 4, -1).to(x.dtype) - 8
+    return x @ (values * scales.t()[:, None]).reshape(K, -1)
+
+
+def exchanged_in_one_half(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, torch.stack([w & 15, (w >> 4).t()], -1).reshape(K // 2, K).to(x.dtype) - 8)
+
+
+def exchanged_in_both_halves(x: Tensor, w: Tensor) -> Tensor:
+    low, high = (half.view(N, 4, -1).permute(0, 2, 1).reshape(N, -1) for half in (w & 15, w >> 4))
+    return F.linear(x, torch.stack([low, high], -1).reshape(N, K).to(x.dtype))
+
+
+def exchanged_behind(x: Tensor, w: Tensor) -> Tensor:
+    values = torch.stack([w & 15, w >> 4], -1).permute(0, 2, 1).reshape(N, K)
+    return F.linear(x, values.to(x.dtype))
+
+
+def one_row(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, stacked(w[:1].contiguous()).expand(N, K).to(x.dtype) - 8)
+
+
+def joined_in_16_bits(x: Tensor, w: Tensor) -> Tensor:
+    values = torch.stack([w & 15, (w >> 4).to(torch.int16) * -4095], -1).view(N, K) * 241 * 17
+    return F.linear(x, values.to(x.dtype))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        along_n,
+        along_n_in_groups,
+        exchanged_in_one_half,
+        exchanged_in_both_halves,
+        exchanged_behind,
+        one_row,
+        joined_in_16_bits,
+    ],
+)
+def test_nibbles_in_another_order_are_unpacked_by_inductor(program: Callable[..., Tensor]) -> None:
+    """The second value of a byte follows the first one along K, in every column."""
+    given = rows(), bytes_of(K // 2 if program is exchanged_in_one_half else N)
+    found = explain(program, *given, arch="sm_90a").regions
+    assert not {region.spec.product.b_dtype for region in found} & {U4X2, I4X2}
+    agrees(program, *given)
+
+
 def test_an_odd_k_is_unpacked_by_inductor() -> None:
     def program(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
         return F.relu(F.linear(x[:, 1:], stacked(w)[:, 1:].to(x.dtype) * scale))

@@ -194,6 +194,19 @@ def test_the_weight_is_written_in_16_bits_first(fn: Callable[..., Tensor], given
     assert region.products[0].label == f"w, int8 written in bf16 at each call, {2 * n * k:,} bytes"
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e8m0fnu, torch.float8_e4m3fnuz])
+def test_a_conversion_that_rounds_is_no_step(dtype: torch.dtype) -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        return F.relu(F.linear(x, w.to(dtype).to(BF16)))
+
+    def in_groups(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+        wide = w.view(N, -1, 32).to(dtype).to(BF16)
+        return F.relu(F.linear(x, (wide * scales[..., None]).view(N, K)))
+
+    for fn, given in ((program, ()), (in_groups, (torch.rand(N, K // 32).to(BF16),))):
+        assert not is_converted(fn, rows(), weight(), *given) and close(fn, rows(), weight(), *given)
+
+
 def less_128(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
     centred = w.to(BF16) - 128
     return F.linear(x, centred * scales.to(BF16))

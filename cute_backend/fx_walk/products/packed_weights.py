@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from cute_backend.fx_walk.graph.static import (
     Size,
     arguments,
     fake,
+    known,
     same_sizes,
     target_name,
     tensor_of,
@@ -88,14 +90,14 @@ def are_of_one_byte(halves: Sequence[fx.Node]) -> bool:
 
 def packed_values(values: fx.Node) -> PackedValues | None:
     """The bytes of which these values, in any shape, are the nibbles, the low one first. None if they are
-    made in another way, or if something else reads a step of them. If the last op is a conversion, the values
-    are what it converts."""
+    made in another way, if a step exchanges axes or repeats elements, or if something else reads a step. If
+    the last op is a conversion, the values are what it converts."""
     node, after = values, list[fx.Node]()
     while len(node.users) == 1 and (source := _operand(node)) is not None:
         if not is_reshape(node):
             after.append(node)
-        elif after and target_name(node) == _TURNED:
-            return None  # the result of the ops lies as K of other columns do
+        elif not _is_in_order(node):
+            return None
         node = source
     if after and target_name(after[0]) == _CONVERSION:
         return None
@@ -105,11 +107,13 @@ def packed_values(values: fx.Node) -> PackedValues | None:
     axis = arguments(node)["dim"] % len(shape)
     if len(halves) != 2 or axis == 0 or any(len(half.users) != 1 for half in halves):
         return None
-    if any(fake(half).shape[axis] != 1 for half in halves):
+    if any(fake(half).shape[axis] != 1 or fake(half).dtype is not fake(node).dtype for half in halves):
         return None
     source = _byte_of(halves[0])
     of = None if source is None else tensor_of(source)
     if source is None or source is not _byte_of(halves[1]) or of is None or of.dtype is not torch.uint8:
+        return None
+    if not all(map(_is_in_order, chain.from_iterable(_ops_between(half, source) for half in halves))):
         return None
     found = PackedValues(source, DType.U4X2, node, axis, tuple(reversed(after)))
     if not same_sizes(of.shape, found.shape) and not found.is_along_last:
@@ -155,6 +159,12 @@ def in_memory(values: fx.Node) -> fx.Node:
     """The elements (K / 2, N) or (K, N) of stored values (K, N): what their bytes are."""
     found = packed_values(values)
     return values if found is None else found.node
+
+
+def _is_in_order(node: fx.Node) -> bool:
+    """Whether an op of one operand leaves the elements in their order, each once."""
+    (source,) = node.all_input_nodes
+    return target_name(node) != _TURNED and known(fake(node).numel() == fake(source).numel())
 
 
 def _byte_of(half: fx.Node) -> fx.Node | None:

@@ -95,7 +95,7 @@ def _read(b: fx.Node) -> StoredWeight | fx.Node:
             return node
         if target in SWAPS:
             node, is_swapped = arguments(node)["self"], is_swapped is not exchanges(node)
-        elif target == CONVERSION and tensor.dtype.is_floating_point:
+        elif target == CONVERSION and tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
             steps.append(Step(node, is_swapped))
             node = arguments(node)["a"]
         elif target == SCALING and (operands := _scaled(node, is_swapped)) is not None:
@@ -164,7 +164,7 @@ def with_stored_weight(anchor: Anchor) -> Anchor | Refused | None:
     if found.is_swapped or any(step.is_swapped for step in found.steps):
         return None
     stored, dtype = in_memory(found.node), stored_dtype(found.node)
-    if dtype is None or not _is_along_k(stored, dtype, *fake(found.node).shape):
+    if dtype is None or not _is_along_k(found.node, dtype, *fake(found.node).shape):
         return None
     scaled = [(step.node, _uncast(step.operand)) for step in found.steps if step.operand is not None]
     for i, (node, scale) in enumerate(scaled):
@@ -206,7 +206,7 @@ def _in_groups(anchor: Anchor, stop: fx.Node) -> Anchor | Refused | None:
     to = anchor.accumulator.a_dtype
     try:
         groups, stored, dtype = found.groups(to), in_memory(found.node), stored_dtype(found.node)
-        is_along_k = dtype is not None and _is_along_k(stored, dtype, found.k, found.n)
+        is_along_k = dtype is not None and _is_along_k(found.node, dtype, found.k, found.n)
         if found.axes is not Axes.ALONG_K or dtype is None or not is_along_k:
             return None
         acc = accumulator_of(anchor.node, anchor.a, stored, dtype, dtype, fast_accum=True)
@@ -237,10 +237,11 @@ def _is_of_columns(scale: fx.Node, n: Size) -> bool:
     return known(tensor.numel() == 1) or (known(tensor.shape[-1] == n) and known(tensor.numel() == n))
 
 
-def _is_along_k(stored: fx.Node, dtype: DType, k: Size, n: Size) -> bool:
-    """Whether the elements (K, N) of a column of B lie side by side, or those (K / 2, N) of two values."""
-    tensor = fake(stored)
-    if tensor.dim() != 2 or not known(tensor.stride(0) == 1):
+def _is_along_k(values: fx.Node, dtype: DType, k: Size, n: Size) -> bool:
+    """Whether the elements (K, N) of a column of B lie side by side, or those (K / 2, N) of two values, which
+    are neighbours along K."""
+    tensor, packed = fake(in_memory(values)), packed_values(values)
+    if tensor.dim() != 2 or not known(tensor.stride(0) == 1) or (packed is not None and packed.axis != 1):
         return False
     return known(tensor.shape[0] * dtype.values == k) and known(tensor.shape[1] == n)
 

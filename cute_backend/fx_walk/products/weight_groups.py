@@ -182,7 +182,7 @@ def read_grouped(b: fx.Node) -> GroupedWeight | fx.Node:
         if node.op != "call_function" or len(node.users) != 1:
             return node
         target = target_name(node)
-        if target == CONVERSION and tensor.dtype.is_floating_point:
+        if target == CONVERSION and tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
             steps.append((node, None))
             node = first_argument(node)
         elif grouped is None and target in SWAPS and tensor.dim() == 2:
