@@ -55,19 +55,17 @@ class _RaisingPass(EpiloguePass):
         self.late: Late = []
 
     def __call__(self, graph: fx.Graph) -> None:
-        self.late = []
         self.fuse(graph)
 
     def leave(self, late: Late) -> None:
-        self.late = late
+        self.late += late  # Inductor gives subgraphs to the pass, then the graph that calls them
 
     def measure_late(self) -> None:
         """Measures what was left."""
-        if late := self.late:
+        if self.late:
             from cute_backend.fx_walk.replacement.tuning_jobs import measure_late
 
-            self.late = []
-            measure_late(late)
+            measure_late(self.late)
 
 
 def cute(
@@ -157,6 +155,7 @@ class _Compiler:
         graphs = [deepcopy(module.graph) for module in modules]
         tally = counters["cute_backend"]
         counted = Counter(tally)
+        self.fuse.late = []
         try:
             label_inputs(gm.graph, self.names)
             compiled = compile_fx_inner(gm, example_inputs, **how)

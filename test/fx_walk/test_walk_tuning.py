@@ -259,6 +259,16 @@ def test_what_is_late_is_measured_after_inductor_has_compiled_the_graph(
     assert len(slow_tuner.jobs) == 2 and slow_tuner.later == []
 
 
+def test_what_is_late_in_subgraphs_is_measured_too(slow_tuner: SlowTuner) -> None:
+    def branches(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        gelu, relu = (lambda x, f=f: f(F.linear(x, weight, bias)) for f in (F.gelu, F.relu))
+        return torch.cond(x.sum() > 0, gelu, relu, (x,))
+
+    with torch.no_grad():
+        torch.compile(branches, backend=cute)(*inputs())
+    assert len(slow_tuner.jobs) == 2 and slow_tuner.later == slow_tuner.jobs
+
+
 def test_what_is_late_is_left_where_measuring_it_fails(
     slow_tuner: SlowTuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

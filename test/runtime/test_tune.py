@@ -401,6 +401,9 @@ def test_measuring_goes_on_without_rungs_that_are_late(
     timer, build = FakeTimer(), FakeBuild(late=lower)
     assert tuner(tmp_path, timer, build).tune([Job(SPEC, *sizes, thorough=False)]) == [None]
     assert timer.asked == [] and len(build.batches) == 2 and counted() == {"untuned_late": 1}
+    monkeypatch.setattr(tune, "is_at_hand", lambda kernel: True)
+    tuner(tmp_path, timer, build).tune_built([Job(SPEC, *sizes, thorough=False)])
+    assert timer.asked == [] and counted() == {"untuned_late": 1}
 
 
 def test_a_kernel_that_spills_in_every_tile_is_timed_against_inductors(

@@ -194,7 +194,8 @@ class Tuner:
                 # Another process may have done it while this one was building.
                 is_missing = self._is_missing(key, job)
                 if is_missing and any(kernel not in outcomes for kernel in kernels[key]):
-                    Untuned.LATE.note(warns=False)
+                    if patience_s > 0:  # else it was counted when it was left
+                        Untuned.LATE.note(warns=False)
                     self.late.append(_compiled(job, unfused.pop(key)))
                 elif is_missing:
                     functions = _built({kernel: outcomes[kernel] for kernel in kernels[key]})
