@@ -232,9 +232,15 @@ def turned_in_groups(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
     return x @ (turned.unflatten(0, (-1, 32)) * scales.t()[:, None].to(BF16)).flatten(0, 1)
 
 
+def viewed_behind(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    wide = w.view(-1).to(BF16)
+    return F.linear(x, wide.view(N, K) * scales.to(BF16))
+
+
 @pytest.mark.parametrize(
     ("fn", "n", "step", "op"),
     [
+        (viewed_behind, N, "view_1", "aten.reshape.default of (2560)"),
         (less_128, N, "centred", "aten.sub.Tensor of (40, 64) and 128"),
         (less_128_in_groups, N, "centred", "aten.sub.Tensor of (40, 2, 32) and 128"),
         (turned_in_groups, N, "turned", "aten.permute.default of (40, 64)"),

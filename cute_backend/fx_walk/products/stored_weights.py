@@ -202,7 +202,9 @@ def _in_groups(anchor: Anchor, stop: fx.Node) -> Anchor | Refused | None:
     step of a weight that is in no groups."""
     found = read_grouped(anchor.b)
     if isinstance(found, fx.Node):
-        return _of_other_steps(anchor, found if is_reshape(stop) else stop)
+        # A reshape may be a step of a weight in groups. The step that no kernel takes is the earlier one.
+        ends = (found, stop) if is_reshape(stop) else (stop,)
+        return _of_other_steps(anchor, next(node for node in stop.graph.nodes if node in ends))
     to = anchor.accumulator.a_dtype
     try:
         groups, stored, dtype = found.groups(to), in_memory(found.node), stored_dtype(found.node)
