@@ -61,11 +61,12 @@ class _RaisingPass(EpiloguePass):
         self.late += late  # Inductor gives subgraphs to the pass, then the graph that calls them
 
     def measure_late(self) -> None:
-        """Measures what was left."""
-        if self.late:
+        """Measures what was left, and forgets it: it holds inputs on the GPU."""
+        late, self.late = self.late, []
+        if late:
             from cute_backend.fx_walk.replacement.tuning_jobs import measure_late
 
-            measure_late(self.late)
+            measure_late(late)
 
 
 def cute(

@@ -16,7 +16,7 @@ from torch.torch_version import TorchVersion
 
 import cute_backend
 from cute_backend import config
-from cute_backend.backend import cute, epilogue_pass
+from cute_backend.backend import _RaisingPass, cute, epilogue_pass
 from cute_backend.fx_walk import epilogue_pass as epilogue_pass_module
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.replacement import tuning_jobs
@@ -267,6 +267,16 @@ def test_what_is_late_in_subgraphs_is_measured_too(slow_tuner: SlowTuner) -> Non
     with torch.no_grad():
         torch.compile(branches, backend=cute)(*inputs())
     assert len(slow_tuner.jobs) == 2 and slow_tuner.later == slow_tuner.jobs
+
+
+def test_what_was_late_is_forgotten_once_it_is_measured(slow_tuner: SlowTuner) -> None:
+    """A job holds inputs on the GPU, and the pass lives as long as a backward graph may be compiled."""
+    run = _RaisingPass({}, lambda regions, rejections: None)
+    check()
+    (job,) = slow_tuner.later
+    run.leave([(0, job)])
+    run.measure_late()
+    assert slow_tuner.later == [job, job] and run.late == []
 
 
 def test_what_is_late_is_left_where_measuring_it_fails(
