@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from cute_backend import config
 from cute_backend.fx_walk.graph.static import hint
@@ -48,6 +49,7 @@ def measure(regions: Sequence[Region], late: Late) -> tuple[list[Region], list[R
         return list(regions), []
 
 
+@_disable_current_modes()  # AOTAutograd's fake mode, which is off inside Inductor alone
 def measure_late(late: Late) -> None:
     """Times what `measure` left, now that Inductor has compiled the graph, as far as the kernels were built
     meanwhile. Launches get the tiles that are found; the regions stay kernels."""
