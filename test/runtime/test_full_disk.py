@@ -251,7 +251,11 @@ def test_what_is_tuned_needs_no_lock_and_no_space(folder: Path, monkeypatch: pyt
         tuning_results.remembered(),
         tuning_results.Key(KERNEL.plan.spec, KERNEL.plan.alignment, 64, 128, 64, "a GPU"),
     )
-    with memory.exclusively(), pytest.warns(RuntimeWarning, match="forgotten when this process ends"):
+    with (
+        memory.exclusively(0.0) as alone,
+        pytest.warns(RuntimeWarning, match="forgotten when this process ends"),
+    ):
+        assert alone  # as far as can be known
         memory.put({key: tuning_results.Result(KERNEL.plan.tile, 1.0, None)})
     assert tuning_results.remembered().get(key) is not None
     assert what_is_left(folder) == []

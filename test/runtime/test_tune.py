@@ -391,6 +391,27 @@ def test_a_region_that_was_late_is_timed_once_its_kernels_are_built(
     assert counted() == {"untuned_late": 1, "measured": 1} and len(compilations) == 1
 
 
+def test_measuring_waits_for_no_other_process_and_tuning_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was left since another process timed is timed later."""
+    monkeypatch.setattr(tune, "_LOCK_S", 0.05)
+    monkeypatch.setattr(tune, "is_at_hand", lambda kernel: True)
+    job, timer = replace(JOB, thorough=False), FakeTimer()
+    measuring = tuner(tmp_path, timer)
+    with memory_in(tmp_path).exclusively(0.0):
+        assert measuring.tune([job], patience_s=0.05) == [None] and timer.asked == []
+        assert counted() == {"untuned_late": 1}
+        measuring.tune_built([job])
+        assert timer.asked == [] and counted() == {"untuned_late": 1}
+    (late, _) = measuring.late
+    measuring.tune_built([late])
+    assert len(timer.asked) == 1
+    with memory_in(tmp_path).exclusively(0.0):
+        (result,) = tuner(tmp_path, timer).tune([JOB])
+    assert result is not None and result.thorough and len(timer.asked) == 2
+
+
 def test_measuring_goes_on_without_rungs_that_are_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ class Untuned(Enum):
     GROUPED = "untuned_grouped", "how its K is split into groups is known to the device alone"
     PACKED = "untuned_packed", "a pack has kernels for it, and others would have to be compiled"
     CAPTURING = "untuned_capturing", "a CUDA graph is being captured, in which nothing can be timed"
-    LATE = "untuned_late", "measuring doesn't wait longer for the compiler"
+    LATE = "untuned_late", "measuring waits no longer for the compiler, or for another process that times"
     MEMORY = "untuned_memory", "its operands do not fit into the GPU's memory beside what is there"
     FAILED = "untuned_failed", "none of its candidates runs"
 
@@ -81,6 +81,11 @@ PATIENCE_S = 3.0
 """The most seconds for which measuring the regions of a graph waits for kernels to be compiled. On 16 cores,
 those of most regions are built after 2 to 3 seconds, and those of queries, keys and values with a rotation
 after 5 to 8, while the program is at a stand (H200, benchmarks/findings.md)."""
+
+
+_LOCK_S = 120.0
+"""The most seconds for which tuning waits for another process that times, which may have stopped: tuning then
+times beside it. Measuring waits no longer than for kernels, and then leaves its regions."""
 
 
 class Build(Protocol):
@@ -188,12 +193,13 @@ class Tuner:
         named = dict.fromkeys([*tried, *chain.from_iterable(kernels.values())])
         _warn_of_failures(outcomes[kernel] for kernel in named if kernel in outcomes)
         progress.waiting()
-        with self._memory.exclusively():
+        with self._memory.exclusively(_LOCK_S if waits else patience_s) as is_alone:
             progress.timing(len(jobs))
             for key, job in jobs.items():
                 # Another process may have done it while this one was building.
                 is_missing = self._is_missing(key, job)
-                if is_missing and any(kernel not in outcomes for kernel in kernels[key]):
+                is_late = not (is_alone or job.thorough) or any(k not in outcomes for k in kernels[key])
+                if is_missing and is_late:
                     if patience_s > 0:  # else it was counted when it was left
                         Untuned.LATE.note(warns=False)
                     self.late.append(_compiled(job, unfused.pop(key)))

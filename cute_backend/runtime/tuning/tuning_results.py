@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Union
 
 import torch
+from filelock import Timeout
 
 from cute_backend.planning import Alignment, TileConfig
 from cute_backend.runtime.disk.cache import KernelCache, caches, writable_cache
@@ -38,9 +39,6 @@ _FORMAT = 2
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
 """The exceptions that `Result.from_dict` raises for malformed data."""
-
-_PATIENCE_S = 120.0
-"""The seconds for which a process waits for another one that times."""
 
 _MAX_FILE = 64 << 20
 """The most bytes of a file of results; usual files have some hundred thousand."""
@@ -172,21 +170,22 @@ class TunedFile:
             )
 
     @contextmanager
-    def exclusively(self) -> Iterator[None]:
+    def exclusively(self, patience_s: float) -> Iterator[bool]:
         """A lock that a process holds while it times: two processes that time at once would disturb each
-        other.
+        other. Yields False if another process still holds it after `patience_s` seconds.
 
-        If the folder can't be written, or is full, or another process holds the lock for too long, which may
-        have stopped, none is held.
+        If the folder can't be written, or is full, none is held.
         """
+        free = True
         with ExitStack() as held:
             try:
                 lock = self._cache.lock_named("tuning.lock")
-                lock.timeout = _PATIENCE_S
+                lock.timeout = patience_s
                 held.enter_context(lock)
             except OSError as error:
+                free = not isinstance(error, Timeout)
                 log.info("tuning takes no lock in %s: %s", self._cache.root, error)
-            yield
+            yield free
 
     def _refresh(self) -> None:
         """Reads the file again if it has changed."""
@@ -273,9 +272,9 @@ class Records:
         for file in self._files[-1:]:
             file.put(results)
 
-    def exclusively(self) -> AbstractContextManager[None]:
-        """A lock that a process holds while it times."""
-        return self._files[-1].exclusively() if self._files else nullcontext()
+    def exclusively(self, patience_s: float) -> AbstractContextManager[bool]:
+        """A lock that a process holds while it times, as `TunedFile.exclusively` does."""
+        return self._files[-1].exclusively(patience_s) if self._files else nullcontext(True)
 
 
 def _packed(timed: Mapping[str, Any], key: Key) -> Result | None:
