@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from cute_backend.planning import Arch
-from cute_backend.runtime.compiling.build import jobs
+from cute_backend.runtime.compiling.build import most_at_once
 from cute_backend.runtime.compiling.compile import compile_for
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import LIBRARY, OBJECT, KernelFunction, link, load
@@ -28,7 +28,7 @@ def functions_for(gpu: Arch, kernels: Sequence[Kernel], folder: Path) -> dict[Ke
     Compiled for `gpu`, a kernel may need more registers than on its own architecture, and spill.
     """
     given = [json.dumps(kernel.to_dict()) for kernel in kernels]
-    with ProcessPoolExecutor(jobs(), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(most_at_once(), mp_context=get_context("spawn")) as pool:
         made = list(pool.map(_built, repeat(gpu), given, repeat(folder)))
     return {kernel: load(path) for kernel, path in zip(kernels, made, strict=True)}
 

@@ -37,7 +37,7 @@ from cute_backend import __version__
 from cute_backend.aot import Request, begin, find_problems, make_pack
 from cute_backend.bench.models import MODELS, Model, select
 from cute_backend.planning import Arch, Constraints
-from cute_backend.runtime.compiling.build import jobs
+from cute_backend.runtime.compiling.build import most_at_once
 from cute_backend.runtime.disk.pack import INSTALLED
 from cute_backend.runtime.kernels.reach import Problem
 from cute_backend.spec import EpilogueSpec
@@ -126,7 +126,7 @@ def traced(arch: Arch, name: str) -> list[tuple[str, str]]:
 
 def requests(arch: Arch, wanted: Sequence[str]) -> Iterator[Request]:
     """The products of each of these programs, in order. As many processes trace as half of the CPUs."""
-    processes = max(1, min(jobs() // 2, len(wanted)))
+    processes = max(1, min(most_at_once() // 2, len(wanted)))
     with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         for name, texts in zip(wanted, pool.map(partial(traced, arch), wanted), strict=True):
             print(f"traced {name}, products: {len(texts)}", file=sys.stderr)

@@ -110,8 +110,12 @@ class EpiloguePass(CustomGraphPass):
             self.observe(regions, rejections)
 
     def leave(self, late: Late) -> None:
-        """Called with the regions that measuring has left for want of kernels. The pass alone does not learn
-        when Inductor has compiled a graph, so they keep the cost model's tiles in this process."""
+        """Called with the regions that are not measured yet, for want of kernels. The pass alone does not
+        learn when Inductor has compiled a graph, so they keep the cost model's tiles in this process."""
+        from cute_backend.runtime.tuning.tune import Untuned
+
+        for _ in late:
+            Untuned.LATE.note(warns=False)
 
     def fuse(self, graph: fx.Graph) -> None:
         """Fuses a graph, or raises and leaves the graph, its nodes and their metas unchanged, apart from what

@@ -42,17 +42,23 @@ class FakeTuner:
     def __init__(self, unfused_us: float | None) -> None:
         self.unfused_us = unfused_us
         self.jobs: list[Job] = []
+        self.thorough: list[bool] = []
         self.results: list[Any] | None = None
         self.known: dict[tuple[int, int, int], Result] = {}
-        self.late: list[Job] = []
-        self.later: list[Job] = []
-
-    def tune_built(self, jobs: Sequence[Job]) -> None:
-        torch.empty(1).data_ptr()  # a fake tensor has none, and nothing can be timed with it
-        self.later += jobs
 
     def tune(self, jobs: Sequence[Job]) -> list[Result | None]:
         self.jobs += jobs
+        self.thorough.append(True)
+        return self.found(jobs)
+
+    def measure(self, jobs: Sequence[Job]) -> tuple[list[Result | None], list[Job]]:
+        new = [job for job in jobs if self.recall(job) is None]
+        self.jobs += new
+        self.thorough.append(False)
+        self.found(new)
+        return list(map(self.recall, jobs)), []
+
+    def found(self, jobs: Sequence[Job]) -> list[Result | None]:
         for job in jobs:
             if self.results is not None:
                 assert job.unfused is not None
@@ -119,13 +125,13 @@ def test_tuning_is_inductors_setting_unless_ours_says_otherwise(
 ) -> None:
     with config.patch(max_autotune=ours):
         check(options=options)
-    assert {job.thorough for job in tuner.jobs} == {asked}
+    assert tuner.thorough == [asked]
 
 
 def test_what_is_in_doubt_is_measured_where_nobody_asks_for_tuning(tuner: FakeTuner) -> None:
     check()
     (job,) = tuner.jobs
-    assert (job.m, job.n, job.k, job.thorough) == (M, N, K, False) and job.unfused is not None
+    assert (job.m, job.n, job.k) == (M, N, K) and job.unfused is not None and tuner.thorough == [False]
     assert counted() == {"anchors": 1, "regions": 0, "unfused_faster": 1}
     assert len(cute_backend.explain(program, *inputs()).regions) == 0
     with config.patch(measure=False):
@@ -209,10 +215,10 @@ def test_inductors_code_is_measured_in_16_bits_alone(tuner: FakeTuner) -> None:
 
 
 def test_where_measuring_fails_the_model_decides(tuner: FakeTuner) -> None:
-    def fail(jobs: Sequence[Job]) -> list[Result | None]:
+    def fail(jobs: Sequence[Job]) -> tuple[list[Result | None], list[Job]]:
         raise RuntimeError("the GPU fell off")
 
-    tuner.tune = fail  # type: ignore[method-assign]
+    tuner.measure = fail  # type: ignore[method-assign]
     with (
         config.patch(raise_errors=False),
         pytest.warns(RuntimeWarning, match="fell off.*the cost model decides alone"),
@@ -222,17 +228,26 @@ def test_where_measuring_fails_the_model_decides(tuner: FakeTuner) -> None:
 
 
 class SlowTuner(FakeTuner):
-    """A tuner that doesn't get its kernels in time."""
+    """A tuner whose kernels are built while Inductor works."""
 
-    def tune(self, jobs: Sequence[Job]) -> list[Result | None]:
-        super().tune(jobs)
-        self.late = list(jobs)
-        return [None for _ in jobs]
+    def __init__(self, unfused_us: float | None) -> None:
+        super().__init__(unfused_us)
+        self.later: list[Job] = []
+
+    def measure(self, jobs: Sequence[Job]) -> tuple[list[Result | None], list[Job]]:
+        self.jobs += jobs
+        results = list(map(self.recall, jobs))
+        return results, [job for job, result in zip(jobs, results, strict=True) if result is None]
+
+    def measure_late(self, jobs: Sequence[Job]) -> tuple[list[Result | None], list[Job]]:
+        torch.empty(1).data_ptr()  # a fake tensor has none, and nothing can be timed with it
+        self.later += jobs
+        return self.found(jobs), []
 
 
 @pytest.fixture
 def slow_tuner(tuner: FakeTuner, monkeypatch: pytest.MonkeyPatch) -> SlowTuner:
-    slow = SlowTuner(9.0)
+    slow = SlowTuner(11.0)
     monkeypatch.setattr(tuning_jobs, "tuner_for", lambda index: slow)
     return slow
 
@@ -280,10 +295,23 @@ def test_what_was_late_is_forgotten_once_it_is_measured(slow_tuner: SlowTuner) -
     assert slow_tuner.later == [job, job] and run.late == []
 
 
+def test_what_is_late_at_the_end_is_counted(slow_tuner: SlowTuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_tuner, "measure_late", lambda jobs: ([None for _ in jobs], list(jobs)))
+    check()
+    assert counted() == {"anchors": 1, "regions": 1, "untuned_late": 1}
+
+    torch._dynamo.reset()
+    torch.compile(program, options={"post_grad_custom_pre_pass": epilogue_pass})(*inputs(2 * M))
+    assert counted() == {"anchors": 2, "regions": 2, "untuned_late": 2}
+
+
 def test_what_is_late_is_left_where_measuring_it_fails(
     slow_tuner: SlowTuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slow_tuner, "tune_built", lambda jobs: 1 // 0)
+    def fail(jobs: Sequence[Job]) -> list[Result | None]:
+        raise RuntimeError("the GPU fell off")
+
+    monkeypatch.setattr(slow_tuner, "found", fail)
     with config.patch(raise_errors=False), pytest.warns(RuntimeWarning, match="the cost model decides alone"):
         check()
     assert counted()["regions"] == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import signal
 import threading
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -91,21 +90,6 @@ def test_no_more_than_the_limit_are_built_at_once() -> None:
     assert len(steps) == 4 and not any(kernel in queue for kernel in KERNELS)
 
 
-def test_who_waits_until_a_time_leaves_what_is_not_built() -> None:
-    """Builds that have begun, and those that another caller has asked for, go on. Others leave the queue."""
-    builder = Builder()
-    queue, past = BuildQueue(builder, lambda: 1), 0.0
-    queue.submit(KERNELS[1], nothing)
-    builder.is_busy.acquire()
-    queue.submit(KERNELS[2], nothing)
-    assert queue.collect(KERNELS[1:], nothing, past) == {}
-    assert KERNELS[1] in queue and KERNELS[2] in queue and KERNELS[3] not in queue
-    builder.may.release(4)
-    queue.settle()
-    assert builder.begun == KERNELS[1:3] and queue._batch.is_done
-    assert queue.collect(KERNELS[1:3], nothing, past) == dict.fromkeys(KERNELS[1:3])
-
-
 def test_a_queue_settles_when_nothing_is_built_any_more() -> None:
     builder = Builder()
     queue = BuildQueue(builder, lambda: 1)
@@ -154,7 +138,7 @@ def test_an_error_after_a_build_ends_no_thread(caplog: pytest.LogCaptureFixture)
     queue = BuildQueue(nothing, lambda: 1)
     queue.submit(KERNELS[0], wrong)
     for kernel in KERNELS[:2]:
-        assert queue.collect([kernel], nothing, time.perf_counter() + 5) == {kernel: None}
+        assert queue.collect([kernel], nothing) == {kernel: None}
     assert "KeyError: 'wrong'" in caplog.text
 
 

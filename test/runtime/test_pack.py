@@ -345,7 +345,7 @@ def test_what_an_installed_pack_lacks_is_compiled_without_a_warning(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        building, "_build_all", lambda kernels, built, until: {each: BuildError("") for each in kernels}
+        building, "_build_all", lambda kernels, built: {each: BuildError("") for each in kernels}
     )
     other = kernel_of(make_spec(second_store=True))
     assert isinstance(obtain([other])[other], BuildError)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import Plan
 from cute_backend.runtime.compiling import rungs
-from cute_backend.runtime.compiling.rungs import load_standing, obtain_standing, standing
+from cute_backend.runtime.compiling.rungs import begin_alone, load_standing, obtain_standing, standing, stands
 from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels.kernel import Kernel
 from support.runtime.handmade import kernel_of, make_spec
@@ -125,6 +125,18 @@ def test_an_error_is_returned_if_no_rung_can_be_built(
     assert obtain_standing([FIRST])[FIRST] == rungs.Obtained(FIRST, error)
     assert len(made.batches) == (3 if error is BROKEN else 1), "without the DSL no rung can be built"
     assert load_standing([FIRST]) == {} and counted() == {"builds_failed": len(made.batches)}
+
+
+def test_a_kernel_that_is_begun_alone_is_remembered_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other is begun in its place."""
+    begun: dict[Kernel, Callable[[Exception | None], None]] = {}
+    monkeypatch.setattr(rungs, "begin", begun.__setitem__)
+    monkeypatch.setattr(rungs, "spill_bytes", {LAST: 8}.get)
+    begin_alone([FIRST, SECOND, LAST])
+    for kernel, error in ((FIRST, BROKEN), (SECOND, None), (LAST, UnavailableError("no DSL"))):
+        begun[kernel](error)
+    assert list(begun) == [FIRST, SECOND, LAST] and [*map(stands, begun)] == [False, True, False]
+    assert standing(FIRST) == SECOND
 
 
 def test_several_kernels_climb_down_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -470,6 +470,6 @@ def test_a_failed_build_leaves_no_entry(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_number_of_compiling_processes_is_a_setting() -> None:
-    assert building.jobs() == len(os.sched_getaffinity(0))
+    assert building.most_at_once() == len(os.sched_getaffinity(0))
     with config.patch(compile_jobs=3):
-        assert building.jobs() == 3
+        assert building.most_at_once() == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from cute_backend.runtime.compiling import rungs
 from cute_backend.runtime.disk.cache import KernelCache
 from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels.kernel import Kernel
-from cute_backend.runtime.tuning import timing, tune
+from cute_backend.runtime.tuning import timing, trials, tune
 from cute_backend.runtime.tuning.timing import GpuTimer, Run, Timings
 from cute_backend.runtime.tuning.tune import Job, Tuner
 from cute_backend.runtime.tuning.tuning_results import NOISE, Key, Records, Result, TunedFile
@@ -91,26 +90,40 @@ class FakeTimer:
 
 @dataclass
 class FakeBuild:
-    """Hands out functions, except for what is said not to compile, or to be late where there is an end."""
+    """Hands out functions, except for what is said not to compile."""
 
     broken: tuple[TileConfig, ...] = ()
-    late: tuple[TileConfig, ...] = ()
     batches: list[list[Kernel]] = field(default_factory=list)
-    until: float | None = None
 
-    def __call__(
-        self, kernels: Sequence[Kernel], *, built: Callable[[], None], until: float | None
-    ) -> dict[Kernel, Any]:
+    def __call__(self, kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Any]:
         self.batches.append(list(kernels))
-        self.until = until
         outcomes: dict[Kernel, Any] = {}
         for kernel in kernels:
-            if until is not None and kernel.plan in map(planned, self.late):
-                continue
             broken = kernel.plan in map(planned, self.broken)
             outcomes[kernel] = BuildError(f"{kernel.name} is broken") if broken else print
             built()
         return outcomes
+
+
+@dataclass
+class Background:
+    """Builds that go on while the program does: what was begun, what is not at hand yet, and what of that is
+    being built."""
+
+    begun: list[Kernel] = field(default_factory=list)
+    late: set[Plan] = field(default_factory=set)
+    building: set[Plan] = field(default_factory=set)
+
+
+@pytest.fixture(autouse=True)
+def background(monkeypatch: pytest.MonkeyPatch) -> Background:
+    found = Background()
+    monkeypatch.setattr(trials, "begin_alone", found.begun.extend)
+    monkeypatch.setattr(trials, "most_at_once", lambda: 16)
+    for module in (tune, trials):
+        monkeypatch.setattr(module, "is_at_hand", lambda kernel: kernel.plan not in found.late)
+    monkeypatch.setattr(tune, "is_begun", lambda kernel: kernel.plan in found.building)
+    return found
 
 
 def memory_in(folder: Path) -> Records:
@@ -166,19 +179,18 @@ def test_a_result_of_an_m_that_varies_serves_its_bucket(tmp_path: Path) -> None:
 
 def test_what_is_in_doubt_is_timed_unless_more_is_known(tmp_path: Path) -> None:
     sizes = 257, 5632, 2048
-    job = Job(SPEC, *sizes, thorough=False)
+    job = Job(SPEC, *sizes)
     few = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)
     assert 1 < len(few) <= DOUBTED and few[0] == choose(Arch.SM90A, SPEC, Sizes(*sizes), 132)
     timer, build = FakeTimer({few[1]: 70.0}), FakeBuild()
     tune = tuner(tmp_path, timer, build)
-    assert tune.tune([job, job]) == [Result(few[1], 70.0, None, thorough=False)] * 2
+    assert tune.measure([job, job]) == ([Result(few[1], 70.0, None, thorough=False)] * 2, [])
     assert [[kernel.plan for kernel in timed] for _, timed in timer.asked] == [[*map(planned, few)]]
     assert build.batches == [timer.asked[0][1]] and counted() == {"measured": 1}
 
-    thorough = replace(job, thorough=True)
-    (result,) = tune.tune([thorough])
+    (result,) = tune.tune([job])
     assert len(timer.asked) == 2 and len(timer.asked[1][1]) > len(few)
-    assert result is not None and result.thorough and tune.tune([job]) == [result]
+    assert result is not None and result.thorough and tune.measure([job]) == ([result], [])
     assert len(timer.asked) == 2 and counted() == {"measured": 1, "tuned": 1}
 
 
@@ -247,37 +259,31 @@ def test_groups_of_rows_are_tuned_by_their_number(tmp_path: Path) -> None:
 def test_what_another_process_timed_meanwhile_is_not_timed_again(tmp_path: Path) -> None:
     found = Result(TRIED[2], 50.0, None)
 
-    def build(
-        kernels: Sequence[Kernel], *, built: Callable[[], None], until: float | None
-    ) -> dict[Kernel, Any]:
+    def build(kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Any]:
         tuner(tmp_path, FakeTimer({TRIED[2]: 50.0})).tune([JOB])
-        return FakeBuild()(kernels, built=built, until=until)
+        return FakeBuild()(kernels, built=built)
 
     timer = FakeTimer()
     assert Tuner(GPU, timer, memory_in(tmp_path), build).tune([JOB]) == [found] and timer.asked == []
 
 
-def test_what_another_process_timed_meanwhile_is_not_late(tmp_path: Path) -> None:
+def test_what_another_process_timed_meanwhile_is_not_late(tmp_path: Path, background: Background) -> None:
     found = Result(TRIED[2], 50.0, None, thorough=False)
-    job = replace(JOB, thorough=False)
+    memory = memory_in(tmp_path)
 
-    def build(
-        kernels: Sequence[Kernel], *, built: Callable[[], None], until: float | None
-    ) -> dict[Kernel, Any]:
-        memory = memory_in(tmp_path)
-        memory.put({Tuner(GPU, FakeTimer(), memory)._key(job): found})
-        return {}
+    def unfused() -> Run:
+        memory.put({Tuner(GPU, FakeTimer(), memory)._key(JOB): found})
+        return print
 
-    assert Tuner(GPU, FakeTimer(), memory_in(tmp_path), build).tune([job]) == [found]
+    background.late |= set(map(planned, doubted(Arch.SM90A, SPEC, Sizes(*SIZES), 132)))
+    assert tuner(tmp_path, FakeTimer()).measure([replace(JOB, unfused=unfused)]) == ([found], [])
     assert counted() == {}
 
 
 def test_an_interrupt_does_not_wait_for_the_compiler(tmp_path: Path) -> None:
     ended, may_end = threading.Event(), threading.Event()
 
-    def build(
-        kernels: Sequence[Kernel], *, built: Callable[[], None], until: float | None
-    ) -> dict[Kernel, Any]:
+    def build(kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Any]:
         may_end.wait(60)
         ended.set()
         return {}
@@ -315,116 +321,134 @@ def spills(monkeypatch: pytest.MonkeyPatch, *tiles: TileConfig) -> None:
 
 
 def test_what_stands_of_the_tiles_in_doubt_is_timed_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: Background
 ) -> None:
     """A program waits for no rungs while a tile stands."""
     sizes = 257, 5632, 2048
-    first, *others = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)
-    spills(monkeypatch, first)
-    timer, build = FakeTimer(), FakeBuild()
-    (result,) = tuner(tmp_path, timer, build).tune([Job(SPEC, *sizes, thorough=False)])
+    spilling, sound, broken = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)
+    spills(monkeypatch, spilling)
+    monkeypatch.setattr(rungs, "_failed", {Kernel(planned(broken))})
+    background.late |= {planned(sound)}
+    timer = FakeTimer()
+    measuring = tuner(tmp_path, timer)
+    (none,), _ = measuring.measure([Job(SPEC, *sizes)])
+    assert none is None and [kernel.plan for kernel in background.begun] == [planned(sound)]
+    background.late.clear()
+    (result,), _ = measuring.measure([Job(SPEC, *sizes)])
     ((_, timed),) = timer.asked
-    assert others and [kernel.plan for kernel in timed] == [*map(planned, others)]
-    assert result is not None and result.config == others[0] and len(build.batches) == 1
+    assert [kernel.plan for kernel in timed] == [planned(sound)]
+    assert result is not None and result.config == sound
 
 
 def test_what_runs_in_place_of_a_tile_in_doubt_is_timed_if_none_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: Background
 ) -> None:
     sizes = 257, 5632, 2048
     broken, *spilling = tiles = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)
     spills(monkeypatch, *spilling)
-    lower = [planning.rungs(planned(tile))[1] for tile in tiles]
-    timer = FakeTimer({lower[1].tile: 70.0})
-    with pytest.warns(RuntimeWarning, match="is broken"):
-        (result,) = tuner(tmp_path, timer, FakeBuild(broken=(broken,))).tune(
-            [Job(SPEC, *sizes, thorough=False)]
-        )
+    monkeypatch.setattr(rungs, "_failed", {Kernel(planned(broken))})
+    lower = list(dict.fromkeys(planning.rungs(planned(tile))[1] for tile in tiles))
+    background.late |= set(lower)
+    timer = FakeTimer({lower[-1].tile: 70.0})
+    measuring = tuner(tmp_path, timer)
+    (none,), _ = measuring.measure([Job(SPEC, *sizes)])
+    assert none is None and [kernel.plan for kernel in background.begun] == lower
+    background.late.clear()
+    (result,), _ = measuring.measure([Job(SPEC, *sizes)])
     ((_, timed),) = timer.asked
-    assert {kernel.plan for kernel in timed} >= set(lower)
-    assert not {*map(planned, tiles)} & {kernel.plan for kernel in timed}
+    assert [kernel.plan for kernel in timed] == lower
     assert result is not None and result.config in tiles and result.us == 70.0
 
 
-def test_measuring_goes_on_without_kernels_that_are_late(tmp_path: Path) -> None:
-    """A region one of whose tiles is not compiled in time has the model's choice; tuning waits."""
+def test_measuring_goes_on_without_kernels_that_are_late(tmp_path: Path, background: Background) -> None:
+    """A region one of whose tiles is not built has the model's choice, and is begun."""
     other = make_spec(second_store=True)
     sizes = 257, 5632, 2048
-    jobs = [Job(spec, *sizes, thorough=False) for spec in (SPEC, other)]
-    late = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)[1]
-    timer, build = FakeTimer(), FakeBuild(late=(late,))
-    assert [result is None for result in tuner(tmp_path, timer, build).tune(jobs)] == [True, False]
-    assert counted() == {"measured": 1, "untuned_late": 1}
+    jobs = [Job(spec, *sizes) for spec in (SPEC, other)]
+    tiles = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)
+    background.late |= {planned(tiles[1])}
+    timer, build = FakeTimer(), FakeBuild()
+    (none, result), late = tuner(tmp_path, timer, build).measure(jobs)
+    assert none is None and result is not None and [job.spec for job in late] == [SPEC]
+    assert counted() == {"measured": 1} and [kernel.plan for kernel in background.begun] == [
+        planned(tiles[1])
+    ]
     ((_, timed),) = timer.asked
     assert {kernel.plan.spec for kernel in timed} == {other}
-    firsts = [choose(Arch.SM90A, spec, Sizes(*sizes), 132) for spec in (SPEC, other)]
-    assert [kernel.plan.tile for kernel in build.batches[0][:2]] == firsts  # these run in any case
-
-    (result,) = tuner(tmp_path, timer, build).tune([replace(jobs[0], thorough=True)])
-    assert result is not None and result.thorough
 
 
 def test_a_region_that_was_late_is_timed_once_its_kernels_are_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, background: Background
 ) -> None:
     sizes = 257, 5632, 2048
     slow = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)[1]
+    background.late |= {planned(slow)}
     compilations: list[Run] = []
-    job = Job(SPEC, *sizes, unfused=lambda: compilations.append(print) or print, thorough=False)
-    built: set[TileConfig] = set()
-    monkeypatch.setattr(tune, "is_at_hand", lambda kernel: kernel.plan.tile in built)
+    job = Job(SPEC, *sizes, unfused=lambda: compilations.append(print) or print)
     timer = FakeTimer({slow: 70.0}, unfused=90.0)
-    tuning = tuner(tmp_path, timer, FakeBuild(late=(slow,)))
-    assert tuning.tune([job]) == [None]
-    (job,) = tuning.late
+    measuring = tuner(tmp_path, timer)
+    for _ in range(2):
+        (none,), (job,) = measuring.measure([job])
+        assert none is None and timer.asked == []
+    background.late.clear()
+    assert measuring.measure([job]) == ([Result(slow, 70.0, 90.0, thorough=False)], [])
+    assert counted() == {"measured": 1} and len(compilations) == 1
 
-    build = FakeBuild()
-    later = tuner(tmp_path, timer, build)
-    later.tune_built([job])
-    assert timer.asked == [] and build.batches == []  # one kernel is not built yet
 
-    built |= {*doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)}
-    start = time.perf_counter()
-    later.tune_built([job])
-    assert later.recall(job) == Result(slow, 70.0, 90.0, thorough=False) and later.late == []
-    assert build.until is not None and build.until <= time.perf_counter() and build.until >= start
-    assert counted() == {"untuned_late": 1, "measured": 1} and len(compilations) == 1
+def test_what_is_late_waits_for_the_kernels_that_were_begun(tmp_path: Path, background: Background) -> None:
+    """And begins no others."""
+    sizes = 257, 5632, 2048
+    first, *others = map(planned, doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132))
+    background.late |= {first, *others}
+    batches: list[list[Plan]] = []
+
+    def build(kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Any]:
+        batches.append([kernel.plan for kernel in kernels])
+        background.late -= set(batches[-1])
+        background.building.clear()
+        return FakeBuild()(kernels, built=built)
+
+    timer = FakeTimer()
+    measuring = Tuner(GPU, timer, memory_in(tmp_path), build)
+    background.building |= {*others}
+    (none,), (job,) = measuring.measure_late([Job(SPEC, *sizes)])
+    assert none is None and batches == [others] and timer.asked == [] and background.begun == []
+    background.building |= {first}
+    (result,), late = measuring.measure_late([job])
+    assert result is not None and late == [] and batches[1:] == [[first], [first, *others]]
+
+
+def test_candidates_are_begun_by_rank_and_for_no_more_regions_than_there_are_cores_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: Background
+) -> None:
+    sizes = [(m, 5632, 2048) for m in (257, 300, 513, 700)]
+    tiles = [doubted(Arch.SM90A, SPEC, Sizes(*each), 132) for each in sizes]
+    assert len(tiles[0]) == len(tiles[1]) == 3
+    background.late |= {planned(tile) for each in tiles for tile in each}
+    for cores, begun in ((1, 0), (2, 0), (3, 1), (4, 2)):
+        background.begun.clear()
+        monkeypatch.setattr(trials, "most_at_once", lambda cores=cores: cores)
+        _, late = tuner(tmp_path, FakeTimer()).measure([Job(SPEC, *each) for each in sizes])
+        ranks = zip(*tiles[:begun], strict=True)
+        expected = dict.fromkeys(planned(tile) for rank in ranks for tile in rank)
+        assert [kernel.plan for kernel in background.begun] == list(expected) and len(late) == 4
 
 
 def test_measuring_waits_for_no_other_process_and_tuning_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was left since another process timed is timed later."""
-    monkeypatch.setattr(tune, "_LOCK_S", 0.05)
-    monkeypatch.setattr(tune, "is_at_hand", lambda kernel: True)
-    job, timer = replace(JOB, thorough=False), FakeTimer()
+    """What is late since another process times is timed later."""
+    for name in ("_TUNING_LOCK_S", "_MEASURING_LOCK_S"):
+        monkeypatch.setattr(tune, name, 0.05)
+    timer = FakeTimer()
     measuring = tuner(tmp_path, timer)
     with memory_in(tmp_path).exclusively(0.0):
-        assert measuring.tune([job], patience_s=0.05) == [None] and timer.asked == []
-        assert counted() == {"untuned_late": 1}
-        measuring.tune_built([job])
-        assert timer.asked == [] and counted() == {"untuned_late": 1}
-    (late, _) = measuring.late
-    measuring.tune_built([late])
-    assert len(timer.asked) == 1
+        (none,), late = measuring.measure([JOB])
+    assert none is None and timer.asked == []
+    assert measuring.measure(late)[1] == [] and len(timer.asked) == 1
     with memory_in(tmp_path).exclusively(0.0):
-        (result,) = tuner(tmp_path, timer).tune([JOB])
+        (result,) = measuring.tune([JOB])
     assert result is not None and result.thorough and len(timer.asked) == 2
-
-
-def test_measuring_goes_on_without_rungs_that_are_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = 257, 5632, 2048
-    tiles = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)
-    spills(monkeypatch, *tiles)
-    lower = tuple(planning.rungs(planned(tile))[1].tile for tile in tiles)
-    timer, build = FakeTimer(), FakeBuild(late=lower)
-    assert tuner(tmp_path, timer, build).tune([Job(SPEC, *sizes, thorough=False)]) == [None]
-    assert timer.asked == [] and len(build.batches) == 2 and counted() == {"untuned_late": 1}
-    monkeypatch.setattr(tune, "is_at_hand", lambda kernel: True)
-    tuner(tmp_path, timer, build).tune_built([Job(SPEC, *sizes, thorough=False)])
-    assert timer.asked == [] and counted() == {"untuned_late": 1}
 
 
 def test_a_kernel_that_spills_in_every_tile_is_timed_against_inductors(
@@ -433,8 +457,8 @@ def test_a_kernel_that_spills_in_every_tile_is_timed_against_inductors(
     """It is what would run, and may be slow."""
     for module in (rungs, tune):
         monkeypatch.setattr(module, "spill_bytes", lambda kernel: 8)
-    job = Job(SPEC, 257, 5632, 2048, unfused=lambda: lambda: None, thorough=False)
-    (result,) = tuner(tmp_path, FakeTimer(unfused=60.0)).tune([job])
+    job = Job(SPEC, 257, 5632, 2048, unfused=lambda: lambda: None)
+    ((result,), _) = tuner(tmp_path, FakeTimer(unfused=60.0)).measure([job])
     assert result is not None and result.unfused_wins and counted() == {"measured": 1}
 
 
@@ -478,7 +502,7 @@ def test_what_does_not_fit_into_memory_is_tried_again_where_more_is_free(tmp_pat
 
 def test_a_result_is_kept_if_more_does_not_fit(tmp_path: Path) -> None:
     """Further candidates of tuning may have a workspace."""
-    (measured,) = tuner(tmp_path, FakeTimer()).tune([replace(JOB, thorough=False)])
+    ((measured,), _) = tuner(tmp_path, FakeTimer()).measure([JOB])
     timer = FakeTimer(error=torch.OutOfMemoryError("no room"))
     with pytest.warns(RuntimeWarning, match="do not fit"):
         assert tuner(tmp_path, timer).tune([JOB]) == [measured]
@@ -511,15 +535,16 @@ def test_nothing_is_found_out_by_asking_what_is_known(tmp_path: Path) -> None:
 # What a user sees
 
 
-def progress_of(folder: Path, console: Console, job: Job = JOB) -> None:
-    tuner(folder, FakeTimer(), console=console).tune([job])
+def progress_of(folder: Path, console: Console, thorough: bool = True) -> None:
+    tuning = tuner(folder, FakeTimer(), console=console)
+    tuning.tune([JOB]) if thorough else tuning.measure([JOB])
 
 
 @pytest.mark.parametrize(("thorough", "doing"), [(True, "tuning"), (False, "measuring")])
 def test_progress_is_shown_on_a_terminal(thorough: bool, doing: str, tmp_path: Path) -> None:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=100)
-    progress_of(tmp_path, console, replace(JOB, thorough=thorough))
+    progress_of(tmp_path, console, thorough)
     assert f"{doing} 1 region: timing" in shown.getvalue()
     assert thorough or "tuning" not in shown.getvalue()
 

@@ -31,61 +31,65 @@ def tune(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
 
     A region that can't be tuned is kept, and counted. Without a GPU every region is kept.
     """
-    return _timed(regions)
+    found: dict[int, Result | None] = {}
+    for index, jobs in _by_gpu(regions, thorough=True).items():
+        found.update(zip(jobs, tuner_for(index).tune(list(jobs.values())), strict=True))
+    return _judge(regions, found)
 
 
 Late = list[tuple[int, Job]]
-"""Regions for whose kernels measuring did not wait, each with the index of its GPU."""
+"""Regions that were not measured before Inductor compiled their graph, each with the index of its GPU."""
 
 
 def measure(regions: Sequence[Region], late: Late) -> tuple[list[Region], list[Rejection]]:
-    """Does the same as `tune`, but times only those few tiles between which the cost model can't decide. It
-    was not asked for, so it warns of nothing but what fails, and then keeps all regions. It doesn't wait long
-    for kernels: the regions that it keeps without timing them are added to `late`."""
+    """Does the same as `tune`, but times only those few tiles between which the cost model can't decide, and
+    waits for no kernel: it keeps a region whose kernels are not built, and adds it to `late`. It was not
+    asked for, so it warns of nothing but what fails, and then keeps all regions."""
+    found: dict[int, Result | None] = {}
     try:
-        return _timed(regions, late)
+        for index, jobs in _by_gpu(regions, thorough=False).items():
+            results, left = tuner_for(index).measure(list(jobs.values()))
+            found.update(zip(jobs, results, strict=True))
+            late += [(index, job) for job in left]
     except Exception as error:
         contain(error, _INSTEAD)
         return list(regions), []
+    return _judge(regions, found)
 
 
 @_disable_current_modes()  # AOTAutograd's fake mode, which is off inside Inductor alone
-def measure_late(late: Late) -> None:
-    """Times what `measure` left, now that Inductor has compiled the graph, as far as the kernels were built
-    meanwhile. Launches get the tiles that are found; the regions stay kernels."""
+def measure_late(late: Late) -> bool:
+    """Times what `measure` left, now that Inductor has compiled the graph. Launches get the tiles that are
+    found. Returns whether Inductor's own code is faster for a region, which is a kernel in this graph."""
     jobs: dict[int, list[Job]] = defaultdict(list)
     for index, job in late:
         jobs[index].append(job)
+    results: list[Result | None] = []
     try:
         for index, each in jobs.items():
-            tuner_for(index).tune_built(each)
+            found, left = tuner_for(index).measure_late(each)
+            results += found
+            for _ in left:
+                Untuned.LATE.note(warns=False)
     except Exception as error:
         contain(error, _INSTEAD)
+    return any(result is not None and result.unfused_wins for result in results)
 
 
 _INSTEAD = "the cost model decides alone"
 
 
-def _timed(regions: Sequence[Region], late: Late | None = None) -> tuple[list[Region], list[Rejection]]:
-    """Times regions: thoroughly, unless there is a list for those that are `late`."""
-    thorough = late is None
+def _by_gpu(regions: Sequence[Region], thorough: bool) -> dict[int, dict[int, Job]]:
+    """The jobs of regions by GPU and position. Counts the regions that are not timed."""
     jobs: dict[int, dict[int, Job]] = defaultdict(dict)
-    found: dict[int, Result | None] = {}
     for position, index, job in _jobs(regions, thorough):
         if isinstance(job, Untuned):
             job.note(warns=thorough)
-        elif not thorough and _is_packed(job, index):
-            found[position] = tuner_for(index).recall(job)
-            if found[position] is None:
-                Untuned.PACKED.note(warns=False)
+        elif not thorough and _is_packed(job, index) and tuner_for(index).recall(job) is None:
+            Untuned.PACKED.note(warns=False)
         else:
             jobs[index][position] = job
-    for index, each in jobs.items():
-        tuner = tuner_for(index)
-        found.update(zip(each, tuner.tune(list(each.values())), strict=True))
-        if late is not None:
-            late += [(index, job) for job in tuner.late]
-    return _judge(regions, found)
+    return jobs
 
 
 def recall(regions: Sequence[Region], thorough: bool) -> tuple[list[Region], list[Rejection]]:
@@ -136,8 +140,8 @@ def gpu_of(device: torch.device) -> int | None:
 
 
 def _job(region: Region, thorough: bool) -> Job | Untuned:
-    """The region as a job, or the reason why it is not timed. Of a job that is not thorough all sizes are
-    static, and Inductor's code is timed in 16 bits alone: in 8 bits it was never the faster."""
+    """The region as a job, or the reason why it is not timed. If it is not `thorough`, all sizes are static,
+    and Inductor's code is timed in 16 bits alone: in 8 bits it was never the faster."""
     m, n, k = region.problem
     if config.batch_invariant:
         return Untuned.BATCH_INVARIANT
@@ -158,7 +162,7 @@ def _job(region: Region, thorough: bool) -> Job | Untuned:
         is_copied = any(acc.b_block for acc in region.spec.accumulators)
         in_doubt = thorough or region.spec.product.a_dtype.bits == 16
         unfused = partial(compile_unfused, region, tuned=thorough) if in_doubt and not is_copied else None
-        return Job(region.spec, example, n, k, not isinstance(m, int), unfused, thorough=thorough)
+        return Job(region.spec, example, n, k, not isinstance(m, int), unfused)
     if not isinstance(groups, int):
         return Untuned.SYMBOLIC
     # Random offsets would divide no rows, so Inductor's code is not timed.

@@ -47,7 +47,7 @@ MAX_SECONDS = 900.0
 _loaded: dict[Kernel, KernelFunction] = {}
 _loading = free_in_children(threading.Lock())
 
-_queue = BuildQueue(lambda kernel: _attempted(_build_in_process, kernel), lambda: jobs())
+_queue = BuildQueue(lambda kernel: _attempted(_build_in_process, kernel), lambda: most_at_once())
 
 
 def build(kernel: Kernel) -> Built:
@@ -84,13 +84,10 @@ def _load(kernel: Kernel) -> KernelFunction | None:
 Outcome = Union[KernelFunction, BuildError, UnavailableError]
 
 
-def obtain(
-    kernels: Iterable[Kernel], *, built: Callable[[], None] | None = None, until: float | None = None
-) -> dict[Kernel, Outcome]:
+def obtain(kernels: Iterable[Kernel], *, built: Callable[[], None] | None = None) -> dict[Kernel, Outcome]:
     """Returns each of `kernels`, which it builds if necessary, or the error if a kernel can't be built.
 
-    `built` is called after each kernel; without it, a line on the terminal counts the kernels. It waits
-    `until` a time of `time.perf_counter`; the kernels that are not built by then are missing in the result.
+    `built` is called after each kernel; without it, a line on the terminal counts the kernels.
     """
     kernels = list(dict.fromkeys(kernels))
     outcomes: dict[Kernel, Outcome] = dict(load_known(each for each in kernels if each not in _queue))
@@ -98,8 +95,7 @@ def obtain(
     if not missing:
         return outcomes
     warn_of_packs(missing)
-    ended = _build_all(missing, built, until)
-    missing = [kernel for kernel in missing if kernel in ended]
+    ended = _build_all(missing, built)
     count("kernels_built", len(missing))
     failures = {kernel: error for kernel, error in ended.items() if error is not None}
     outcomes |= load_known(missing)
@@ -156,13 +152,11 @@ def build_again(kernels: Sequence[Kernel]) -> None:
             raise failure
 
 
-def _build_all(
-    kernels: Sequence[Kernel], built: Callable[[], None] | None, until: float | None = None
-) -> dict[Kernel, Failure | None]:
+def _build_all(kernels: Sequence[Kernel], built: Callable[[], None] | None) -> dict[Kernel, Failure | None]:
     """Builds kernels into the cache, and returns the error of each that can't be built, and None of each that
-    was, `until` a time. Without `built`, a line on the terminal counts them."""
+    was. Without `built`, a line on the terminal counts them."""
     with _queue.line() if built is None else nullcontext():
-        return _queue.collect(kernels, built or (lambda: None), until)
+        return _queue.collect(kernels, built or (lambda: None))
 
 
 def removed(kernel: Kernel) -> BuildError:
@@ -183,7 +177,7 @@ def _has(kernel: Kernel) -> bool:
     return any(cache.has(kernel) for cache in caches())
 
 
-def jobs() -> int:
+def most_at_once() -> int:
     """The number of processes that compile in parallel."""
     return config.compile_jobs or len(os.sched_getaffinity(0))
 

@@ -104,16 +104,10 @@ class BuildQueue:
                 return
         then(build.error)
 
-    def collect(
-        self, kernels: Sequence[Kernel], step: Callable[[], None], until: float | None = None
-    ) -> dict[Kernel, Failure | None]:
+    def collect(self, kernels: Sequence[Kernel], step: Callable[[], None]) -> dict[Kernel, Failure | None]:
         """Waits for kernels, which are added if they are missing, and takes them out of the queue. Returns
         the error of each that can't be built, and None of each that was. `step` is called for each kernel
-        that is done.
-
-        It waits `until` a time of `time.perf_counter`. The kernels that are not built by then are missing in
-        the result; those that have begun stay in the queue. If the wait is interrupted, all builds are given
-        up.
+        that is done. If the wait is interrupted, all builds are given up.
         """
         errors: dict[Kernel, Exception | None] = {}
         with self._changed:
@@ -122,12 +116,7 @@ class BuildQueue:
             while left:
                 with self._changed:
                     while not (done := [each for each in left if each.is_done]):
-                        seconds = None if until is None else until - time.perf_counter()
-                        if seconds is not None and seconds <= 0:
-                            self._withdraw(left)
-                            left = []
-                            break
-                        self._changed.wait(seconds)
+                        self._changed.wait()
                     left = [
                         self._add(each.kernel, at=0) if each.was_stopped else each
                         for each in left
@@ -169,13 +158,6 @@ class BuildQueue:
                 self._finish(build, was_stopped=True)
             self._waiting.clear()
         end_all()
-
-    def _withdraw(self, builds: Sequence[_Build]) -> None:
-        """Takes builds out of the queue that have not begun, and that nobody else has asked for."""
-        for build in builds:
-            if build in self._waiting and not build.then:
-                self._waiting.remove(build)
-                self._finish(build, was_stopped=True)
 
     def _add(self, kernel: Kernel, at: int) -> _Build:
         """The build of a kernel, at this place of the queue or ahead of it unless it has begun."""

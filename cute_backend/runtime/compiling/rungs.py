@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, takewhile
 
 from cute_backend.errors import BuildError
@@ -100,6 +101,23 @@ def begin_standing(kernels: Iterable[Kernel]) -> list[Kernel]:
     for kernel in missing:
         _begin(kernel, {})
     return missing
+
+
+def begin_alone(kernels: Iterable[Kernel]) -> None:
+    """Begins to build `kernels` while the program goes on, and none in place of one that spills or can't be
+    compiled."""
+    for kernel in kernels:
+        begin(kernel, partial(_note, kernel))
+
+
+def _note(kernel: Kernel, error: Exception | None) -> None:
+    if isinstance(error, BuildError):
+        _failed.add(kernel)
+
+
+def stands(kernel: Kernel) -> bool:
+    """Whether a kernel is not known to spill, and not known to be one that can't be compiled."""
+    return kernel not in _failed and not spill_bytes(kernel)
 
 
 def _begin(kernel: Kernel, ended: Mapping[Kernel, Exception | None]) -> None:

@@ -2,21 +2,21 @@
 fast.
 
 Candidates are compiled in parallel processes, timed round-robin from a cold L2, and the winner is remembered
-for its M or, if M varies, for its bucket. Nothing is timed at a launch, which uses earlier results. A job
-that is not thorough times only those few between which the model can't decide.
+for its M or, if M varies, for its bucket. Nothing is timed at a launch, which uses earlier results. Measuring
+times only those few between which the model can't decide, in two steps: what is built before Inductor works,
+and the rest, which is built meanwhile, after it.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain
 from threading import Thread
 from typing import Protocol
 
@@ -25,16 +25,24 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cute_backend.errors import BuildError, UnavailableError
-from cute_backend.planning import Sizes, TileConfig, bucket_of, candidates, doubted, plan
+from cute_backend.planning import Sizes, bucket_of, candidates, doubted
 from cute_backend.runtime.arguments.device import Device, device_at
-from cute_backend.runtime.compiling.build import Outcome, is_at_hand, obtain
-from cute_backend.runtime.compiling.rungs import spill_bytes, standing
+from cute_backend.runtime.compiling.build import Outcome, is_at_hand, is_begun, obtain
+from cute_backend.runtime.compiling.rungs import spill_bytes
 from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.runtime.host.progress import line
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.runtime.kernels.reach import Problem, reachable_alignments, reachable_kernels
-from cute_backend.runtime.tuning.timing import GpuTimer, Run, Timer
+from cute_backend.runtime.tuning.timing import GpuTimer, Run, Timer, Timings
+from cute_backend.runtime.tuning.trials import (
+    Configurations,
+    Tiles,
+    begin_few,
+    by_rank,
+    kernels_of,
+    standing_of,
+)
 from cute_backend.runtime.tuning.tuning_results import Key, NoRoom, Records, Result, remembered
 from cute_backend.spec import EpilogueSpec
 
@@ -58,7 +66,7 @@ class Untuned(Enum):
     GROUPED = "untuned_grouped", "how its K is split into groups is known to the device alone"
     PACKED = "untuned_packed", "a pack has kernels for it, and others would have to be compiled"
     CAPTURING = "untuned_capturing", "a CUDA graph is being captured, in which nothing can be timed"
-    LATE = "untuned_late", "measuring waits no longer for the compiler, or for another process that times"
+    LATE = "untuned_late", "measuring waits neither for its kernels nor for another process that times"
     MEMORY = "untuned_memory", "its operands do not fit into the GPU's memory beside what is there"
     FAILED = "untuned_failed", "none of its candidates runs"
 
@@ -77,23 +85,15 @@ _MORE_ROOM = 1.1
 memory differs a little from run to run."""
 
 
-PATIENCE_S = 3.0
-"""The most seconds for which measuring the regions of a graph waits for kernels to be compiled. On 16 cores,
-those of most regions are built after 2 to 3 seconds, and those of queries, keys and values with a rotation
-after 5 to 8, while the program is at a stand (H200, benchmarks/findings.md)."""
-
-
-_LOCK_S = 120.0
-"""The most seconds for which tuning waits for another process that times, which may have stopped: tuning then
-times beside it. Measuring waits no longer than for kernels, and then leaves its regions."""
+_TUNING_LOCK_S, _MEASURING_LOCK_S = 120.0, 5.0
+"""The most seconds for which tuning and measuring wait for another process that times, and that may have
+stopped. Tuning then times beside it, and measuring leaves its regions."""
 
 
 class Build(Protocol):
     """The interface of `cute_backend.runtime.compiling.build.obtain`."""
 
-    def __call__(
-        self, kernels: Sequence[Kernel], *, built: Callable[[], None], until: float | None
-    ) -> dict[Kernel, Outcome]: ...
+    def __call__(self, kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Outcome]: ...
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Job:
 
     `dynamic` says that M is symbolic, and `groups` how many groups M rows are in. `unfused` returns a
     function that computes the same as the region without our kernels; it is called only if that function has
-    to be timed. A `thorough` job times all candidates of tuning, another those in doubt (`planning.doubted`).
+    to be timed.
     """
 
     spec: EpilogueSpec
@@ -112,7 +112,6 @@ class Job:
     dynamic: bool = False
     unfused: Callable[[], Run] | None = None
     groups: int | None = None
-    thorough: bool = True
 
 
 class Tuner:
@@ -131,33 +130,57 @@ class Tuner:
         self._memory = memory
         self._build = build
         self._console = console
-        self.late: list[Job] = []
-        """The jobs that were left since measuring did not wait longer for their kernels. Their `unfused`
-        returns code that is compiled."""
 
-    def tune(self, jobs: Sequence[Job], patience_s: float = PATIENCE_S) -> list[Result | None]:
-        """The result of each job, either remembered or found now. A job without a result has None, and is
-        counted. Unless a job is thorough, `patience_s` is how long kernels are waited for, in seconds."""
-        keyed = [(self._key(job), job) for job in jobs]
-        missing = {key: job for key, job in keyed if self._is_missing(key, job)}
-        for key, job in keyed:
-            if key not in missing and self._memory.get(key) is None:
-                Untuned.MEMORY.note(warns=job.thorough)
+    def tune(self, jobs: Sequence[Job]) -> list[Result | None]:
+        """The result of each job with all candidates of tuning, remembered or found now. Waits for the
+        compiler. A job without a result has None, and is counted."""
+        missing = self._missing(jobs, thorough=True)
         if missing:
-            with self._progress(jobs) as progress:
-                self._find(missing, progress, patience_s)
-        return [self._memory.get(key) for key, _ in keyed]
+            with self._progress(f"tuning {_regions(jobs)}") as progress:
+                self._tune(missing, progress)
+        return list(map(self.recall, jobs))
 
-    def tune_built(self, jobs: Sequence[Job]) -> None:
-        """Tunes those of the jobs whose kernels are all built by now, and waits for none."""
-        built = [job for job in jobs if all(map(is_at_hand, self._candidates(self._key(job), job)))]
-        if built:
-            self.tune(built, patience_s=0.0)
+    def measure(self, jobs: Sequence[Job]) -> tuple[list[Result | None], list[Job]]:
+        """The result of each job with the candidates that are in doubt (`planning.doubted`), remembered or
+        found now, and the jobs that are late, for `measure_late`: their candidates are not all built.
 
-    def _is_missing(self, key: Key, job: Job) -> bool:
+        It waits for no kernel, but begins to build them, as far as cores are idle, and compiles the unfused
+        program of each job meanwhile.
+        """
+        missing, late = self._missing(jobs, thorough=False), list[Job]()
+        if missing:
+            tiles = {key: self._kernels(key, doubted) for key in missing}
+            begin_few(tiles.values())
+            missing = {key: _compiled(job) for key, job in missing.items()}
+            with self._progress(f"measuring {_regions(jobs)}") as progress:
+                late = self._measure(missing, tiles, progress)
+        return list(map(self.recall, jobs)), late
+
+    def measure_late(self, jobs: Sequence[Job]) -> tuple[list[Result | None], list[Job]]:
+        """Does the same as `measure` for jobs that were late, waits for the kernels that it began, and begins
+        no others."""
+        missing, late = self._missing(jobs, thorough=False), list[Job]()
+        if missing:
+            tiles = {key: self._kernels(key, doubted) for key in missing}
+            with self._progress(f"measuring {_regions(jobs)}") as progress:
+                while begun := [one for each in tiles.values() for one in standing_of(each) if is_begun(one)]:
+                    _warn_of_failures(self._build_all(progress, begun))
+                late = self._measure(missing, tiles, progress)
+        return list(map(self.recall, jobs)), late
+
+    def _missing(self, jobs: Sequence[Job], thorough: bool) -> dict[Key, Job]:
+        """The jobs to time, by key. Counts the others that have no result."""
+        keyed = {self._key(job): job for job in jobs}
+        missing = {key: job for key, job in keyed.items() if self._is_missing(key, thorough)}
+        for key in keyed.keys() - missing.keys():
+            if self._memory.get(key) is None:
+                Untuned.MEMORY.note(warns=thorough)
+        return missing
+
+    def _is_missing(self, key: Key, thorough: bool) -> bool:
         known = self._memory.get(key)
         if known is not None:
-            return job.thorough and not known.thorough
+            return thorough and not known.thorough
         lacked = self._memory.room_lacked(key)
         return lacked is None or self._timer.free_bytes() > _MORE_ROOM * lacked
 
@@ -172,99 +195,96 @@ class Tuner:
         m = bucket_of(job.m) if job.dynamic else job.m
         return Key(job.spec, alignment, m, job.n, job.k, self._gpu.model, job.groups)
 
-    def _find(self, jobs: Mapping[Key, Job], progress: _Report, patience_s: float) -> None:
-        kernels = {key: self._candidates(key, job) for key, job in jobs.items()}
-        # The choices of the model come first: a program that waits no longer needs them.
-        by_rank = chain.from_iterable(zip_longest(*kernels.values()))
-        tried = [kernel for kernel in by_rank if kernel is not None]
+    def _tune(self, jobs: Mapping[Key, Job], progress: _Report) -> None:
+        kernels = {key: self._kernels(key, candidates) for key in jobs}
         # The other kernels that the regions can need are needed soon, and are compiled along with the many
-        # candidates of tuning. A program that was only to be measured does not wait for them.
-        thorough = (job for job in jobs.values() if job.thorough)
-        everything = list(dict.fromkeys([*tried, *chain.from_iterable(map(self._reached, thorough))]))
-        waits = any(job.thorough for job in jobs.values())
-        until = None if waits else time.perf_counter() + patience_s
-        build = partial(self._build_all, progress, until)
-        building = _begun(build, everything)
+        # candidates.
+        wanted = chain(by_rank(kernels.values()), chain.from_iterable(map(self._reached, jobs.values())))
+        building = _begun(partial(self._build_all, progress), list(dict.fromkeys(wanted)))
         unfused = {key: _unfused(job) for key, job in jobs.items()}
         outcomes = building.result()
-        for key, job in jobs.items():
-            if not job.thorough:
-                kernels[key] = _standing(kernels[key], outcomes, build)
-        named = dict.fromkeys([*tried, *chain.from_iterable(kernels.values())])
-        _warn_of_failures(outcomes[kernel] for kernel in named if kernel in outcomes)
+        _warn_of_failures({each: outcomes[each] for each in by_rank(kernels.values())})
         progress.waiting()
-        with self._memory.exclusively(_LOCK_S if waits else patience_s) as is_alone:
+        with self._memory.exclusively(_TUNING_LOCK_S):
             progress.timing(len(jobs))
             for key, job in jobs.items():
                 # Another process may have done it while this one was building.
-                is_missing = self._is_missing(key, job)
-                is_late = not (is_alone or job.thorough) or any(k not in outcomes for k in kernels[key])
-                if is_missing and is_late:
-                    if patience_s > 0:  # else it was counted when it was left
-                        Untuned.LATE.note(warns=False)
-                    self.late.append(_compiled(job, unfused.pop(key)))
-                elif is_missing:
-                    functions = _built({kernel: outcomes[kernel] for kernel in kernels[key]})
-                    if job.thorough:
-                        functions = _sound(functions)
-                    free = self._timer.free_bytes()
-                    try:
-                        result = self._time(job, functions, kernels[key], unfused.pop(key))
-                    except torch.OutOfMemoryError:
-                        Untuned.MEMORY.note(warns=job.thorough)
-                        if self._memory.get(key) is None:
-                            self._memory.put({key: NoRoom(free)})
-                    else:
-                        self._remember(key, job, result)
+                if self._is_missing(key, thorough=True):
+                    functions = _sound(_built({kernel: outcomes[kernel] for kernel in kernels[key]}))
+                    self._time(key, job, functions, kernels[key], unfused.pop(key), thorough=True)
                 progress.step()
 
-    def _build_all(
-        self, progress: _Report, until: float | None, kernels: Sequence[Kernel]
-    ) -> dict[Kernel, Outcome]:
+    def _build_all(self, progress: _Report, kernels: Sequence[Kernel]) -> dict[Kernel, Outcome]:
         progress.compiling(len(kernels))
-        return self._build(kernels, built=progress.step, until=until)
+        return self._build(kernels, built=progress.step)
 
-    def _remember(self, key: Key, job: Job, result: Result | None) -> None:
-        if result is not None:
-            log.info("timed %s: %s in %.1f us", key.text, result.config.name, result.us)
-            self._memory.put({key: result})
-            count("tuned" if job.thorough else "measured")
+    def _measure(
+        self,
+        jobs: Mapping[Key, Job],
+        tiles: Mapping[Key, Tiles],
+        progress: _Report,
+    ) -> list[Job]:
+        """Times those of the jobs whose candidates are built, and returns the others."""
+        kernels = {key: standing_of(each) for key, each in tiles.items()}
+        ready = {key: job for key, job in jobs.items() if all(map(is_at_hand, kernels[key]))}
+        late = [
+            job for key, job in jobs.items() if key not in ready and self._is_missing(key, thorough=False)
+        ]
+        if not ready:
+            return late
+        progress.waiting()
+        with self._memory.exclusively(_MEASURING_LOCK_S) as is_alone:
+            progress.timing(len(ready))
+            for key, job in ready.items():
+                if self._is_missing(key, thorough=False):
+                    if is_alone:
+                        functions = _built(self._build(list(kernels[key]), built=lambda: None))
+                        self._time(key, job, functions, kernels[key], _unfused(job), thorough=False)
+                    else:
+                        late.append(job)
+                progress.step()
+        return late
 
     def _reached(self, job: Job) -> list[Kernel]:
         return reachable_kernels(_problem(job), self._gpu.arch, self._gpu.sm_count)
 
-    def _candidates(self, key: Key, job: Job) -> dict[Kernel, TileConfig]:
-        """The kernels to time for a problem, each with the tile that it was planned for."""
-        spec, gpu = key.spec, self._gpu
-        tried = candidates if job.thorough else doubted
-        configs = tried(gpu.arch, spec, Sizes(key.m, key.n, key.k, key.groups), gpu.sm_count)
-        found: dict[Kernel, TileConfig] = {}
-        for config in configs:
-            found.setdefault(Kernel.found(plan(spec, config, key.alignment)), config)
-        return found
+    def _kernels(self, key: Key, configs: Configurations) -> Tiles:
+        sizes = Sizes(key.m, key.n, key.k, key.groups)
+        tried = configs(self._gpu.arch, key.spec, sizes, self._gpu.sm_count)
+        return kernels_of(key.spec, tried, key.alignment)
 
     def _time(
         self,
+        key: Key,
         job: Job,
         functions: Mapping[Kernel, KernelFunction],
-        tiles: Mapping[Kernel, TileConfig],
+        tiles: Tiles,
         unfused: Run | None,
-    ) -> Result | None:
-        if not functions:
+        thorough: bool,
+    ) -> None:
+        """Times kernels, and remembers the result."""
+        free = self._timer.free_bytes()
+        try:
+            sizes = job.m, job.n, job.k
+            timed = self._timer(sizes, functions, unfused, job.groups) if functions else Timings({})
+        except torch.OutOfMemoryError:
+            Untuned.MEMORY.note(warns=thorough)
+            if self._memory.get(key) is None:
+                self._memory.put({key: NoRoom(free)})
+            return
+        if not timed.kernels:
             Untuned.FAILED.note()
-            return None
-        timings = self._timer((job.m, job.n, job.k), functions, unfused, job.groups)
-        if not timings.kernels:
-            Untuned.FAILED.note()
-            return None
-        best = min(timings.kernels, key=timings.kernels.__getitem__)
-        return Result(tiles[best], timings.kernels[best], timings.unfused, job.thorough)
+            return
+        best = min(timed.kernels, key=timed.kernels.__getitem__)
+        result = Result(tiles[best], timed.kernels[best], timed.unfused, thorough)
+        log.info("timed %s: %s in %.1f us", key.text, result.config.name, result.us)
+        self._memory.put({key: result})
+        count("tuned" if thorough else "measured")
 
     @contextmanager
-    def _progress(self, jobs: Sequence[Job]) -> Iterator[_Report]:
-        doing = "tuning" if any(job.thorough for job in jobs) else "measuring"
+    def _progress(self, what: str) -> Iterator[_Report]:
         with line(self._console) as bar:
-            yield _Report(bar, f"{doing} {len(jobs)} region{'s' * (len(jobs) != 1)}")
+            yield _Report(bar, what)
 
 
 class _Report:
@@ -305,37 +325,13 @@ def _begun(
     return built
 
 
-def _standing(
-    tiles: dict[Kernel, TileConfig],
-    outcomes: dict[Kernel, Outcome],
-    build: Callable[[Sequence[Kernel]], dict[Kernel, Outcome]],
-) -> dict[Kernel, TileConfig]:
-    """The kernels to time for a few tiles, with these: those that spill nothing. If all spill or can't be
-    built, it is their lower rungs, which are built and added to `outcomes`. A kernel that is not built in
-    time is missing there."""
-    if tiles.keys() - outcomes.keys():
-        return tiles
-    failed = _failed(outcomes)
-    if sound := {k: tile for k, tile in tiles.items() if k not in failed and not spill_bytes(k)}:
-        return sound
-    while True:
-        found = dict[Kernel, TileConfig]()
-        for kernel, tile in tiles.items():
-            found.setdefault(standing(kernel, _failed(outcomes)), tile)
-        missing = [kernel for kernel in found if kernel not in outcomes]
-        built = build(missing) if missing else {}
-        outcomes |= built
-        if len(built) < len(missing) or not missing:
-            return found
+def _regions(jobs: Sequence[Job]) -> str:
+    return f"{len(jobs)} region{'s' * (len(jobs) != 1)}"
 
 
-def _failed(outcomes: Mapping[Kernel, Outcome]) -> set[Kernel]:
-    return {kernel for kernel, outcome in outcomes.items() if isinstance(outcome, BuildError)}
-
-
-def _warn_of_failures(outcomes: Iterable[Outcome]) -> None:
+def _warn_of_failures(outcomes: Mapping[Kernel, Outcome]) -> None:
     """Counts the kernels that could not be built, and names them in warnings."""
-    for outcome in outcomes:
+    for outcome in outcomes.values():
         if isinstance(outcome, (BuildError, UnavailableError)):
             count("candidates_failed")
             warn_once(("failed", str(outcome)), f"cute_backend: tuning leaves out a candidate: {outcome}")
@@ -380,8 +376,9 @@ def _unfused(job: Job) -> Run | None:
         return None
 
 
-def _compiled(job: Job, unfused: Run | None) -> Job:
-    """A job whose function to compile the unfused program returns what it has compiled."""
+def _compiled(job: Job) -> Job:
+    """A job whose unfused program is compiled now."""
+    unfused = _unfused(job)
     return replace(job, unfused=None if unfused is None else lambda: unfused)
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Union
 
 import torch
-from filelock import Timeout
 
 from cute_backend.planning import Alignment, TileConfig
 from cute_backend.runtime.disk.cache import KernelCache, caches, writable_cache
@@ -183,7 +182,7 @@ class TunedFile:
                 lock.timeout = patience_s
                 held.enter_context(lock)
             except OSError as error:
-                free = not isinstance(error, Timeout)
+                free = not isinstance(error, TimeoutError)
                 log.info("tuning takes no lock in %s: %s", self._cache.root, error)
             yield free
 
