@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from shutil import rmtree
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import fx
 from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, SkipFrame
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
+from torch._guards import TracingContext
 from torch._inductor import config as inductor_config
 
 from cute_backend import artifacts
@@ -21,6 +24,7 @@ from cute_backend.fx_walk.epilogue_pass import EpiloguePass, Observer
 from cute_backend.fx_walk.pass_sequence import Pass, chain_passes, passes_of
 from cute_backend.fx_walk.refusals.containment import contain, first_raised, is_contained
 from cute_backend.fx_walk.refusals.labels import input_names, label_inputs
+from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.fx_walk.replacement.product_times import times_wanted
 from cute_backend.options import PREFIX, split_options
 from cute_backend.runtime.calls.prepare import expect
@@ -60,13 +64,15 @@ class _RaisingPass(EpiloguePass):
     def leave(self, late: Late) -> None:
         self.late += late  # Inductor gives subgraphs to the pass, then the graph that calls them
 
-    def measure_late(self) -> None:
-        """Measures what was left, and forgets it: it holds inputs on the GPU."""
+    def measure_late(self) -> bool:
+        """Measures what was left, and forgets it: it holds inputs on the GPU. Returns whether Inductor's own
+        code is faster for a region of the graph."""
         late, self.late = self.late, []
-        if late:
-            from cute_backend.fx_walk.replacement.tuning_jobs import measure_late
+        if not late:
+            return False
+        from cute_backend.fx_walk.replacement.tuning_jobs import measure_late
 
-            measure_late(late)
+        return measure_late(late)
 
 
 def cute(
@@ -152,11 +158,11 @@ class _Compiler:
     def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], how: dict[str, Any]) -> Any:
         from torch._inductor.compile_fx import compile_fx_inner
 
-        modules = [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
-        graphs = [deepcopy(module.graph) for module in modules]
+        restore = _restorer(gm)
         tally = counters["cute_backend"]
         counted = Counter(tally)
         self.fuse.late = []
+        start = perf_counter()
         try:
             label_inputs(gm.graph, self.names)
             compiled = compile_fx_inner(gm, example_inputs, **how)
@@ -170,16 +176,59 @@ class _Compiler:
                 raise
             failed = error
         else:
-            self.fuse.measure_late()
-            return compiled
-        for module, graph in zip(modules, graphs, strict=True):
-            module.graph = graph
+            took = perf_counter() - start
+            if not self.fuse.measure_late():
+                return compiled
+            _uncache(compiled)
+            if took > _BRIEF_S:
+                return compiled
+            restore()
+            _forget_strides()
+            for name in tally.keys() & {"anchors", "regions", *(reason.value for reason in Reason)}:
+                tally[name] = counted[name]  # what the pass has counted, and will count again
+            return self._compile(gm, example_inputs, how)
+        restore()
         with inductor_config.patch(self.without), functorch_config.patch(bundled_autograd_cache=False):
             compiled = compile_fx_inner(gm, example_inputs, **how)
         tally.clear()
         tally.update(counted)
         self.fuse.show([], [contain(failed)])
         return compiled
+
+
+_BRIEF_S = 3.0
+"""The seconds for which Inductor may have worked on a graph that is compiled again, since its own code is
+faster for a region. A longer one is compiled again by the next process."""
+
+
+def _restorer(gm: fx.GraphModule) -> Callable[[], None]:
+    """A function that gives a module and its submodules the graphs that they have now, once."""
+    modules = [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
+    graphs = [deepcopy(module.graph) for module in modules]
+
+    def restore() -> None:
+        for module, graph in zip(modules, graphs, strict=True):
+            module.graph = graph
+
+    return restore
+
+
+def _forget_strides() -> None:
+    """Forgets the strides of outputs that Inductor has reported of a graph to its caller, which it does once.
+    They come in a list that is empty before."""
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides:
+        context.output_strides.clear()
+
+
+def _uncache(compiled: Any) -> None:
+    """Removes a graph from Inductor's cache on disk. Who compiles it next leaves the regions to Inductor that
+    were measured too late for this time."""
+    from torch._inductor.codecache import FxGraphCache
+
+    key = compiled._fx_graph_cache_key
+    if key is not None:
+        rmtree(FxGraphCache._get_tmp_dir_for_key(key), ignore_errors=True)
 
 
 def _reset() -> None:

@@ -15,7 +15,7 @@ from torch._inductor import config as inductor_config
 from torch.torch_version import TorchVersion
 
 import cute_backend
-from cute_backend import config
+from cute_backend import backend, config
 from cute_backend.backend import _RaisingPass, cute, epilogue_pass
 from cute_backend.fx_walk import epilogue_pass as epilogue_pass_module
 from cute_backend.fx_walk.collect import collect
@@ -293,6 +293,36 @@ def test_what_was_late_is_forgotten_once_it_is_measured(slow_tuner: SlowTuner) -
     run.leave([(0, job)])
     run.measure_late()
     assert slow_tuner.later == [job, job] and run.late == []
+
+
+KEPT = {"anchors": 1, "regions": 1}
+LEFT = {"anchors": 1, "regions": 0, "unfused_faster": 1}
+
+
+@pytest.mark.parametrize(
+    ("unfused_us", "brief_s", "counts"),
+    [
+        (9.0, 0.0, [KEPT, LEFT, {}]),
+        (9.0, 60.0, [LEFT, {}]),
+        (11.0, 60.0, [KEPT, {"cached_regions": 1}]),
+    ],
+    ids=["long", "brief", "kernels are faster"],
+)
+def test_a_graph_is_compiled_again_if_inductors_code_was_the_faster(
+    slow_tuner: SlowTuner,
+    unfused_us: float,
+    brief_s: float,
+    counts: list[dict[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At once if that is brief, or by the next process: Inductor's cache would keep the kernel."""
+    monkeypatch.setattr(backend, "_BRIEF_S", brief_s)
+    slow_tuner.unfused_us = unfused_us
+    for expected in counts:
+        check()
+        assert counted() == expected
+        torch._dynamo.reset()
+        counters.clear()
 
 
 def test_what_is_late_at_the_end_is_counted(slow_tuner: SlowTuner, monkeypatch: pytest.MonkeyPatch) -> None:
