@@ -24,7 +24,7 @@ from cute_backend import config
 from cute_backend.command.parser import parse
 from cute_backend.fx_walk.refusals.reasons import Reason
 from cute_backend.planning import Arch, Rowvecs, TileConfig
-from cute_backend.runtime.tuning.tune import Untuned
+from cute_backend.runtime.tuning.jobs import Untuned
 from cute_backend.simulator.report import Recorder
 from cute_backend.simulator.simulate import Machine, run
 from support.colours import contrast

@@ -112,7 +112,7 @@ class EpiloguePass(CustomGraphPass):
     def leave(self, late: Late) -> None:
         """Called with the regions that are not measured yet, for want of kernels. The pass alone does not
         learn when Inductor has compiled a graph, so they keep the cost model's tiles in this process."""
-        from cute_backend.runtime.tuning.tune import Untuned
+        from cute_backend.runtime.tuning.jobs import Untuned
 
         for _ in late:
             Untuned.LATE.note(warns=False)

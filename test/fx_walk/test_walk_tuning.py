@@ -20,12 +20,14 @@ from cute_backend.backend import _RaisingPass, cute, epilogue_pass
 from cute_backend.fx_walk import epilogue_pass as epilogue_pass_module
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.replacement import tuning_jobs
-from cute_backend.fx_walk.replacement.unfused import compile_unfused, extract
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.fx_walk.replacement.unfused import extract, unfused
+from cute_backend.planning import Alignment, Arch, TileConfig, choose, plan
+from cute_backend.planning import Sizes as Extents
 from cute_backend.runtime.arguments.device import Device
 from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels.reach import Problem as Sizes
-from cute_backend.runtime.tuning.tune import Job
+from cute_backend.runtime.tuning.jobs import Job
+from cute_backend.runtime.tuning.timing import arguments_of, torchs_products
 from cute_backend.runtime.tuning.tuning_results import Result
 from support.epilogues import EPILOGUES, Problem
 
@@ -62,7 +64,7 @@ class FakeTuner:
         for job in jobs:
             if self.results is not None:
                 assert job.unfused is not None
-                self.results.append(job.unfused()())
+                self.results.append(job.unfused()()())
             self.known[job.m, job.n, job.k] = Result(CONFIG, 10.0, self.unfused_us)
         return [self.recall(job) for job in jobs]
 
@@ -203,6 +205,29 @@ def test_what_a_pack_has_kernels_for_is_not_measured(
     torch._dynamo.reset()
     check(options={"max_autotune": True})
     assert len(tuner.jobs) == 1
+
+
+def test_torchs_products_are_of_a_with_each_b() -> None:
+    """There is none of a converted weight."""
+
+    def gated(x: Tensor, weight: Tensor, up: Tensor) -> Tensor:
+        return F.silu(x @ weight.t()) * (x @ up.t())
+
+    def converted(x: Tensor, weight: Tensor) -> Tensor:
+        return F.relu(x @ weight.to(BF16).t())
+
+    x, weight, _ = inputs()
+    codes = torch.ones(N, K, dtype=torch.int8)
+    for fn, args, count in ((gated, (x, weight, weight), 2), (converted, (x, codes), 0)):
+        (report,) = collect(fn, args, dynamic=False)
+        (region,) = report.regions
+        kernel = plan(region.spec, choose(Arch.SM90A, region.spec, Extents(M, N, K), 132), Alignment.TMA)
+        arguments = arguments_of([kernel], M, N, K, torch.Generator())
+        run = torchs_products(region.spec, arguments)
+        products = [] if run is None else run()
+        expected = [arguments[0] @ b for b in arguments[1 : 1 + count]]
+        for product, right in zip(products, expected, strict=True):
+            assert product.shape == (M, N) and torch.equal(product, right)
 
 
 def test_inductors_code_is_measured_in_16_bits_alone(tuner: FakeTuner) -> None:
@@ -385,7 +410,7 @@ def test_what_is_timed_beside_our_kernels_computes_the_same(name: str, dynamic: 
     epilogue = EPILOGUES[name]
     (report,) = collect(epilogue.fn, epilogue.inputs(Problem(64, 64, 64)), dynamic=dynamic)
     alone = extract(report.regions[0])
-    results = compile_unfused(report.regions[0], tuned=False)()
+    results = unfused(report.regions[0], tuned=False)()()
     for result, expected in zip(results, alone.module(*alone.inputs()), strict=True):
         assert result.stride() == expected.stride() and result.dtype is expected.dtype
         step = 0.13 if result.dtype.itemsize == 1 else 0.05

@@ -35,8 +35,9 @@ from cute_backend.runtime.disk.cache import KernelCache
 from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.tuning import timing, trials, tune
+from cute_backend.runtime.tuning.jobs import Job
 from cute_backend.runtime.tuning.timing import GpuTimer, Run, Timings
-from cute_backend.runtime.tuning.tune import Job, Tuner
+from cute_backend.runtime.tuning.tune import Tuner
 from cute_backend.runtime.tuning.tuning_results import NOISE, Key, Records, Result, TunedFile
 from cute_backend.signature import Use, signature
 from cute_backend.spec import EpilogueSpec, ProductKind
@@ -61,6 +62,7 @@ class FakeTimer:
     times: dict[TileConfig, float] = field(default_factory=lambda: {WINNER: 70.0})
     failing: tuple[TileConfig, ...] = ()
     unfused: float | None = None
+    products: float | None = None
     error: Exception | None = None
     asked: list[tuple[tuple[int, int, int], list[Kernel]]] = field(default_factory=list)
     groups: list[int | None] = field(default_factory=list)
@@ -75,6 +77,7 @@ class FakeTimer:
         functions: Mapping[Kernel, Any],
         unfused: Run | None,
         groups: int | None = None,
+        products: bool = False,
     ) -> Timings:
         self.asked.append((sizes, list(functions)))
         self.groups.append(groups)
@@ -85,7 +88,8 @@ class FakeTimer:
             for kernel in functions
             if kernel.plan not in map(planned, self.failing)
         }
-        return Timings(kernels, None if unfused is None else self.unfused)
+        torchs = self.products if products else None
+        return Timings(kernels, None if unfused is None else self.unfused, torchs)
 
 
 @dataclass
@@ -198,9 +202,29 @@ def test_what_is_in_doubt_is_timed_unless_more_is_known(tmp_path: Path) -> None:
     ("unfused", "wins"), [(70 * (1 - NOISE) - 0.1, True), (70 * (1 - NOISE) + 0.1, False)]
 )
 def test_inductors_own_code_wins_only_beyond_noise(tmp_path: Path, unfused: float, wins: bool) -> None:
-    job = Job(SPEC, *SIZES, unfused=lambda: lambda: None)
+    job = Job(SPEC, *SIZES, unfused=lambda: lambda: print)
     (result,) = tuner(tmp_path, FakeTimer(unfused=unfused)).tune([job])
     assert result is not None and result.unfused_us == unfused and result.unfused_wins is wins
+
+
+@pytest.mark.parametrize(
+    ("products", "compared"),
+    [(None, True), (70 * (1 - NOISE) - 0.1, True), (70 * (1 - NOISE) + 0.1, False)],
+    ids=["torch has none", "faster", "slower"],
+)
+def test_inductors_code_is_compiled_only_if_torchs_products_are_faster(
+    tmp_path: Path, products: float | None, compared: bool
+) -> None:
+    """Measuring times these first. The second timing is of the best kernel."""
+    sizes = 257, 5632, 2048
+    best = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)[1]
+    timer = FakeTimer({best: 70.0}, unfused=60.0, products=products)
+    job = Job(SPEC, *sizes, unfused=lambda: lambda: print)
+    ((result,), late) = tuner(tmp_path, timer).measure([job])
+    assert result == Result(best, 70.0, 60.0 if compared else None, thorough=False) and late == []
+    (_, first), *again = timer.asked
+    assert len(first) > 1
+    assert [[kernel.plan for kernel in timed] for _, timed in again] == [[planned(best)]] * compared
 
 
 def test_several_regions_are_built_together_and_each_problem_once(tmp_path: Path) -> None:
@@ -271,9 +295,9 @@ def test_what_another_process_timed_meanwhile_is_not_late(tmp_path: Path, backgr
     found = Result(TRIED[2], 50.0, None, thorough=False)
     memory = memory_in(tmp_path)
 
-    def unfused() -> Run:
+    def unfused() -> Callable[[], Run]:
         memory.put({Tuner(GPU, FakeTimer(), memory)._key(JOB): found})
-        return print
+        return lambda: print
 
     background.late |= set(map(planned, doubted(Arch.SM90A, SPEC, Sizes(*SIZES), 132)))
     assert tuner(tmp_path, FakeTimer()).measure([replace(JOB, unfused=unfused)]) == ([found], [])
@@ -288,7 +312,7 @@ def test_an_interrupt_does_not_wait_for_the_compiler(tmp_path: Path) -> None:
         ended.set()
         return {}
 
-    def interrupted() -> Run:
+    def interrupted() -> Callable[[], Run]:
         raise KeyboardInterrupt
 
     if_it_waits = threading.Timer(5.0, may_end.set)
@@ -383,8 +407,10 @@ def test_a_region_that_was_late_is_timed_once_its_kernels_are_built(
     sizes = 257, 5632, 2048
     slow = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)[1]
     background.late |= {planned(slow)}
-    compilations: list[Run] = []
-    job = Job(SPEC, *sizes, unfused=lambda: compilations.append(print) or print)
+    kept, compilations = list[Run](), list[Run]()
+    job = Job(
+        SPEC, *sizes, unfused=lambda: kept.append(print) or (lambda: compilations.append(print) or print)
+    )
     timer = FakeTimer({slow: 70.0}, unfused=90.0)
     measuring = tuner(tmp_path, timer)
     for _ in range(2):
@@ -392,7 +418,7 @@ def test_a_region_that_was_late_is_timed_once_its_kernels_are_built(
         assert none is None and timer.asked == []
     background.late.clear()
     assert measuring.measure([job]) == ([Result(slow, 70.0, 90.0, thorough=False)], [])
-    assert counted() == {"measured": 1} and len(compilations) == 1
+    assert counted() == {"measured": 1} and len(compilations) == len(kept) == 1
 
 
 def test_what_is_late_waits_for_the_kernels_that_were_begun(tmp_path: Path, background: Background) -> None:
@@ -457,7 +483,7 @@ def test_a_kernel_that_spills_in_every_tile_is_timed_against_inductors(
     """It is what would run, and may be slow."""
     for module in (rungs, tune):
         monkeypatch.setattr(module, "spill_bytes", lambda kernel: 8)
-    job = Job(SPEC, 257, 5632, 2048, unfused=lambda: lambda: None)
+    job = Job(SPEC, 257, 5632, 2048, unfused=lambda: lambda: print)
     ((result,), _) = tuner(tmp_path, FakeTimer(unfused=60.0)).measure([job])
     assert result is not None and result.unfused_wins and counted() == {"measured": 1}
 

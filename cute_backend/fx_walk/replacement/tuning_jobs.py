@@ -15,12 +15,13 @@ from cute_backend.fx_walk.graph.static import hint
 from cute_backend.fx_walk.refusals.containment import contain
 from cute_backend.fx_walk.refusals.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region.region import Region
-from cute_backend.fx_walk.replacement.unfused import compile_unfused
+from cute_backend.fx_walk.replacement.unfused import unfused
 from cute_backend.planning import Constraints
 from cute_backend.runtime.arguments.device import device_at
 from cute_backend.runtime.disk.pack import is_packed
 from cute_backend.runtime.kernels.reach import Problem
-from cute_backend.runtime.tuning.tune import Job, Untuned, tuner_for
+from cute_backend.runtime.tuning.jobs import Job, Untuned
+from cute_backend.runtime.tuning.tune import tuner_for
 from cute_backend.runtime.tuning.tuning_results import Result
 from cute_backend.spec import ProductKind
 
@@ -161,8 +162,8 @@ def _job(region: Region, thorough: bool) -> Job | Untuned:
         # Without the region, the columns of B that heads have in one weight would be copied in every call.
         is_copied = any(acc.b_block for acc in region.spec.accumulators)
         in_doubt = thorough or region.spec.product.a_dtype.bits == 16
-        unfused = partial(compile_unfused, region, tuned=thorough) if in_doubt and not is_copied else None
-        return Job(region.spec, example, n, k, not isinstance(m, int), unfused)
+        compared = partial(unfused, region, tuned=thorough) if in_doubt and not is_copied else None
+        return Job(region.spec, example, n, k, not isinstance(m, int), compared)
     if not isinstance(groups, int):
         return Untuned.SYMBOLIC
     # Random offsets would divide no rows, so Inductor's code is not timed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -39,14 +40,18 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-def compile_unfused(region: Region, tuned: bool) -> Callable[[], Any]:
-    """The region as Inductor's own code, on random inputs. A call computes it once, on the current stream. If
-    `tuned`, Inductor tunes the pointwise kernels behind the product.
+def unfused(region: Region, tuned: bool) -> Callable[[], Callable[[], Any]]:
+    """A function that compiles the region, as it is in its graph now, as Inductor's own code on random
+    inputs. The result computes that once in a call, on the current stream. If `tuned`, Inductor tunes the
+    pointwise kernels behind the product.
 
-    Symbolic sizes have the values of their examples. The inputs are made by the first call. Raises Inductor's
-    exceptions.
+    Symbolic sizes have the values of their examples. The inputs are made by the first call. The function
+    raises Inductor's exceptions.
     """
-    alone = extract(region)
+    return partial(_compile, extract(region), tuned)
+
+
+def _compile(alone: Alone, tuned: bool) -> Callable[[], Any]:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
         fakes = [layout.empty() for layout in alone.layouts]

@@ -21,7 +21,8 @@ from cute_backend.runtime.arguments.outputs import Outputs
 from cute_backend.runtime.arguments.random_operands import random_operands, skewed_split
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
-from cute_backend.signature import Use
+from cute_backend.signature import Use, signature
+from cute_backend.spec import EpilogueSpec
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +36,13 @@ class Timings:
 
     kernels: dict[Kernel, float]
     unfused: float | None = None
+    products: float | None = None
 
 
 class Timer(Protocol):
     """Times kernels of one spec for (M, N, K) and, interleaved with them, code that computes the same without
-    them, if there is any."""
+    them, if there is any, and with `products` torch's products of the operands with nothing behind them, if
+    torch has these."""
 
     def __call__(
         self,
@@ -47,6 +50,7 @@ class Timer(Protocol):
         functions: Mapping[Kernel, KernelFunction],
         unfused: Run | None,
         groups: int | None,
+        products: bool = False,
     ) -> Timings: ...
 
     def free_bytes(self) -> int:
@@ -82,12 +86,13 @@ class GpuTimer:
         functions: Mapping[Kernel, KernelFunction],
         unfused: Run | None,
         groups: int | None = None,
+        products: bool = False,
     ) -> Timings:
         """Times kernels, and `unfused` if there is such a run, at one (M, N, K). Raises
         torch.OutOfMemoryError if the operands don't fit into the free memory of the GPU."""
         with torch.no_grad(), torch.cuda.device(self.gpu.index):
             try:
-                return self._time(sizes, functions, unfused, groups)
+                return self._time(sizes, functions, unfused, groups, products)
             finally:
                 torch.cuda.empty_cache()
 
@@ -103,11 +108,12 @@ class GpuTimer:
         functions: Mapping[Kernel, KernelFunction],
         unfused: Run | None,
         groups: int | None,
+        products: bool = False,
     ) -> Timings:
         device = torch.device("cuda", self.gpu.index)
         plans, generator = [kernel.plan for kernel in functions], torch.Generator(device).manual_seed(0)
         memory = arguments_of(plans, *sizes, generator, groups or 1)
-        runs: dict[Kernel | None, Run] = {
+        runs: dict[Kernel | str, Run] = {
             kernel: _call(
                 function,
                 taken_by(kernel.plan, memory),
@@ -116,7 +122,9 @@ class GpuTimer:
             for kernel, function in functions.items()
         }
         if unfused is not None:
-            runs[None] = unfused
+            runs["unfused"] = unfused
+        if products and (torchs := torchs_products(plans[0].spec, memory)) is not None:
+            runs["products"] = torchs
         runs = {name: run for name, run in runs.items() if _works(run)}
         medians = dict(zip(runs, _medians(list(runs.values()), device), strict=True))
         if groups is not None:
@@ -126,9 +134,8 @@ class GpuTimer:
             medians = {
                 name: (us + more) / 2 for (name, us), more in zip(medians.items(), skewed, strict=True)
             }
-        return Timings(
-            {kernel: us for kernel, us in medians.items() if kernel is not None}, medians.get(None)
-        )
+        others = medians.pop("unfused", None), medians.pop("products", None)
+        return Timings({kernel: us for kernel, us in medians.items() if isinstance(kernel, Kernel)}, *others)
 
 
 def arguments_of(
@@ -146,6 +153,16 @@ def arguments_of(
     if any(plan.finishes_rows for plan in plans):
         memory.append(counters_for(max(m, n), bound.tensors[0]))
     return bound.tensors + memory
+
+
+def torchs_products(spec: EpilogueSpec, memory: Sequence[Tensor]) -> Run | None:
+    """A run of torch's products of the operands among these arguments, or None if torch has none that takes
+    them as they are."""
+    tensors = [(argument.use, tensor) for argument, tensor in zip(signature(spec), memory, strict=False)]
+    (a, *others), b = ([tensor for use, tensor in tensors if use is side] for side in (Use.A, Use.B))
+    if others or any(each.dtype != a.dtype or each.shape[:-1] != (*a.shape[:-2], a.shape[-1]) for each in b):
+        return None
+    return lambda: [torch.matmul(a, each) for each in b]
 
 
 def taken_by(plan: Plan, arguments: list[Tensor]) -> list[Tensor]:

@@ -13,8 +13,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from enum import Enum
 from functools import partial
 from itertools import chain
 from threading import Thread
@@ -34,6 +32,7 @@ from cute_backend.runtime.host.progress import line
 from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.runtime.kernels.link import KernelFunction
 from cute_backend.runtime.kernels.reach import Problem, reachable_alignments, reachable_kernels
+from cute_backend.runtime.tuning.jobs import Job, Untuned, kept, unfused_of
 from cute_backend.runtime.tuning.timing import GpuTimer, Run, Timer, Timings
 from cute_backend.runtime.tuning.trials import (
     Configurations,
@@ -43,41 +42,9 @@ from cute_backend.runtime.tuning.trials import (
     kernels_of,
     standing_of,
 )
-from cute_backend.runtime.tuning.tuning_results import Key, NoRoom, Records, Result, remembered
-from cute_backend.spec import EpilogueSpec
+from cute_backend.runtime.tuning.tuning_results import NOISE, Key, NoRoom, Records, Result, remembered
 
 log = logging.getLogger(__name__)
-
-
-class Untuned(Enum):
-    """The reasons why a region is not tuned. The value is the name in the counters; `sentence` is the reason
-    for the user to read."""
-
-    sentence: str
-
-    def __new__(cls, key: str, sentence: str) -> Untuned:
-        member = object.__new__(cls)
-        member._value_ = key
-        member.sentence = sentence
-        return member
-
-    SYMBOLIC = "untuned_symbolic", "its N, K or groups are not static, or nothing is known of its M"
-    BATCH_INVARIANT = "untuned_batch_invariant", "config.batch_invariant leaves one configuration for all M"
-    GROUPED = "untuned_grouped", "how its K is split into groups is known to the device alone"
-    PACKED = "untuned_packed", "a pack has kernels for it, and others would have to be compiled"
-    CAPTURING = "untuned_capturing", "a CUDA graph is being captured, in which nothing can be timed"
-    LATE = "untuned_late", "measuring waits neither for its kernels nor for another process that times"
-    MEMORY = "untuned_memory", "its operands do not fit into the GPU's memory beside what is there"
-    FAILED = "untuned_failed", "none of its candidates runs"
-
-    def note(self, warns: bool = True) -> None:
-        """Counts the reason and, if it `warns`, says it once in a process."""
-        count(self.value)
-        if not warns:
-            return
-        warn_once(
-            self, f"cute_backend: a region is not tuned and gets the cost model's tile: {self.sentence}."
-        )
 
 
 _MORE_ROOM = 1.1
@@ -90,28 +57,13 @@ _TUNING_LOCK_S, _MEASURING_LOCK_S = 120.0, 5.0
 stopped. Tuning then times beside it, and measuring leaves its regions."""
 
 
+Functions = Mapping[Kernel, KernelFunction]
+
+
 class Build(Protocol):
     """The interface of `cute_backend.runtime.compiling.build.obtain`."""
 
     def __call__(self, kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Outcome]: ...
-
-
-@dataclass(frozen=True)
-class Job:
-    """A region to tune: its spec and its sizes. A symbolic M is replaced by an example.
-
-    `dynamic` says that M is symbolic, and `groups` how many groups M rows are in. `unfused` returns a
-    function that computes the same as the region without our kernels; it is called only if that function has
-    to be timed.
-    """
-
-    spec: EpilogueSpec
-    m: int
-    n: int
-    k: int
-    dynamic: bool = False
-    unfused: Callable[[], Run] | None = None
-    groups: int | None = None
 
 
 class Tuner:
@@ -144,14 +96,13 @@ class Tuner:
         """The result of each job with the candidates that are in doubt (`planning.doubted`), remembered or
         found now, and the jobs that are late, for `measure_late`: their candidates are not all built.
 
-        It waits for no kernel, but begins to build them, as far as cores are idle, and compiles the unfused
-        program of each job meanwhile.
+        It waits for no kernel, but begins to build them, as far as cores are idle.
         """
         missing, late = self._missing(jobs, thorough=False), list[Job]()
         if missing:
             tiles = {key: self._kernels(key, doubted) for key in missing}
             begin_few(tiles.values())
-            missing = {key: _compiled(job) for key, job in missing.items()}
+            missing = {key: kept(job) for key, job in missing.items()}
             with self._progress(f"measuring {_regions(jobs)}") as progress:
                 late = self._measure(missing, tiles, progress)
         return list(map(self.recall, jobs)), late
@@ -201,7 +152,7 @@ class Tuner:
         # candidates.
         wanted = chain(by_rank(kernels.values()), chain.from_iterable(map(self._reached, jobs.values())))
         building = _begun(partial(self._build_all, progress), list(dict.fromkeys(wanted)))
-        unfused = {key: _unfused(job) for key, job in jobs.items()}
+        unfused = {key: unfused_of(job) for key, job in jobs.items()}
         outcomes = building.result()
         _warn_of_failures({each: outcomes[each] for each in by_rank(kernels.values())})
         progress.waiting()
@@ -211,7 +162,8 @@ class Tuner:
                 # Another process may have done it while this one was building.
                 if self._is_missing(key, thorough=True):
                     functions = _sound(_built({kernel: outcomes[kernel] for kernel in kernels[key]}))
-                    self._time(key, job, functions, kernels[key], unfused.pop(key), thorough=True)
+                    time = partial(self._time, job, functions, unfused.pop(key))
+                    self._find(key, kernels[key], time, thorough=True)
                 progress.step()
 
     def _build_all(self, progress: _Report, kernels: Sequence[Kernel]) -> dict[Kernel, Outcome]:
@@ -239,7 +191,8 @@ class Tuner:
                 if self._is_missing(key, thorough=False):
                     if is_alone:
                         functions = _built(self._build(list(kernels[key]), built=lambda: None))
-                        self._time(key, job, functions, kernels[key], _unfused(job), thorough=False)
+                        time = partial(self._compare, job, functions)
+                        self._find(key, kernels[key], time, thorough=False)
                     else:
                         late.append(job)
                 progress.step()
@@ -254,19 +207,28 @@ class Tuner:
         return kernels_of(key.spec, tried, key.alignment)
 
     def _time(
-        self,
-        key: Key,
-        job: Job,
-        functions: Mapping[Kernel, KernelFunction],
-        tiles: Tiles,
-        unfused: Run | None,
-        thorough: bool,
-    ) -> None:
-        """Times kernels, and remembers the result."""
+        self, job: Job, functions: Functions, unfused: Run | None = None, products: bool = False
+    ) -> Timings:
+        if not functions:
+            return Timings({})
+        return self._timer((job.m, job.n, job.k), functions, unfused, job.groups, products)
+
+    def _compare(self, job: Job, functions: Functions) -> Timings:
+        """Timings of kernels or, if Inductor's own code may be faster, of that and the best of them. It has
+        torch's products, which can be timed without compiling it."""
+        timed = self._time(job, functions, products=job.unfused is not None)
+        if job.unfused is None or not timed.kernels:
+            return timed
+        best = _best(timed)
+        if timed.products is not None and timed.products >= (1 - NOISE) * timed.kernels[best]:
+            return timed
+        return self._time(job, {best: functions[best]}, unfused_of(job))
+
+    def _find(self, key: Key, tiles: Tiles, time: Callable[[], Timings], thorough: bool) -> None:
+        """Times the kernels of a problem, and remembers the result."""
         free = self._timer.free_bytes()
         try:
-            sizes = job.m, job.n, job.k
-            timed = self._timer(sizes, functions, unfused, job.groups) if functions else Timings({})
+            timed = time()
         except torch.OutOfMemoryError:
             Untuned.MEMORY.note(warns=thorough)
             if self._memory.get(key) is None:
@@ -275,7 +237,7 @@ class Tuner:
         if not timed.kernels:
             Untuned.FAILED.note()
             return
-        best = min(timed.kernels, key=timed.kernels.__getitem__)
+        best = _best(timed)
         result = Result(tiles[best], timed.kernels[best], timed.unfused, thorough)
         log.info("timed %s: %s in %.1f us", key.text, result.config.name, result.us)
         self._memory.put({key: result})
@@ -325,6 +287,10 @@ def _begun(
     return built
 
 
+def _best(timed: Timings) -> Kernel:
+    return min(timed.kernels, key=timed.kernels.__getitem__)
+
+
 def _regions(jobs: Sequence[Job]) -> str:
     return f"{len(jobs)} region{'s' * (len(jobs) != 1)}"
 
@@ -346,7 +312,7 @@ def _built(outcomes: Mapping[Kernel, Outcome]) -> dict[Kernel, KernelFunction]:
     }
 
 
-def _sound(functions: Mapping[Kernel, KernelFunction]) -> dict[Kernel, KernelFunction]:
+def _sound(functions: Functions) -> dict[Kernel, KernelFunction]:
     """The kernels that do not spill. A kernel that spills is counted."""
     sound = {kernel: function for kernel, function in functions.items() if not spill_bytes(kernel)}
     if spilled := len(functions) - len(sound):
@@ -356,30 +322,6 @@ def _sound(functions: Mapping[Kernel, KernelFunction]) -> dict[Kernel, KernelFun
 
 def _problem(job: Job) -> Problem:
     return Problem(job.spec, None if job.dynamic else job.m, job.n, job.k, groups=job.groups)
-
-
-def _unfused(job: Job) -> Run | None:
-    """The unfused program that the region is timed against, or None if Inductor can't compile it, which is
-    counted."""
-    if job.unfused is None:
-        return None
-    try:
-        return job.unfused()
-    except Exception as error:
-        count("unfused_not_timed")
-        reason = (str(error).strip() or "no message").splitlines()[0]
-        warn_once(
-            ("unfused", job.spec),
-            "cute_backend: a region is not compared with Inductor's own code, which could not be compiled "
-            f"by itself: {type(error).__name__}: {reason}",
-        )
-        return None
-
-
-def _compiled(job: Job) -> Job:
-    """A job whose unfused program is compiled now."""
-    unfused = _unfused(job)
-    return replace(job, unfused=None if unfused is None else lambda: unfused)
 
 
 def tuner_for(index: int) -> Tuner:
