@@ -141,6 +141,51 @@ def test_what_inductor_does_faster_is_left_to_it(tmp_path: Path) -> None:
     assert regions == 0 and "for Inductor's own code" in message
 
 
+MEASURED = """
+import json, sys
+import torch
+import torch.nn.functional as F
+from torch._dynamo.utils import counters
+import cute_backend.registration
+from cute_backend.runtime.tuning import tune, tuning_results
+
+tune.NOISE = tuning_results.NOISE = float(sys.argv[1])
+
+def program(x, weight, bias):
+    return F.gelu(F.linear(x, weight, bias))
+
+x, weight, bias = (torch.randn(*shape, device="cuda") for shape in ((1000, 1024), (4096, 1024), (4096,)))
+args = [each.to(torch.bfloat16) for each in (x, weight / 32, bias)]
+with torch.no_grad():
+    result = torch.compile(program, backend="cute", dynamic=False)(*args)
+right = program(*(each.double() for each in args))
+print(json.dumps([((result.double() - right).norm() / right.norm()).item(), counters["cute_backend"]]))
+"""
+
+
+@pytest.mark.parametrize("wins", [False, True], ids=["kernel", "Inductor"])
+def test_a_first_process_measures_behind_inductors_work(wins: bool, tmp_path: Path) -> None:
+    """Nothing is built before. A graph whose region is left to Inductor is compiled again at once."""
+    surroundings = {
+        **os.environ,
+        "CUTE_BACKEND_CACHE_DIR": str(tmp_path / "kernels"),
+        "CUTE_BACKEND_MEASURE": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+    }
+    command = [sys.executable, "-c", MEASURED, "-1000" if wins else "1"]
+    counts = []
+    for _ in range(2):
+        done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0 and "cute_backend failed" not in done.stderr, done.stderr
+        error, count = json.loads(done.stdout.splitlines()[-1])
+        assert error < 0.01
+        counts.append(count)
+    first, second = counts
+    assert first["measured"] == 1 and not first.keys() & {"untuned_late", "internal_error"}
+    assert (first["regions"], first.get("unfused_faster", 0)) == ((0, 1) if wins else (1, 0))
+    assert second == ({} if wins else {"cached_regions": 1})
+
+
 def test_a_dynamic_m_is_tuned_at_its_example_alone(tmp_path: Path) -> None:
     done = run(tmp_path, 1.0, max_autotune=True, dynamic=True)
     assert done["count"]["tuned"] == 1 and done["count"]["regions"] == 1
