@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -347,6 +348,7 @@ _NOT_THE_PROGRAM = (Path(torch.__file__).parent, Path(__file__).parents[2])
 _ROOT_MODULE = re.compile(r"^L\['\w+'\]")
 
 
+@lru_cache(maxsize=1024)
 def is_of_program(path: str) -> bool:
     """Whether a file is neither torch's nor this package's."""
     return not any(folder in Path(path).parents for folder in _NOT_THE_PROGRAM)
@@ -402,12 +404,19 @@ def program_name(node: fx.Node) -> str:
     return f"{name} ({where})" if where else name
 
 
-def _program_frame(node: fx.Node) -> tuple[str, str]:
-    """The line that a node comes from, as `program_line` gives it, and the code of the line."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    for path, line, code in reversed(frames):
+@lru_cache(maxsize=1024)
+def _innermost(stack_trace: str) -> tuple[str, str] | None:
+    """The innermost line of the program in a stack trace, and its code, or None."""
+    for path, line, code in reversed(_FRAME.findall(stack_trace)):
         if is_of_program(path):
             return f"{Path(path).name}:{line}", code
+    return None
+
+
+def _program_frame(node: fx.Node) -> tuple[str, str]:
+    """The line that a node comes from, as `program_line` gives it, and the code of the line."""
+    if frame := _innermost(node.meta.get("stack_trace") or ""):
+        return frame
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     modules = [path for path, _ in stack.values()]
     return (_ROOT_MODULE.sub("self", modules[-1]), "") if modules else ("", "")
