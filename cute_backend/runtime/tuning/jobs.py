@@ -29,7 +29,7 @@ class Untuned(Enum):
     GROUPED = "untuned_grouped", "how its K is split into groups is known to the device alone"
     PACKED = "untuned_packed", "a pack has kernels for it, and others would have to be compiled"
     CAPTURING = "untuned_capturing", "a CUDA graph is being captured, in which nothing can be timed"
-    LATE = "untuned_late", "measuring waits neither for its kernels nor for another process that times"
+    LATE = "untuned_late", "its kernels are not all built, or another process times"
     MEMORY = "untuned_memory", "its operands do not fit into the GPU's memory beside what is there"
     FAILED = "untuned_failed", "none of its candidates runs"
 
