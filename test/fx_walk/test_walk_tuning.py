@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -207,27 +207,43 @@ def test_what_a_pack_has_kernels_for_is_not_measured(
     assert len(tuner.jobs) == 1
 
 
-def test_torchs_products_are_of_a_with_each_b() -> None:
-    """There is none of a converted weight."""
+def test_torchs_product_is_of_a_with_the_columns_of_all_b() -> None:
+    """It is one product, since Inductor's code has one where all are parts of one weight. There is none of a
+    converted weight."""
 
     def gated(x: Tensor, weight: Tensor, up: Tensor) -> Tensor:
         return F.silu(x @ weight.t()) * (x @ up.t())
+
+    def packed(x: Tensor, both: Tensor) -> Tensor:
+        gate, up = (x @ both.t()).chunk(2, -1)
+        return F.silu(gate) * up
+
+    def by_rows(x: Tensor, weight: Tensor, up: Tensor) -> Tensor:
+        return F.silu(x @ weight) * (x @ up)
 
     def converted(x: Tensor, weight: Tensor) -> Tensor:
         return F.relu(x @ weight.to(BF16).t())
 
     x, weight, _ = inputs()
-    codes = torch.ones(N, K, dtype=torch.int8)
-    for fn, args, count in ((gated, (x, weight, weight), 2), (converted, (x, codes), 0)):
+    rows = weight.t().contiguous()
+    cases: list[tuple[Callable[..., Tensor], tuple[Tensor, ...], int]] = [
+        (gated, (x, weight, weight), 2),
+        (packed, (x, torch.cat([weight, weight])), 2),
+        (by_rows, (x, rows, rows), 2),
+        (program, inputs(), 1),
+        (converted, (x, torch.ones(N, K, dtype=torch.int8)), 0),
+    ]
+    for fn, args, count in cases:
         (report,) = collect(fn, args, dynamic=False)
         (region,) = report.regions
         kernel = plan(region.spec, choose(Arch.SM90A, region.spec, Extents(M, N, K), 132), Alignment.TMA)
         arguments = arguments_of([kernel], M, N, K, torch.Generator())
         run = torchs_products(region.spec, arguments)
-        products = [] if run is None else run()
-        expected = [arguments[0] @ b for b in arguments[1 : 1 + count]]
-        for product, right in zip(products, expected, strict=True):
-            assert product.shape == (M, N) and torch.equal(product, right)
+        assert (run is None) is (count == 0)
+        if run is not None:
+            right = torch.cat([arguments[0] @ b for b in arguments[1 : 1 + count]], -1)
+            assert right.shape == (M, count * N)
+            torch.testing.assert_close(run(), right, rtol=0.02, atol=0.02)
 
 
 def test_inductors_code_is_measured_in_16_bits_alone(tuner: FakeTuner) -> None:

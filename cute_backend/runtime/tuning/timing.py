@@ -41,8 +41,8 @@ class Timings:
 
 class Timer(Protocol):
     """Times kernels of one spec for (M, N, K) and, interleaved with them, code that computes the same without
-    them, if there is any, and with `products` torch's products of the operands with nothing behind them, if
-    torch has these."""
+    them, if there is any, and with `products` torch's product of the operands with nothing behind it, if
+    torch has one."""
 
     def __call__(
         self,
@@ -156,13 +156,25 @@ def arguments_of(
 
 
 def torchs_products(spec: EpilogueSpec, memory: Sequence[Tensor]) -> Run | None:
-    """A run of torch's products of the operands among these arguments, or None if torch has none that takes
-    them as they are."""
+    """A run of torch's product of the operands among these arguments, or None if torch has none that takes
+    them as they are.
+
+    Several B are one with the columns of all: they may be parts of one weight, of which Inductor's code makes
+    one product, and that takes less time than one of each.
+    """
     tensors = [(argument.use, tensor) for argument, tensor in zip(signature(spec), memory, strict=False)]
     (a, *others), b = ([tensor for use, tensor in tensors if use is side] for side in (Use.A, Use.B))
     if others or any(each.dtype != a.dtype or each.shape[:-1] != (*a.shape[:-2], a.shape[-1]) for each in b):
         return None
-    return lambda: [torch.matmul(a, each) for each in b]
+    all_columns = b[0] if len(b) == 1 else _side_by_side(b)
+    return lambda: torch.matmul(a, all_columns)
+
+
+def _side_by_side(b: Sequence[Tensor]) -> Tensor:
+    """The columns of several B (..., K, N) in one, contiguous along the axis along which the first one is."""
+    if b[0].stride(-2) == 1:
+        return torch.cat([each.mT for each in b], -2).mT
+    return torch.cat(list(b), -1)
 
 
 def taken_by(plan: Plan, arguments: list[Tensor]) -> list[Tensor]:
