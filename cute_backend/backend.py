@@ -226,7 +226,7 @@ def _uncache(compiled: Any) -> None:
     were measured too late for this time."""
     from torch._inductor.codecache import FxGraphCache
 
-    key = compiled._fx_graph_cache_key
+    key = getattr(compiled, "_fx_graph_cache_key", None)  # a wrapper, as of torch's minifier, has none
     if key is not None:
         rmtree(FxGraphCache._get_tmp_dir_for_key(key), ignore_errors=True)
 

@@ -366,6 +366,14 @@ def test_a_graph_is_compiled_again_if_inductors_code_was_the_faster(
         counters.clear()
 
 
+def test_a_graph_in_a_wrapper_of_torchs_minifier_is_compiled(slow_tuner: SlowTuner) -> None:
+    """It has no key in Inductor's cache."""
+    slow_tuner.unfused_us = 9.0
+    with torch._dynamo.config.patch(repro_after="aot"):
+        check()
+    assert len(slow_tuner.later) == 1
+
+
 def test_what_is_late_at_the_end_is_counted(slow_tuner: SlowTuner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slow_tuner, "measure_late", lambda jobs: ([None for _ in jobs], list(jobs)))
     check()
