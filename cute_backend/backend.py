@@ -184,8 +184,7 @@ class _Compiler:
                 return compiled
             restore()
             _forget_strides()
-            for name in tally.keys() & {"anchors", "regions", *(reason.value for reason in Reason)}:
-                tally[name] = counted[name]  # what the pass has counted, and will count again
+            _take_back(counted)
             return self._compile(gm, example_inputs, how)
         restore()
         with inductor_config.patch(self.without), functorch_config.patch(bundled_autograd_cache=False):
@@ -219,6 +218,15 @@ def _forget_strides() -> None:
     context = TracingContext.try_get()
     if context is not None and context.output_strides:
         context.output_strides.clear()
+
+
+def _take_back(counted: Mapping[str, int]) -> None:
+    """Sets what the pass has counted, and will count again, to the numbers that were `counted` before it."""
+    from cute_backend.runtime.tuning.jobs import Untuned
+
+    tally = counters["cute_backend"]
+    for name in tally.keys() & {"anchors", "regions", *(each.value for each in (*Reason, *Untuned))}:
+        tally[name] = counted.get(name, 0)
 
 
 def _uncache(compiled: Any) -> None:

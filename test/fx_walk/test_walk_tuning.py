@@ -366,6 +366,17 @@ def test_a_graph_is_compiled_again_if_inductors_code_was_the_faster(
         counters.clear()
 
 
+def test_a_graph_that_is_compiled_again_counts_each_region_once(slow_tuner: SlowTuner) -> None:
+    def programs(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        return program(x, weight, bias), F.relu(y @ weight.t())
+
+    slow_tuner.unfused_us = 9.0
+    (x, *others), (y, *_) = inputs(), inputs(40)
+    torch._dynamo.mark_dynamic(y, 0)
+    torch.compile(programs, backend=cute)(x, y, *others)
+    assert counted() == {"anchors": 2, "regions": 1, "unfused_faster": 1, "untuned_symbolic": 1}
+
+
 def test_a_graph_in_a_wrapper_of_torchs_minifier_is_compiled(slow_tuner: SlowTuner) -> None:
     """It has no key in Inductor's cache."""
     slow_tuner.unfused_us = 9.0
