@@ -230,13 +230,17 @@ def _take_back(counted: Mapping[str, int]) -> None:
 
 
 def _uncache(compiled: Any) -> None:
-    """Removes a graph from Inductor's cache on disk. Who compiles it next leaves the regions to Inductor that
-    were measured too late for this time."""
+    """Removes a graph from Inductor's cache on disk, and from what `torch.compiler.save_cache_artifacts` is
+    to save. Who compiles it next leaves the regions to Inductor that were measured too late for this time."""
     from torch._inductor.codecache import FxGraphCache
+    from torch.compiler._cache import CacheArtifactManager
 
     key = getattr(compiled, "_fx_graph_cache_key", None)  # a wrapper, as of torch's minifier, has none
-    if key is not None:
-        rmtree(FxGraphCache._get_tmp_dir_for_key(key), ignore_errors=True)
+    if key is None:
+        return
+    rmtree(FxGraphCache._get_tmp_dir_for_key(key), ignore_errors=True)
+    for recorded in CacheArtifactManager._new_cache_artifacts.values():
+        recorded[:] = [artifact for artifact in recorded if artifact.key != key]
 
 
 def _reset() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import compile_fx
 from torch._inductor import config as inductor_config
+from torch.compiler._cache import CacheArtifactManager
 from torch.torch_version import TorchVersion
 
 import cute_backend
@@ -375,6 +376,19 @@ def test_a_graph_that_is_compiled_again_counts_each_region_once(slow_tuner: Slow
     torch._dynamo.mark_dynamic(y, 0)
     torch.compile(programs, backend=cute)(x, y, *others)
     assert counted() == {"anchors": 2, "regions": 1, "unfused_faster": 1, "untuned_symbolic": 1}
+
+
+@pytest.mark.parametrize("brief_s", [0.0, 60.0], ids=["long", "brief"])
+def test_saved_artifacts_have_no_graph_with_a_region_that_inductor_won(
+    slow_tuner: SlowTuner, brief_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "_BRIEF_S", brief_s)
+    slow_tuner.unfused_us = 9.0
+    with CacheArtifactManager.with_fresh_cache():
+        check()
+        saved = torch.compiler.save_cache_artifacts()
+    assert saved is not None
+    assert len(saved[1].inductor_artifacts) == (brief_s > 0)
 
 
 def test_a_graph_in_a_wrapper_of_torchs_minifier_is_compiled(slow_tuner: SlowTuner) -> None:
