@@ -180,7 +180,7 @@ class _Compiler:
             if not self.fuse.measure_late():
                 return compiled
             _uncache(compiled)
-            if took > _BRIEF_S:
+            if took > _BRIEF_S and not functorch_config.bundled_autograd_cache:  # a bundle keeps the graph
                 return compiled
             restore()
             _forget_strides()

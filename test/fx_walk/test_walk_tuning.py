@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx
 from torch._inductor import config as inductor_config
 from torch.compiler._cache import CacheArtifactManager
@@ -376,6 +377,17 @@ def test_a_graph_that_is_compiled_again_counts_each_region_once(slow_tuner: Slow
     torch._dynamo.mark_dynamic(y, 0)
     torch.compile(programs, backend=cute)(x, y, *others)
     assert counted() == {"anchors": 2, "regions": 1, "unfused_faster": 1, "untuned_symbolic": 1}
+
+
+def test_a_graph_in_a_bundle_is_compiled_again_at_once(
+    slow_tuner: SlowTuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AOTAutograd's cache has the code in it, so the next process would not compile it."""
+    monkeypatch.setattr(backend, "_BRIEF_S", 0.0)
+    slow_tuner.unfused_us = 9.0
+    with functorch_config.patch(bundled_autograd_cache=True):
+        check()
+    assert counted() == LEFT
 
 
 @pytest.mark.parametrize("brief_s", [0.0, 60.0], ids=["long", "brief"])
