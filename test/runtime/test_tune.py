@@ -444,6 +444,26 @@ def test_what_is_late_waits_for_the_kernels_that_were_begun(tmp_path: Path, back
     assert result is not None and late == [] and batches[1:] == [[first], [first, *others]]
 
 
+def test_a_candidate_that_failed_meanwhile_is_named_and_the_others_are_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: Background
+) -> None:
+    sizes = 257, 5632, 2048
+    first, second, *_ = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)
+    monkeypatch.setattr(rungs, "_failed", {Kernel(planned(second))})
+    background.building |= {planned(second)}
+
+    def build(kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Any]:
+        background.building.clear()
+        return FakeBuild(broken=(second,))(kernels, built=built)
+
+    timer = FakeTimer({first: 70.0})
+    with pytest.warns(RuntimeWarning, match="leaves out a candidate: .* is broken"):
+        (result,), late = Tuner(GPU, timer, memory_in(tmp_path), build).measure_late([Job(SPEC, *sizes)])
+    assert result is not None and result.config == first and late == []
+    assert planned(second) not in [kernel.plan for kernel in timer.asked[0][1]]
+    assert counted() == {"candidates_failed": 1, "measured": 1}
+
+
 def test_candidates_are_begun_by_rank_and_for_no_more_regions_than_there_are_cores_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: Background
 ) -> None:

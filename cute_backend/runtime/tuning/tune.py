@@ -114,7 +114,7 @@ class Tuner:
         if missing:
             tiles = {key: self._kernels(key, doubted) for key in missing}
             with self._progress(f"measuring {_regions(jobs)}") as progress:
-                while begun := [one for each in tiles.values() for one in standing_of(each) if is_begun(one)]:
+                while begun := [*filter(is_begun, by_rank(map(_awaited, tiles.values())))]:
                     _warn_of_failures(self._build_all(progress, begun))
                 late = self._measure(missing, tiles, progress)
         return list(map(self.recall, jobs)), late
@@ -285,6 +285,12 @@ def _begun(
 
     Thread(target=run, name="cute_backend tuning", daemon=True).start()
     return built
+
+
+def _awaited(tiles: Tiles) -> list[Kernel]:
+    """The kernels of a problem that may be waited for: those that stand, and those that failed, to name
+    them."""
+    return [*standing_of(tiles), *tiles]
 
 
 def _best(timed: Timings) -> Kernel:
