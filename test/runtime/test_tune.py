@@ -122,6 +122,7 @@ class Background:
 @pytest.fixture(autouse=True)
 def background(monkeypatch: pytest.MonkeyPatch) -> Background:
     found = Background()
+    monkeypatch.setattr(rungs, "_failed", set())
     monkeypatch.setattr(trials, "begin_alone", found.begun.extend)
     monkeypatch.setattr(trials, "most_at_once", lambda: 16)
     for module in (tune, trials):
@@ -444,13 +445,16 @@ def test_what_is_late_waits_for_the_kernels_that_were_begun(tmp_path: Path, back
     assert result is not None and late == [] and batches[1:] == [[first], [first, *others]]
 
 
-def test_a_candidate_that_failed_meanwhile_is_named_and_the_others_are_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: Background
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_candidate_that_fails_is_named_and_the_others_are_timed(
+    has_failed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: Background
 ) -> None:
+    """Measuring waits for it, or it has failed while Inductor worked. No launch builds it again."""
     sizes = 257, 5632, 2048
     first, second, *_ = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)
-    monkeypatch.setattr(rungs, "_failed", {Kernel(planned(second))})
+    monkeypatch.setattr(rungs, "_failed", {Kernel(planned(second))} if has_failed else set())
     background.building |= {planned(second)}
+    background.late |= {planned(second)}
 
     def build(kernels: Sequence[Kernel], *, built: Callable[[], None]) -> dict[Kernel, Any]:
         background.building.clear()
@@ -462,6 +466,7 @@ def test_a_candidate_that_failed_meanwhile_is_named_and_the_others_are_timed(
     assert result is not None and result.config == first and late == []
     assert planned(second) not in [kernel.plan for kernel in timer.asked[0][1]]
     assert counted() == {"candidates_failed": 1, "measured": 1}
+    assert not rungs.stands(Kernel(planned(second)))
 
 
 def test_candidates_are_begun_by_rank_and_for_no_more_regions_than_there_are_cores_for(

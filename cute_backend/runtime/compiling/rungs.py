@@ -107,11 +107,12 @@ def begin_alone(kernels: Iterable[Kernel]) -> None:
     """Begins to build `kernels` while the program goes on, and none in place of one that spills or can't be
     compiled."""
     for kernel in kernels:
-        begin(kernel, partial(_note, kernel))
+        begin(kernel, partial(note, kernel))
 
 
-def _note(kernel: Kernel, error: Exception | None) -> None:
-    if isinstance(error, BuildError):
+def note(kernel: Kernel, outcome: Outcome | Exception | None) -> None:
+    """Records that a kernel can't be compiled, if that is the outcome of its build. It is not built again."""
+    if isinstance(outcome, BuildError):
         _failed.add(kernel)
 
 

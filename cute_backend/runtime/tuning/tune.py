@@ -26,7 +26,7 @@ from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import Sizes, bucket_of, candidates, doubted
 from cute_backend.runtime.arguments.device import Device, device_at
 from cute_backend.runtime.compiling.build import Outcome, is_at_hand, is_begun, obtain
-from cute_backend.runtime.compiling.rungs import spill_bytes
+from cute_backend.runtime.compiling.rungs import note, spill_bytes
 from cute_backend.runtime.host.notices import count, warn_once
 from cute_backend.runtime.host.progress import line
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -168,7 +168,10 @@ class Tuner:
 
     def _build_all(self, progress: _Report, kernels: Sequence[Kernel]) -> dict[Kernel, Outcome]:
         progress.compiling(len(kernels))
-        return self._build(kernels, built=progress.step)
+        outcomes = self._build(kernels, built=progress.step)
+        for kernel, outcome in outcomes.items():
+            note(kernel, outcome)
+        return outcomes
 
     def _measure(
         self,
