@@ -183,7 +183,6 @@ class _Compiler:
             if took > _BRIEF_S and not functorch_config.bundled_autograd_cache:  # a bundle keeps the graph
                 return compiled
             restore()
-            _forget_strides()
             _take_back(counted)
             return self._compile(gm, example_inputs, how)
         restore()
@@ -201,13 +200,15 @@ faster for a region. A longer one is compiled again by the next process."""
 
 
 def _restorer(gm: fx.GraphModule) -> Callable[[], None]:
-    """A function that gives a module and its submodules the graphs that they have now, once."""
+    """A function that gives a module and its submodules the graphs that they have now, once, and forgets what
+    Inductor has reported of them."""
     modules = [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
     graphs = [deepcopy(module.graph) for module in modules]
 
     def restore() -> None:
         for module, graph in zip(modules, graphs, strict=True):
             module.graph = graph
+        _forget_strides()
 
     return restore
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
+from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import cute_backend
@@ -287,6 +288,27 @@ def test_a_program_is_compiled_as_without_us_whatever_fails(
         warnings.simplefilter("error")
         assert torch.equal(compiled(program, *args), wanted)
     assert counters["cute_backend"] == {"internal_error": 2}
+
+
+def test_a_program_is_compiled_if_inductor_fails_at_its_last_step(
+    contained: None, cpu_code: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has then reported the strides of the outputs, which it does once."""
+    last, args = CompiledFxGraph.post_compile, example()
+    wanted = compiled(program, *args, backend="inductor")
+
+    def fail_once(*args: Any) -> None:
+        last(*args)
+        monkeypatch.setattr(CompiledFxGraph, "post_compile", last)
+        fails()
+
+    monkeypatch.setattr(CompiledFxGraph, "post_compile", fail_once)
+    with (
+        inductor_config.patch(force_disable_caches=True),
+        pytest.warns(RuntimeWarning, match="as Inductor alone"),
+    ):
+        assert torch.equal(compiled(program, *args), wanted)
+    assert counters["cute_backend"] == {"internal_error": 1}
 
 
 @pytest.mark.parametrize(
