@@ -403,6 +403,19 @@ def test_saved_artifacts_have_no_graph_with_a_region_that_inductor_won(
     assert len(saved[1].inductor_artifacts) == (brief_s > 0)
 
 
+def test_a_graph_that_a_cache_keeps_is_compiled(
+    slow_tuner: SlowTuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch may rename what has no public name."""
+    monkeypatch.delattr(CacheArtifactManager, "_new_cache_artifacts")
+    slow_tuner.unfused_us = 9.0
+    with (
+        config.patch(raise_errors=False),
+        pytest.warns(RuntimeWarning, match="Inductor's cache keeps a graph"),
+    ):
+        check()
+
+
 def test_a_graph_in_a_wrapper_of_torchs_minifier_is_compiled(slow_tuner: SlowTuner) -> None:
     """It has no key in Inductor's cache."""
     slow_tuner.unfused_us = 9.0
