@@ -228,6 +228,25 @@ def test_inductors_code_is_compiled_only_if_torchs_products_are_faster(
     assert [[kernel.plan for kernel in timed] for _, timed in again] == [[planned(best)]] * compared
 
 
+def test_what_inductors_code_has_no_memory_for_is_decided_without_it(tmp_path: Path) -> None:
+    class Full(FakeTimer):
+        def __call__(
+            self,
+            sizes: tuple[int, int, int],
+            functions: Mapping[Kernel, Any],
+            unfused: Run | None,
+            groups: int | None = None,
+            products: bool = False,
+        ) -> Timings:
+            self.error = None if unfused is None else torch.OutOfMemoryError("no room")
+            return super().__call__(sizes, functions, unfused, groups, products)
+
+    job = Job(SPEC, 257, 5632, 2048, unfused=lambda: lambda: print)
+    ((result,), _) = tuner(tmp_path, Full()).measure([job])
+    assert result is not None and result.unfused_us is None
+    assert counted() == {"measured": 1, "unfused_not_timed": 1}
+
+
 def test_several_regions_are_built_together_and_each_problem_once(tmp_path: Path) -> None:
     other = make_spec(second_store=True)
     timer, build = FakeTimer(), FakeBuild()

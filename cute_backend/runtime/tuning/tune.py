@@ -225,7 +225,11 @@ class Tuner:
         best = _best(timed)
         if timed.products is not None and timed.products >= (1 - NOISE) * timed.kernels[best]:
             return timed
-        return self._time(job, {best: functions[best]}, unfused_of(job))
+        try:
+            return self._time(job, {best: functions[best]}, unfused_of(job))
+        except torch.OutOfMemoryError:
+            count("unfused_not_timed")  # it has inputs of its own
+            return timed
 
     def _find(self, key: Key, tiles: Tiles, time: Callable[[], Timings], thorough: bool) -> None:
         """Times the kernels of a problem, and remembers the result."""
