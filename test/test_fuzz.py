@@ -33,7 +33,7 @@ from cute_backend.fuzz.shrink import shrink
 from cute_backend.fuzz.vocabulary import GATHERS, IN_STEPS, REDUCTIONS, table_ops
 from cute_backend.fuzz.weights import draw_weights
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
-from cute_backend.fx_walk.products import anchors
+from cute_backend.fx_walk.products import anchors, packed_weights
 from cute_backend.fx_walk.refusals.reasons import Rejection
 from cute_backend.fx_walk.region.region import Region
 from cute_backend.fx_walk.values import composites, lower
@@ -117,16 +117,34 @@ def test_every_spelling_of_weights_is_drawn() -> None:
         wanted = [grouping.stored, *(shape for shape, _ in grouping.vectors)]
         assert shapes >= {tuple(size.replace("@", "N") for size in shape) for shape in wanted}
     assert stored >= set(weights.STORED)
-    assert texts >= {text for halves in weights.HALVES for text in halves} | set(weights.JOINED)
+    assert texts >= {text for halves in weights.HALVES for text in halves}
+    assert texts >= {text for _, _, text in weights.JOINED}
     assert any("repeat_interleave" in text for text in texts)
     assert any(map(subtracts_behind, programs))
 
 
 def subtracts_behind(program: Program) -> bool:
     """Whether 8 is subtracted from a cast of nibbles that are joined."""
-    joined = {step.name for step in program.steps if step.text in weights.JOINED}
+    joined = {step.name for step in program.steps if step.rule is Rule.JOIN}
     cast = {step.name for step in program.steps if joined.intersection(step.operands)}
     return any(step.text == "{0} - 8" and cast.intersection(step.operands) for step in program.steps)
+
+
+def test_every_rare_spelling_of_nibbles_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "OTHERS", 0.9)
+    programs = [draw_weights(0, index) for index in range(400)]
+    steps = [step for program in programs for step in program.steps]
+    assert {step.text for step in steps} >= {
+        text.replace("@", "N")
+        for text in (
+            *(text for halves in weights.MIXED_HALVES for text in halves if text),
+            *(text for _, _, text in weights.OTHER_JOINED),
+            *(f"{{0}}{view}" for _, view, _ in weights.OTHER_JOINED if view),
+            *(f"{{0}}.to({dtype})" for dtype in weights.OTHER_DTYPES),
+        )
+    }
+    views = {each.view for program in programs for each in program.inputs if each.dtype is torch.uint8}
+    assert views >= {view.replace("@", "N") for _, view, _ in weights.OTHER_JOINED}
 
 
 def test_every_spelling_of_attention_is_drawn() -> None:
@@ -550,9 +568,19 @@ def test_a_fault_planted_in_weights_is_found(
 ) -> None:
     with monkeypatch.context() as planted:
         plant(planted)
-        failure = first_failure(100, kind="weights")
+        failure = first_failure(400, kind="weights")
     assert " - " in failure.program.source()
     assert judge(failure.program, replay_only=True).failure == ""
+
+
+def test_nibbles_taken_in_any_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walker once took views that exchange axes or repeat rows for views that keep the order."""
+    monkeypatch.setattr(weights, "OTHERS", 0.9)
+    with monkeypatch.context() as planted:
+        planted.setattr(packed_weights, "_is_in_order", lambda node: True)
+        programs = (draw_weights(0, index) for index in range(100))
+        found = next(program for program in programs if judge(program, replay_only=True).failure)
+    assert judge(found, replay_only=True).failure == ""
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 A weight (N, K) has scales for each column or for each group of K, in front of the product or behind it, and
 maybe zeros. The views, the casts and the order in which they come are those of libraries and of people. Some
 groups are not as kernels take them: of too few values, of a number that does not divide K, or with zeros of
-another shape. Some bytes have two values of a weight, seldom in an order that kernels don't take. Some
-weights have several readers, and some products are pairs.
+another shape. Some bytes have two values of a weight, seldom in an order that kernels don't take, with axes
+exchanged, of one row or column of bytes, or of two dtypes. Some values are converted by way of another dtype.
+Some weights have several readers, and some products are pairs.
 """
 
 from __future__ import annotations
@@ -28,15 +29,70 @@ HALVES = (
 )
 """The two values of a byte. Kernels don't take the last order."""
 
-JOINED = (
-    "torch.stack([{0}, {1}], -1).flatten(-2)",
-    "torch.cat([{0}.unsqueeze(2), {1}.unsqueeze(2)], -1).reshape({0}.shape[0], -1)",
+MIXED_HALVES = (
+    ("{0} & 15", "({0} >> 4).to(torch.int8)", ""),
+    ("({0} & 15).to(torch.int8)", "({0} >> 4).to(torch.int16)", ""),
+    ("{0}", "({0} >> 4).to(torch.int16)", "({0} << 4) >> 4"),
 )
+"""The two values of a byte in two dtypes, which their join promotes to int16, and ops behind that. The ops of
+the last row leave the low 4 bits of a uint8, but all bits of a byte in int16."""
+
+Shape = tuple[str, ...]
+
+Join = tuple[Shape, str, str]
+"""The shape of the bytes of values (@, K), a view of them, and a text that joins their halves."""
+
+JOINED: tuple[Join, ...] = (
+    (("@", "K // 2"), "", "torch.stack([{0}, {1}], -1).flatten(-2)"),
+    (
+        ("@", "K // 2"),
+        "",
+        "torch.cat([{0}.unsqueeze(2), {1}.unsqueeze(2)], -1).reshape({0}.shape[0], -1)",
+    ),
+)
+
+OTHER_JOINED: tuple[Join, ...] = (
+    # Neighbours along K.
+    (("K // 2", "@"), "", "torch.stack([{0}, {1}], 1).flatten(0, 1).t()"),
+    (("@", "K // 2"), ".t()", "torch.cat([{0}[:, None], {1}[:, None]], 1).reshape(K, @).t()"),
+    # Half of K apart.
+    (("K // 2", "@"), "", "torch.cat([{0}, {1}]).t()"),
+    (("@", "K // 2"), "", "torch.stack([{0}, {1}], -1).transpose(1, 2).flatten(1)"),
+    # Neighbours along N.
+    (("@ // 2", "K"), ".t()", "torch.stack([{0}, {1}], -1).flatten(1).t()"),
+    *2 * ((("@", "K // 2"), ".t()", "torch.stack([{0}, {1}], -1).reshape(K, @).t()"),),
+    *2 * ((("@", "K // 2"), ".t()", "torch.cat([{0}.unsqueeze(2), {1}.unsqueeze(2)], 2).reshape(K, @).t()"),),
+    # Axes that are exchanged on one side of the join, or in one half.
+    (("@", "K // 2"), "", "torch.stack([{0}.t(), {1}.t()], -1).reshape(@, K)"),
+    (("@", "K // 2"), "", "torch.stack([{0}, {1}], -1).reshape(K, @).t()"),
+    (("@", "K // 2"), "", "torch.stack([{0}, {1}.t().reshape(@, -1)], -1).flatten(1)"),
+    # One row of bytes for all, or one column.
+    (("1", "K // 2"), ".expand(@, -1)", "torch.stack([{0}, {1}], -1).flatten(1)"),
+    (("1", "K // 2"), "", "torch.stack([{0}, {1}], -1).flatten(1).expand(@, -1)"),
+    (("@", "1"), ".expand(-1, K // 2)", "torch.stack([{0}, {1}], -1).flatten(1)"),
+    (("@", "1"), "", "torch.stack([{0}, {1}], -1).expand(-1, K // 2, -1).flatten(1)"),
+)
+"""Joins that people seldom write. Kernels take one of the first two."""
+
+OTHERS = 0.15
+"""The share of values in bytes of two that are of mixed halves or joined in other ways, so that kernels take
+most."""
+
+OTHER_DTYPES = (
+    F32,
+    BF16,
+    F16,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    E5M2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e8m0fnu,
+)
+"""Dtypes by way of which values are converted, which changes some of them."""
 
 SIZES = (32, 64, 128, 256, 64, 128, 16, 512)
 """Values in a group, of which kernels take most."""
-
-Shape = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -207,18 +263,33 @@ class _Weights(Drawing):
     def packed(self, shape: Shape) -> str | None:
         """Values of this shape, two in each byte of an input, as they are, or less 8 before or behind their
         join."""
-        lines, along = shape
-        data = self.input((lines, f"({along}) // 2"), torch.uint8, Fill.BYTES)
-        drawn, halves = self.random.random(), list[str]()
-        before, behind = drawn < 0.35, 0.35 < drawn < 0.5
-        for text in self.random.choice((*HALVES, *HALVES[:2])):
-            half = self.step(text, [data], Rule.EXACT)
-            half = self.less_8(half, torch.int8) if before else half
+        drawn, other = self.random.random(), self.random.random()
+        before, behind, mixed = drawn < 0.35, 0.35 < drawn < 0.5, other < OTHERS / 3
+        joins = OTHER_JOINED if OTHERS / 3 < other < OTHERS else JOINED
+        data, text = self.bytes_of(self.random.choice(joins), shape)
+        halves_of = (*self.random.choice((*HALVES, *HALVES[:2])), "")
+        *of_byte, of_joined = self.random.choice(MIXED_HALVES) if mixed else halves_of
+        halves = list[str]()
+        for half_of in of_byte:
+            half = data and self.step(half_of, [data], Rule.EXACT)
+            half = self.less_8(half, torch.int8) if before and not mixed else half
             if half is None:
                 return None
             halves.append(half)
-        joined = self.step(self.random.choice(JOINED), halves, Rule.JOIN)
+        joined = self.step(text, halves, Rule.JOIN)
+        if of_joined:
+            joined = joined and self.step(of_joined, [joined], Rule.EXACT)
         return self.less_8(joined, self.random.choice((torch.int8, BF16, F32))) if behind else joined
+
+    def bytes_of(self, join: Join, shape: Shape) -> tuple[str | None, str]:
+        """The bytes of values of this shape, viewed inside the program or outside of it, and the text that
+        joins their halves."""
+        lines, along = shape
+        sizes, view, text = join
+        view, text, *of = (self.text_of(each.replace("K", along), lines) for each in (view, text, *sizes))
+        inside = self.random.random() < 0.5
+        data = self.input(of, torch.uint8, Fill.BYTES, "" if inside else view)
+        return self.step(f"{{0}}{view}", [data], Rule.VIEW) if view and inside else data, text
 
     def less_8(self, name: str | None, dtype: torch.dtype) -> str | None:
         """A value less 8, in a dtype."""
@@ -227,11 +298,17 @@ class _Weights(Drawing):
 
     def codes(self, shape: Shape) -> str | None:
         """The values of a weight: stored, or in bytes of two."""
-        return self.packed(shape) if self.random.random() < 0.3 else self.stored(shape)
+        return self.packed(shape) if self.random.random() < 0.4 else self.stored(shape)
 
     def to(self, name: str | None, dtype: torch.dtype) -> str | None:
         """A cast, which is sometimes one that changes nothing."""
         return name and self.step(f"{{0}}.to({dtype})", [name], Rule.CAST)
+
+    def converted(self, name: str | None, dtype: torch.dtype) -> str | None:
+        """Values of a weight in its dtype or in fp32, seldom by way of another dtype."""
+        if self.random.random() < 0.1:
+            name = self.to(name, self.random.choice(OTHER_DTYPES))
+        return self.to(name, self.random.choice((dtype, dtype, F32)))
 
     def maybe(self, name: str | None, dtype: torch.dtype) -> str | None:
         """A value, sometimes cast to fp32 or to the dtype of the weight."""
@@ -241,7 +318,7 @@ class _Weights(Drawing):
 
     def whole(self, columns: str, dtype: torch.dtype) -> str | None:
         """A weight whose scales, if there are any, are of columns."""
-        weight = self.to(self.codes((columns, "K")), self.random.choice((dtype, dtype, F32)))
+        weight = self.converted(self.codes((columns, "K")), dtype)
         if self.random.random() < 0.6:
             shape, there, back = self.random.choice(COLUMN_SCALES)
             scales: str | None = self.input(
@@ -263,7 +340,7 @@ class _Weights(Drawing):
         first = self.random.random() < 0.5
         if first:
             weight = weight and self.step(there, [weight], Rule.VIEW)
-        weight = self.to(weight, self.random.choice((dtype, dtype, F32)))
+        weight = self.converted(weight, dtype)
         if not first:
             weight = weight and self.step(there, [weight], Rule.VIEW)
         if self.random.random() < 0.7:
