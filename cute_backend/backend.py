@@ -65,7 +65,7 @@ class _RaisingPass(EpiloguePass):
         self.late += late  # Inductor gives subgraphs to the pass, then the graph that calls them
 
     def measure_late(self) -> bool:
-        """Measures what was left, and forgets it: it holds inputs on the GPU. Returns whether Inductor's own
+        """Measures what was left, and forgets it: it has copies of regions. Returns whether Inductor's own
         code is faster for a region of the graph."""
         late, self.late = self.late, []
         if not late:

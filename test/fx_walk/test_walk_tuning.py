@@ -329,7 +329,7 @@ def test_what_is_late_in_subgraphs_is_measured_too(slow_tuner: SlowTuner) -> Non
 
 
 def test_what_was_late_is_forgotten_once_it_is_measured(slow_tuner: SlowTuner) -> None:
-    """A job holds inputs on the GPU, and the pass lives as long as a backward graph may be compiled."""
+    """A job has a copy of a region, and the pass lives as long as a backward graph may be compiled."""
     run = _RaisingPass({}, lambda regions, rejections: None)
     check()
     (job,) = slow_tuner.later

@@ -42,7 +42,7 @@ from cute_backend.runtime.tuning.trials import (
     kernels_of,
     standing_of,
 )
-from cute_backend.runtime.tuning.tuning_results import NOISE, Key, NoRoom, Records, Result, remembered
+from cute_backend.runtime.tuning.tuning_results import Key, NoRoom, Records, Result, remembered, wins
 
 log = logging.getLogger(__name__)
 
@@ -217,13 +217,13 @@ class Tuner:
         return self._timer((job.m, job.n, job.k), functions, unfused, job.groups, products)
 
     def _compare(self, job: Job, functions: Functions) -> Timings:
-        """Timings of kernels or, if Inductor's own code may be faster, of that and the best of them. It has
-        torch's products, which can be timed without compiling it."""
+        """Timings of kernels or, if Inductor's own code may be faster, of that and the best of them. Torch's
+        product is part of that code, and can be timed without compiling it."""
         timed = self._time(job, functions, products=job.unfused is not None)
         if job.unfused is None or not timed.kernels:
             return timed
         best = _best(timed)
-        if timed.products is not None and timed.products >= (1 - NOISE) * timed.kernels[best]:
+        if timed.products is not None and not wins(timed.products, timed.kernels[best]):
             return timed
         try:
             return self._time(job, {best: functions[best]}, unfused_of(job))

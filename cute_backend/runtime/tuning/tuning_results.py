@@ -65,6 +65,12 @@ class Key:
         return f"{self.device}; {self.spec.key} {self.alignment.value}; {sizes}"
 
 
+def wins(unfused_us: float, us: float) -> bool:
+    """Whether code that takes `unfused_us` microseconds is faster than a kernel of `us`, by more than
+    noise."""
+    return unfused_us < (1 - NOISE) * us
+
+
 @dataclass(frozen=True)
 class Result:
     """The fastest configuration of a problem, its time in microseconds and that of Inductor's own code.
@@ -81,7 +87,7 @@ class Result:
     @property
     def unfused_wins(self) -> bool:
         """Whether the region is better left to Inductor, by more than noise."""
-        return self.unfused_us is not None and self.unfused_us < (1 - NOISE) * self.us
+        return self.unfused_us is not None and wins(self.unfused_us, self.us)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain values, with the versions that it is valid for."""
