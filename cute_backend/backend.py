@@ -62,6 +62,9 @@ class _RaisingPass(EpiloguePass):
         self.fuse(graph)
 
     def leave(self, late: Late) -> None:
+        from cute_backend.fx_walk.replacement.tuning_jobs import begin
+
+        begin(late)
         self.late += late  # Inductor gives subgraphs to the pass, then the graph that calls them
 
     def measure_late(self) -> bool:

@@ -275,12 +275,16 @@ class SlowTuner(FakeTuner):
 
     def __init__(self, unfused_us: float | None) -> None:
         super().__init__(unfused_us)
+        self.begun: list[Job] = []
         self.later: list[Job] = []
 
     def measure(self, jobs: Sequence[Job]) -> tuple[list[Result | None], list[Job]]:
         self.jobs += jobs
         results = list(map(self.recall, jobs))
         return results, [job for job, result in zip(jobs, results, strict=True) if result is None]
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        self.begun += jobs
 
     def measure_late(self, jobs: Sequence[Job]) -> tuple[list[Result | None], list[Job]]:
         torch.empty(1).data_ptr()  # a fake tensor has none, and nothing can be timed with it
@@ -298,7 +302,7 @@ def slow_tuner(tuner: FakeTuner, monkeypatch: pytest.MonkeyPatch) -> SlowTuner:
 def test_what_is_late_is_measured_after_inductor_has_compiled_the_graph(
     slow_tuner: SlowTuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pass alone does not learn when that is."""
+    """The pass alone does not learn when that is, and begins no kernels for it."""
     steps = []
     inner = compile_fx.compile_fx_inner
 
@@ -310,12 +314,13 @@ def test_what_is_late_is_measured_after_inductor_has_compiled_the_graph(
     monkeypatch.setattr(compile_fx, "compile_fx_inner", compiled)
     check()
     (job,) = slow_tuner.jobs
-    assert slow_tuner.later == [job] and steps[-1] == ("compiled", 0)
+    assert slow_tuner.later == slow_tuner.begun == [job] and steps[-1] == ("compiled", 0)
 
     torch._dynamo.reset()
-    slow_tuner.later.clear()
+    for each in (slow_tuner.begun, slow_tuner.later):
+        each.clear()
     torch.compile(program, options={"post_grad_custom_pre_pass": epilogue_pass})(*inputs(2 * M))
-    assert len(slow_tuner.jobs) == 2 and slow_tuner.later == []
+    assert len(slow_tuner.jobs) == 2 and slow_tuner.later == slow_tuner.begun == []
 
 
 def test_what_is_late_in_subgraphs_is_measured_too(slow_tuner: SlowTuner) -> None:
@@ -434,13 +439,14 @@ def test_what_is_late_at_the_end_is_counted(slow_tuner: SlowTuner, monkeypatch: 
     assert counted() == {"anchors": 2, "regions": 2, "untuned_late": 2}
 
 
+@pytest.mark.parametrize("step", ["begin", "found"])
 def test_what_is_late_is_left_where_measuring_it_fails(
-    slow_tuner: SlowTuner, monkeypatch: pytest.MonkeyPatch
+    slow_tuner: SlowTuner, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(jobs: Sequence[Job]) -> list[Result | None]:
         raise RuntimeError("the GPU fell off")
 
-    monkeypatch.setattr(slow_tuner, "found", fail)
+    monkeypatch.setattr(slow_tuner, step, fail)
     with config.patch(raise_errors=False), pytest.warns(RuntimeWarning, match="the cost model decides alone"):
         check()
     assert counted()["regions"] == 1

@@ -366,7 +366,8 @@ def test_what_stands_of_the_tiles_in_doubt_is_timed_alone(
     background.late |= {planned(sound)}
     timer = FakeTimer()
     measuring = tuner(tmp_path, timer)
-    (none,), _ = measuring.measure([Job(SPEC, *sizes)])
+    (none,), late = measuring.measure([Job(SPEC, *sizes)])
+    measuring.begin(late)
     assert none is None and [kernel.plan for kernel in background.begun] == [planned(sound)]
     background.late.clear()
     (result,), _ = measuring.measure([Job(SPEC, *sizes)])
@@ -386,7 +387,8 @@ def test_what_runs_in_place_of_a_tile_in_doubt_is_timed_if_none_stands(
     background.late |= set(lower)
     timer = FakeTimer({lower[-1].tile: 70.0})
     measuring = tuner(tmp_path, timer)
-    (none,), _ = measuring.measure([Job(SPEC, *sizes)])
+    (none,), late = measuring.measure([Job(SPEC, *sizes)])
+    measuring.begin(late)
     assert none is None and [kernel.plan for kernel in background.begun] == lower
     background.late.clear()
     (result,), _ = measuring.measure([Job(SPEC, *sizes)])
@@ -396,18 +398,20 @@ def test_what_runs_in_place_of_a_tile_in_doubt_is_timed_if_none_stands(
 
 
 def test_measuring_goes_on_without_kernels_that_are_late(tmp_path: Path, background: Background) -> None:
-    """A region one of whose tiles is not built has the model's choice, and is begun."""
+    """A region one of whose tiles is not built has the model's choice. Measuring begins no kernels: only who
+    asks for them times them."""
     other = make_spec(second_store=True)
     sizes = 257, 5632, 2048
     jobs = [Job(spec, *sizes) for spec in (SPEC, other)]
     tiles = doubted(Arch.SM90A, SPEC, Sizes(*sizes), 132)
     background.late |= {planned(tiles[1])}
     timer, build = FakeTimer(), FakeBuild()
-    (none, result), late = tuner(tmp_path, timer, build).measure(jobs)
+    measuring = tuner(tmp_path, timer, build)
+    (none, result), late = measuring.measure(jobs)
     assert none is None and result is not None and [job.spec for job in late] == [SPEC]
-    assert counted() == {"measured": 1} and [kernel.plan for kernel in background.begun] == [
-        planned(tiles[1])
-    ]
+    assert counted() == {"measured": 1} and background.begun == []
+    measuring.begin(late)
+    assert [kernel.plan for kernel in background.begun] == [planned(tiles[1])]
     ((_, timed),) = timer.asked
     assert {kernel.plan.spec for kernel in timed} == {other}
 
@@ -489,10 +493,10 @@ def test_candidates_are_begun_by_rank_and_for_no_more_regions_than_there_are_cor
     for cores, begun in ((1, 0), (2, 0), (3, 1), (4, 2)):
         background.begun.clear()
         monkeypatch.setattr(trials, "most_at_once", lambda cores=cores: cores)
-        _, late = tuner(tmp_path, FakeTimer()).measure([Job(SPEC, *each) for each in sizes])
+        tuner(tmp_path, FakeTimer()).begin([Job(SPEC, *each) for each in sizes])
         ranks = zip(*tiles[:begun], strict=True)
         expected = dict.fromkeys(planned(tile) for rank in ranks for tile in rank)
-        assert [kernel.plan for kernel in background.begun] == list(expected) and len(late) == 4
+        assert [kernel.plan for kernel in background.begun] == list(expected)
 
 
 def test_measuring_waits_for_no_other_process_and_tuning_not_for_ever(

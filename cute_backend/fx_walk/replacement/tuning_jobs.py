@@ -58,16 +58,22 @@ def measure(regions: Sequence[Region], late: Late) -> tuple[list[Region], list[R
     return _judge(regions, found)
 
 
+def begin(late: Late) -> None:
+    """Begins to build kernels of regions that `measure` left, for `measure_late`."""
+    try:
+        for index, each in _late_by_gpu(late).items():
+            tuner_for(index).begin(each)
+    except Exception as error:
+        contain(error, _INSTEAD)
+
+
 @_disable_current_modes()  # AOTAutograd's fake mode, which is off inside Inductor alone
 def measure_late(late: Late) -> bool:
     """Times what `measure` left, now that Inductor has compiled the graph. Launches get the tiles that are
     found. Returns whether Inductor's own code is faster for a region, which is a kernel in this graph."""
-    jobs: dict[int, list[Job]] = defaultdict(list)
-    for index, job in late:
-        jobs[index].append(job)
     results: list[Result | None] = []
     try:
-        for index, each in jobs.items():
+        for index, each in _late_by_gpu(late).items():
             found, left = tuner_for(index).measure_late(each)
             results += found
             for _ in left:
@@ -78,6 +84,13 @@ def measure_late(late: Late) -> bool:
 
 
 _INSTEAD = "the cost model decides alone"
+
+
+def _late_by_gpu(late: Late) -> dict[int, list[Job]]:
+    jobs: dict[int, list[Job]] = defaultdict(list)
+    for index, job in late:
+        jobs[index].append(job)
+    return jobs
 
 
 def _by_gpu(regions: Sequence[Region], thorough: bool) -> dict[int, dict[int, Job]]:

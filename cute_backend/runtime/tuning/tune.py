@@ -94,22 +94,23 @@ class Tuner:
 
     def measure(self, jobs: Sequence[Job]) -> tuple[list[Result | None], list[Job]]:
         """The result of each job with the candidates that are in doubt (`planning.doubted`), remembered or
-        found now, and the jobs that are late, for `measure_late`: their candidates are not all built.
-
-        It waits for no kernel, but begins to build them, as far as cores are idle.
-        """
+        found now, and the jobs that are late, for `measure_late`: their candidates are not all built. It
+        waits for no kernel."""
         missing, late = self._missing(jobs, thorough=False), list[Job]()
         if missing:
             tiles = {key: self._kernels(key, doubted) for key in missing}
-            begin_few(tiles.values())
             missing = {key: kept(job) for key, job in missing.items()}
             with self._progress(f"measuring {_regions(jobs)}") as progress:
                 late = self._measure(missing, tiles, progress)
         return list(map(self.recall, jobs)), late
 
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Begins to build the candidates of jobs that are late, as far as cores are idle."""
+        begin_few(self._kernels(key, doubted) for key in dict.fromkeys(map(self._key, jobs)))
+
     def measure_late(self, jobs: Sequence[Job]) -> tuple[list[Result | None], list[Job]]:
-        """Does the same as `measure` for jobs that were late, waits for the kernels that it began, and begins
-        no others."""
+        """Does the same as `measure` for jobs that were late, and waits for the kernels that `begin` began.
+        It begins no others."""
         missing, late = self._missing(jobs, thorough=False), list[Job]()
         if missing:
             tiles = {key: self._kernels(key, doubted) for key in missing}
