@@ -29,10 +29,9 @@ import torch
 from torch import fx
 from torch._inductor.dependencies import Dep
 from torch._inductor.graph import GraphLowering
-from torch._inductor.lowering import fallbacks
 from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode
 
-from cute_backend.fx_walk.ends.consumers import InductorKernel, Rounds, reduces
+from cute_backend.fx_walk.ends.consumers import InductorKernel, Rounds, is_generated, reduces
 from cute_backend.fx_walk.ends.launches import launches
 from cute_backend.fx_walk.graph.axes import is_concatenation, is_reduction
 from cute_backend.fx_walk.graph.mutation import is_view
@@ -43,9 +42,6 @@ from support.traffic import Recorder, scheduled
 
 _READS = 4
 """Reads beyond which Inductor writes a value that several ops read (`realize_reads_threshold`)."""
-
-_CALLS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "convolution", "convolution_backward"}
-"""Ops that libraries do."""
 
 _WRITTEN = {"cat", "constant_pad_nd", "cumsum", "sort", "topk"}
 """Ops whose results are written, whatever reads them."""
@@ -286,11 +282,16 @@ def _gives_several(node: fx.Node) -> bool:
 
 
 def _is_called(node: fx.Node) -> bool:
-    """Whether a library does an op, or Inductor has no code for it."""
+    """Whether a library does an op, or Inductor has no code for it, as for complex numbers."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or _name(node) in _CALLS or _is_addmm(node):
-        return isinstance(target, torch._ops.OpOverload)
-    return target in fallbacks or target.overloadpacket in fallbacks
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return not is_generated(target) or _is_addmm(node) or any(map(_is_complex, (node, *node.all_input_nodes)))
+
+
+def _is_complex(node: fx.Node) -> bool:
+    dtype = _dtype(node)
+    return dtype is not None and dtype.is_complex
 
 
 def _is_addmm(node: fx.Node) -> bool:

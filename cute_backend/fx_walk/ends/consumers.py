@@ -84,7 +84,7 @@ def reads_in_place(node: fx.Node) -> bool:
     view do, so that no kernel has to write it before. `as_strided` is a view of memory."""
     if node.target is getitem:
         return True
-    if not isinstance(node.target, torch._ops.OpOverload) or not _is_generated(node.target):
+    if not isinstance(node.target, torch._ops.OpOverload) or not is_generated(node.target):
         return False
     if node.target._schema.is_mutable or (is_view(node) and _reads_memory(node.target)):
         return False
@@ -112,7 +112,7 @@ def _is_ordered_by_aten(node: fx.Node) -> bool:
 
 
 @cache
-def _is_generated(op: torch._ops.OpOverload) -> bool:
+def is_generated(op: torch._ops.OpOverload) -> bool:
     """Whether Inductor generates code for an op. Its lowerings to kernels of other kinds are in modules of
     their own, and those to calls of aten are all made by one function."""
     # An import of the pass must not import all of Inductor, which is imported wherever the pass runs.
