@@ -270,7 +270,7 @@ def select(patterns: Sequence[str]) -> list[Model]:
     for pattern in patterns:
         if not any(fnmatchcase(model.name, pattern) for model in MODELS):
             names = ", ".join(model.name for model in MODELS)
-            raise UsageError(f"--models {pattern!r} is none of {names}")
+            raise UsageError(f"the model {pattern!r} is none of {names}")
     return [
         model
         for model in MODELS

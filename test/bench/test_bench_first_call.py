@@ -143,7 +143,7 @@ def test_results_are_kept_and_shown(tmp_path: Path) -> None:
     [
         (["--first-call", "--peers"], "bench --first-call can't be combined with --peers"),
         (["--first-call", "--models"], "can't be combined with"),
-        (["--first-call", "no-model"], "'no-model' is none of"),
+        (["--first-call", "no-model"], "cute_backend: the model 'no-model' is none of"),
         (["--first-call", "--layers", "0"], "--layers is 0; a model has 1 or more, or all"),
     ],
 )
