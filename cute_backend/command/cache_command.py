@@ -68,7 +68,7 @@ def _show(root: Path, kernels: list[Entry], name: str | None) -> int:
     found = [entry for entry in kernels if _is_called(entry, name)]
     if not found:
         raise UsageError(
-            f"{root} has no kernel {name!r}; expected 8 hexadecimal digits, or a name that ends in them"
+            f"{root} has no kernel {name!r}; expected one that `cache show` lists, or the 8 digits at its end"
         )
     print("\n\n".join(_described(entry) for entry in found))
     return 0
