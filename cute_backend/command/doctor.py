@@ -118,6 +118,14 @@ def _cache() -> Rows:
     yield "cache", f"{root}, kernels: {kernels}, {size:.1f} MiB, {free:.0f} GiB free"
 
 
+def _packs() -> Rows:
+    from cute_backend.runtime.disk.pack import packs  # here, as torch
+
+    for pack in packs():
+        archs = ", ".join(sorted(arch.value for arch in pack.archs))
+        yield "pack", f"{pack.path}, for {archs}{', installed' if pack.installed else ''}"
+
+
 def _settings() -> Rows:
     from cute_backend import config
 
@@ -133,4 +141,4 @@ def _environment() -> Rows:
             yield "environment", f"{name}={value}"
 
 
-_PARTS = (_machine, _packages, _devices, _host_compiler, _cache, _settings, _environment)
+_PARTS = (_machine, _packages, _devices, _host_compiler, _cache, _packs, _settings, _environment)

@@ -30,7 +30,7 @@ COMMANDS = {
     "aot": "compile every kernel that a program can ask for, into one file that serves it; needs no GPU",
     "cache": "what the folder of compiled kernels holds, what a kernel is, and whether all are sound",
     "fuzz": "compile random programs, compare with eager and Inductor, and print the smallest that is wrong",
-    "doctor": "print versions, GPUs, the cache folder, settings and what is missing, to paste into a report",
+    "doctor": "print versions, GPUs, cache, packs, settings and what is missing, to paste into a report",
 }
 """Every command, and what it does."""
 

@@ -23,6 +23,7 @@ import cute_backend
 from cute_backend import PackError, aot, config
 from cute_backend.__main__ import main
 from cute_backend.aot import Written
+from cute_backend.command import doctor
 from cute_backend.errors import BuildError, UnavailableError
 from cute_backend.planning import UNCONSTRAINED, Alignment, Arch, Constraints, TileConfig, buckets_of, plan
 from cute_backend.runtime.arguments.device import Device
@@ -152,6 +153,14 @@ def test_the_environment_names_a_pack(fresh: Path, pack: Path, monkeypatch: pyte
     monkeypatch.setenv("CUTE_BACKEND_PACK", str(pack))
     assert callable(load_known([KERNEL])[KERNEL])
     assert not fresh.exists()
+
+
+def test_doctor_names_the_pack(
+    fresh: Path, pack: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUTE_BACKEND_PACK", str(pack))
+    assert main(["doctor"]) == 0
+    assert f"\npack                {pack}, for sm_90a\n" in capsys.readouterr().out
 
 
 def test_a_read_only_pack_in_a_read_only_folder_serves(fresh: Path, pack: Path) -> None:
@@ -329,6 +338,7 @@ def site(fresh: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_an_installed_pack_is_found_and_no_module_of_it_is_imported(site: Path) -> None:
     assert [(each.path, each.installed) for each in packing.packs()] == [(site, True)]
+    assert ("pack", f"{site}, for sm_90a, installed") in [*doctor._packs()]
     assert set(load_known([KERNEL])) == {KERNEL}
     assert site.parent.name not in sys.modules
 
