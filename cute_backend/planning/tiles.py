@@ -288,6 +288,7 @@ class TileConfig:
         """The whole configuration in words, which explanations and the headers of kernels show."""
         shape = f"{self.products} accumulators of " if self.products > 1 else ""
         shape += f"{self.tile_m} by {self.tile_n}"
+        shape += " of the transposed product" if self.transposed else ""
         if self.ctas > 1:
             shape += f", {self.ctas} CTAs a tile"
         if self.pingpong:
@@ -299,7 +300,6 @@ class TileConfig:
         clusters = f"clusters of {self.cluster_m} by {self.cluster_n}, " if several else ""
         unrolled = ", unrolled" if self.unrolled else ""
         unrolled += ", shallow" if self.shallow else ""
-        shape += " of the transposed product" if self.transposed else ""
         boxes = f" in boxes of {self.box_n}" if self.box_subtiles > 1 else ""
         subtiles = f"subtiles of {self.subtile_n} columns{boxes}"
         return f"{shape}, {clusters}{subtiles}{unrolled}, raster {self.raster_m}"

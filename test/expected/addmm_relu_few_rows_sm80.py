@@ -4,7 +4,7 @@
 
 cute_mm_bias_relu_64x16_99c4f4f0:
 sm_80, tile 64x16_1x1_by16_split4_unrolled_transposed, planes aligned to 16 bytes:
-64 by 16, split-K of 4, one CTA per part of the transposed product, subtiles of 16 columns, unrolled, raster 8.
+64 by 16 of the transposed product, split-K of 4, one CTA per part, subtiles of 16 columns, unrolled, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """

@@ -5,7 +5,7 @@
 
 cute_scaled_mm_residual_64x8_49ce7ecc:
 sm_90a, tile 64x8_1x1_by8_split2_unrolled_transposed, planes aligned to 16 bytes:
-64 by 8, split-K of 2, one CTA per part of the transposed product, subtiles of 8 columns, unrolled, raster 8.
+64 by 8 of the transposed product, split-K of 2, one CTA per part, subtiles of 8 columns, unrolled, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """

@@ -7,7 +7,7 @@
 
 cute_scaled_mm_swiglu_64x136_7a969118:
 sm_90a, tile 64x136x2_2x1_pingpong_by8_unrolled_transposed, planes aligned to 16 bytes:
-2 accumulators of 64 by 136, ping-pong of the transposed product, clusters of 2 by 1, subtiles of 8 columns, unrolled, raster 16.
+2 accumulators of 64 by 136 of the transposed product, ping-pong, clusters of 2 by 1, subtiles of 8 columns, unrolled, raster 16.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
