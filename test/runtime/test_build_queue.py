@@ -324,6 +324,46 @@ def test_there_is_no_line(why: str, terminal: Terminal, monkeypatch: pytest.Monk
     assert terminal.getvalue() == ""
 
 
+class Tee:
+    """A stream of a program's own, which has no more than print needs."""
+
+    def write(self, text: str) -> None:
+        pytest.fail("a line was written")
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+def detached() -> io.TextIOWrapper:
+    stream = io.TextIOWrapper(io.BytesIO())
+    stream.detach()
+    return stream
+
+
+@pytest.mark.parametrize(
+    "stream", [None, Tee(), closed(), detached()], ids=["none", "own", "closed", "detached"]
+)
+def test_a_program_without_a_stream_for_errors_has_no_line(
+    stream: object, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=stream))
+    queue = BuildQueue(nothing, lambda: 1)
+    with queue.line():
+        assert queue.collect(KERNELS, nothing) == dict.fromkeys(KERNELS)
+
+
+@pytest.mark.parametrize("stream", [None, closed()], ids=["none", "closed"])
+def test_a_stream_that_goes_while_the_line_is_shown(
+    stream: object, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = BuildQueue(nothing, lambda: 1).line()
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=stream))
+    line._write("compiling 1 kernel")
+
+
 def test_a_log_has_a_plain_line_and_the_slowest_kernels(caplog: pytest.LogCaptureFixture) -> None:
     queue = BuildQueue(nothing, lambda: 1)
     with caplog.at_level("DEBUG", logger=build_queue.__name__):

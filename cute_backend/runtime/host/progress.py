@@ -53,6 +53,15 @@ def _line(console: Console | None, quiet: bool) -> Progress:
     )
 
 
+def _is_terminal(stream: object) -> bool:
+    """Whether a stream is a terminal. A program may have closed its streams, or put None or an object of its
+    own in their place."""
+    try:
+        return bool(stream.isatty())  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
 class LiveLine:
     """A line on the terminal that shows a text for work that takes longer than `delay` seconds. It is written
     anew while the work goes on, and removed in the end. Shows nothing under `config.quiet`, without a
@@ -71,9 +80,12 @@ class LiveLine:
     def __enter__(self) -> None:
         from cute_backend import config  # here, since it imports torch
 
-        if not config.quiet and sys.stderr.isatty() and not os.environ.get("CI"):
-            self._thread = threading.Thread(target=self._show, name="cute_backend line", daemon=True)
-            self._thread.start()
+        if config.quiet or os.environ.get("CI") or not _is_terminal(sys.stderr):
+            return
+        thread = threading.Thread(target=self._show, name="cute_backend line", daemon=True)
+        with suppress(RuntimeError):  # no more threads; the work goes on without a line
+            thread.start()
+            self._thread = thread
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
@@ -90,7 +102,7 @@ class LiveLine:
             self._write("")
 
     def _write(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # the terminal is gone, or the stream was closed
+        with suppress(AttributeError, OSError, ValueError):  # the terminal or the stream is gone
             sys.stderr.write(f"\r{text}\x1b[K")
             sys.stderr.flush()
 
@@ -123,7 +135,7 @@ def starting() -> Iterator[None]:
     """A line while torch is imported, which takes seconds where the disk is slow. The settings are not
     imported yet, so the environment variable says whether to show it."""
     quiet = os.environ.get("CUTE_BACKEND_QUIET", "0").lower() not in ("0", "false", "no", "off")
-    if quiet or not sys.stderr.isatty():
+    if quiet or not _is_terminal(sys.stderr):
         yield  # without rich, which takes long to import
         return
     with _line(None, quiet) as bar:
