@@ -186,6 +186,38 @@ def test_a_thread_that_waits_for_a_kernel_that_was_given_up_begins_it_again(
     assert failures == [{KERNELS[1]: None}] and KERNELS[0] not in queue
 
 
+def test_without_threads_a_kernel_is_refused_and_later_ones_are_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the system limits processes, or at the end of an interpreter. Nothing hangs."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    queue = BuildQueue(nothing, lambda: 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        queue.submit(KERNELS[0], nothing)
+        queue.submit(KERNELS[1], nothing)
+        queue.settle()
+        (error,) = queue.collect([KERNELS[0]], nothing).values()
+    assert str(error) == f"kernels are built by threads, and none can be started for {KERNELS[0].name}"
+    assert queue.collect(KERNELS[:3], nothing) == dict.fromkeys(KERNELS[:3])
+
+
+def test_a_kernel_waits_for_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        builder.may.release(9)
+        raise RuntimeError("can't start new thread")
+
+    builder = Builder()
+    queue = BuildQueue(builder, lambda: 2)
+    queue.submit(KERNELS[0], nothing)
+    builder.is_busy.acquire()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert queue.collect([KERNELS[1]], nothing) == {KERNELS[1]: None}
+
+
 def test_a_forked_child_has_an_empty_queue() -> None:
     builder = Builder()
     queue = BuildQueue(builder, lambda: 1)

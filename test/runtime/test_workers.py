@@ -256,6 +256,21 @@ def test_where_no_process_can_be_started_nothing_is_forked(
     assert workers._servers == []
 
 
+def test_without_threads_a_server_serves_and_its_end_is_noticed(
+    own: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert run("print('forked')", tmp_path) == Ended(0, "forked")
+    (server,) = workers._servers
+    os.kill(process_of(server), signal.SIGKILL)
+    server._process.wait()
+    assert server.has_ended
+    assert run("print('next')", tmp_path) == Ended(0, "next")
+
+
 def test_a_server_that_imports_is_not_waited_for(
     own: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

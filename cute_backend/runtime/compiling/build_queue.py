@@ -116,7 +116,10 @@ class BuildQueue:
             while left:
                 with self._changed:
                     while not (done := [each for each in left if each.is_done]):
-                        self._changed.wait()
+                        if self._threads:
+                            self._changed.wait()
+                        else:
+                            self._refuse(left)
                     left = [
                         self._add(each.kernel, at=0) if each.was_stopped else each
                         for each in left
@@ -140,7 +143,7 @@ class BuildQueue:
     def settle(self) -> None:
         """Waits until nothing is built any more, also for kernels that nobody else waits for."""
         with self._changed:
-            while not self._batch.is_done:
+            while self._threads and not self._batch.is_done:
                 self._changed.wait()
 
     def line(self) -> LiveLine:
@@ -167,15 +170,28 @@ class BuildQueue:
             if self._batch.is_done:
                 self._batch = _Batch()
             self._batch.total += 1
-        elif build not in self._waiting[at + 1 :]:
-            return build
-        else:
+            self._waiting.insert(at, build)
+        elif build in self._waiting[at + 1 :]:
             self._waiting.remove(build)
-        self._waiting.insert(at, build)
-        if self._threads < self._limit():
+            self._waiting.insert(at, build)
+        if build in self._waiting and self._threads < self._limit():
             self._threads += 1
-            threading.Thread(target=self._work, name="cute_backend build", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name="cute_backend build", daemon=True).start()
+            except RuntimeError as error:  # the system allows no more threads, or the interpreter ends
+                log.info("no thread can be started: %s", error)
+                self._threads -= 1
         return build
+
+    def _refuse(self, builds: Sequence[_Build]) -> None:
+        """Gives kernels that wait an error, since there is no thread, and none could be started."""
+        for build in builds:
+            if build in self._waiting:
+                self._waiting.remove(build)
+                build.error = BuildError(
+                    f"kernels are built by threads, and none can be started for {build.kernel.name}"
+                )
+                self._finish(build, was_stopped=False)
 
     def _work(self) -> None:
         """Builds kernels until none waits."""

@@ -89,7 +89,8 @@ class _Server:
                 env={**surroundings, "OPENBLAS_NUM_THREADS": "1"},
                 start_new_session=True,
             )
-        threading.Thread(target=self._process.wait, name="end of a server", daemon=True).start()
+        with suppress(RuntimeError):  # no more threads: its end is noticed when it is asked for
+            threading.Thread(target=self._process.wait, name="end of a server", daemon=True).start()
 
     @property
     def has_ended(self) -> bool:
