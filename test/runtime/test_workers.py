@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from cute_backend.errors import BuildError
 from cute_backend.planning import Arch
+from cute_backend.runtime.compiling import build as building
 from cute_backend.runtime.compiling import workers
+from cute_backend.runtime.compiling.build_queue import BuildQueue
 from cute_backend.runtime.compiling.workers import (
     Ended,
     StoppedError,
@@ -26,6 +29,7 @@ from cute_backend.runtime.compiling.workers import (
 )
 from support.runtime import small_server
 from support.runtime.forks import in_child
+from support.runtime.handmade import kernel_of, make_spec
 
 ARCH = Arch.SM90A
 
@@ -287,8 +291,11 @@ PROGRAM = """
 import os, signal, sys, threading
 from pathlib import Path
 from support.runtime import small_server
+from cute_backend.errors import BuildError
 from cute_backend.planning import Arch
+from cute_backend.runtime.compiling import build as building
 from cute_backend.runtime.compiling import workers
+from cute_backend.runtime.compiling.build_queue import BuildQueue
 workers.command_of = small_server.command_of
 folder, how = sys.argv[1:]
 def work():
@@ -325,6 +332,22 @@ def test_nothing_is_left_of_a_process_that_ends_while_kernels_compile(tmp_path: 
         gone(server)
         if how == "leaves a child":
             os.killpg(program.pid, signal.SIGKILL)
+
+
+def test_a_kernel_that_a_program_needs_at_its_very_end_fails_and_is_not_begun_again(
+    own: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function that a program has registered before it imported this package runs after ours."""
+    monkeypatch.setattr(workers, "_is_over", True)
+    queue = BuildQueue(lambda kernel: building._attempted(building._build_in_process, kernel), lambda: 1)
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path))
+    kernel = kernel_of(make_spec())
+    (error,) = queue.collect([kernel], lambda: None).values()
+    assert str(error) == "this process is ending, and starts no compilers any more"
+    with pytest.raises(BuildError, match="is ending"):
+        workers.started(ARCH, [str(tmp_path)], "pass", 60)
+    workers.start_early(ARCH)
+    assert workers._servers == []
 
 
 def in_daemon(arguments: tuple[str, str]) -> Ended | None:

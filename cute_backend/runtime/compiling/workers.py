@@ -50,7 +50,7 @@ moment, but if one of these has changed since a server was started, another one 
 
 
 class StoppedError(BuildError):
-    """A kernel was given up, since `end_all` was called while it compiled, or since this process ends."""
+    """A kernel was given up, since `end_all` was called while it compiled."""
 
 
 _starting = free_in_children(threading.Lock())
@@ -186,13 +186,15 @@ _started: set[subprocess.Popen[str]] = set()
 _is_over = False
 """Whether this process is ending."""
 
+_OVER = "this process is ending, and starts no compilers any more"
+
 _stops = 0
 """The number of calls of `end_all`."""
 
 
 def server_for(arch: Arch) -> _Server | None:
     """The server of an architecture, which is started if there is none. Returns None if none can serve.
-    Raises OSError."""
+    Raises OSError, and BuildError if this process is ending."""
     command, surroundings = command_of(SERVER), _surroundings(arch)
     identity = _identity(command, surroundings)
     with _starting:
@@ -203,7 +205,7 @@ def server_for(arch: Arch) -> _Server | None:
             server.end()
             _servers.remove(server)
         if _is_over:
-            raise StoppedError("the process is ending")
+            raise BuildError(_OVER)
         _servers.append(_Server(command, surroundings))
         return _servers[-1]
 
@@ -213,13 +215,13 @@ def start_early(arch: Arch) -> None:
     the first kernel comes."""
     try:
         server_for(arch)
-    except OSError as error:
+    except (OSError, BuildError) as error:
         log.info("no server of compilers can be started: %s", error)
 
 
 def forked(arch: Arch, arguments: Sequence[str], request: str, seconds: float) -> Ended | None:
     """Runs a worker that a server forks. Returns None if that can't be done, or if the server was killed.
-    Raises TimeoutExpired, StoppedError."""
+    Raises TimeoutExpired, StoppedError, and BuildError if this process is ending."""
     before = _stops
     try:
         server = server_for(arch)
@@ -233,13 +235,13 @@ def forked(arch: Arch, arguments: Sequence[str], request: str, seconds: float) -
 
 
 def started(arch: Arch, arguments: Sequence[str], request: str, seconds: float) -> Ended:
-    """Runs a worker in a process that is started for it. Raises TimeoutExpired, StoppedError, and OSError if
-    no process can be started."""
+    """Runs a worker in a process that is started for it. Raises TimeoutExpired, StoppedError, OSError if no
+    process can be started, and BuildError if this process is ending."""
     before = _stops
     command = command_of(WORKER, *arguments)
     with _starting:
         if _is_over:
-            raise StoppedError("the process is ending")
+            raise BuildError(_OVER)
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
