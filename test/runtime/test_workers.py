@@ -275,6 +275,16 @@ def test_without_threads_a_server_serves_and_its_end_is_noticed(
     assert run("print('next')", tmp_path) == Ended(0, "next")
 
 
+def test_signals_that_a_program_blocks_reach_its_server_and_workers(own: None, tmp_path: Path) -> None:
+    """Without SIGCHLD, a server would never notice that a worker has ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD, signal.SIGTERM])
+    try:
+        ended = run("import signal; print(len(signal.pthread_sigmask(signal.SIG_BLOCK, ())))", tmp_path, 20)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert ended == Ended(0, "0")
+
+
 def test_a_server_that_imports_is_not_waited_for(
     own: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     control = socket.socket(fileno=os.dup(0))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a program may block signals, which its processes inherit
     _import_all()
     if len(os.listdir("/proc/self/task")) > 1:
         return HAS_THREADS
