@@ -7,11 +7,14 @@ import multiprocessing
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -293,6 +296,106 @@ def test_a_server_that_imports_is_not_waited_for(
     (server,) = workers._servers
     end_all()
     assert server._process.returncode == -signal.SIGTERM
+
+
+# Forks while a worker is begun, whose child lives on
+
+
+@pytest.fixture
+def fork(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Forks a child that lives until the test ends, as a worker of a DataLoader does."""
+    children: list[int] = []
+
+    def fork() -> None:
+        if (child := os.fork()) == 0:
+            signal.pause()
+        children.append(child)
+
+    yield fork
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_no_child_has_the_ends_of_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While they are passed on, a lock is held for which a fork waits."""
+    free: list[bool] = []
+
+    def is_free() -> None:
+        if taken := workers._starting.acquire(blocking=False):
+            workers._starting.release()
+        free.append(taken)
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **how: Any) -> Any:
+            other = threading.Thread(target=is_free)
+            other.start()
+            other.join()
+            return function(*arguments, **how)
+
+        return run
+
+    monkeypatch.setattr(workers.socket, "send_fds", watched(socket.send_fds))
+    assert run("print('forked')", tmp_path) == Ended(0, "forked")
+    monkeypatch.setattr(workers.subprocess, "Popen", watched(subprocess.Popen))
+    workers.started(ARCH, [str(tmp_path)], "", 60)
+    assert free == [False, False]
+
+
+def test_a_fork_waits_until_the_ends_of_a_worker_are_passed_on() -> None:
+    inside = is_over = False
+
+    def hold() -> None:
+        nonlocal inside
+        while not is_over:
+            with workers._starting:
+                inside = True
+                time.sleep(0.002)
+                inside = False
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    seen = {in_child(lambda: inside) for _ in range(20)}
+    is_over = True
+    thread.join()
+    assert seen == {"False"}
+
+
+def test_a_worker_that_hangs_is_killed_though_a_child_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork: Callable[[], None]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found: list[int] = []
+
+    def give_up(source: socket.socket, until: float) -> bytes:
+        found.append(int(pipe.read_text()))
+        fork()
+        raise TimeoutError
+
+    monkeypatch.setattr(workers, "_all_of", give_up)
+    code = f"import os, signal; open({str(pipe)!r}, 'w').write(str(os.getpid())); signal.pause()"
+    with pytest.raises(subprocess.TimeoutExpired):
+        run(code, tmp_path)
+    gone(found[0])
+
+
+def test_a_worker_has_all_of_its_input_though_a_child_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork: Callable[[], None]
+) -> None:
+    tell = workers._tell
+
+    def telling(talk: socket.socket, text: str, seconds: float) -> None:
+        fork()
+        tell(talk, text, seconds)
+
+    def command_of(module: str, *arguments: str) -> list[str]:
+        return [sys.executable, "-c", "import sys; print(sys.stdin.read()); sys.exit(3)"]
+
+    monkeypatch.setattr(workers, "_tell", telling)
+    assert run("print('forked')", tmp_path, 20) == Ended(0, "forked")
+    monkeypatch.setattr(workers, "command_of", command_of)
+    assert workers.started(ARCH, [str(tmp_path)], "started", 20) == Ended(3, "started")
 
 
 # Processes that need kernels, and end

@@ -20,8 +20,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from cute_backend.errors import BuildError
@@ -53,7 +53,11 @@ class StoppedError(BuildError):
     """A kernel was given up, since `end_all` was called while it compiled."""
 
 
-_starting = free_in_children(threading.Lock())
+_starting = free_in_children(threading.RLock())
+"""A lock that is held while a process is started, or sockets are passed to one. No other thread forks then: the
+child would have copies of the other process's ends, which never seem to be closed as long as it lives."""
+
+os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release)
 
 
 @dataclass(frozen=True)
@@ -105,16 +109,14 @@ class _Server:
         """Runs a worker. Returns None if the server has ended, or could not fork. Raises TimeoutExpired,
         OSError."""
         head = json.dumps([_surroundings(arch), list(arguments)])
-        (status, theirs), (talk, their_talk) = socket.socketpair(), socket.socketpair()
-        with status, talk:
+        with _starting:
+            (status, theirs), (talk, their_talk) = socket.socketpair(), socket.socketpair()
             with theirs, their_talk:
                 socket.send_fds(self._control, [b"kernel"], [theirs.fileno(), their_talk.fileno()])
+        with _shut(status), _shut(talk):
             until = time.monotonic() + seconds
             try:
-                with suppress(BrokenPipeError, ConnectionResetError):  # it ended, and the status says how
-                    talk.settimeout(seconds)
-                    talk.sendall(f"{head}\n{request}".encode())
-                    talk.shutdown(socket.SHUT_WR)
+                _tell(talk, f"{head}\n{request}", seconds)
                 said, reply = (_all_of(each, until).decode(errors="replace") for each in (talk, status))
             except TimeoutError:
                 raise subprocess.TimeoutExpired(list(self._command), seconds) from None
@@ -159,6 +161,25 @@ def _identity(command: Sequence[str], surroundings: dict[str, str]) -> tuple[obj
     """The facts by which servers differ."""
     read = {name: value for name, value in surroundings.items() if name.startswith(_READ_BY_IMPORTS)}
     return tuple(command), tuple(sorted(read.items()))
+
+
+@contextmanager
+def _shut(end: socket.socket) -> Iterator[None]:
+    """Closes a socket at the end of the block, also for those to whom a forked child's copy keeps it open."""
+    with end:
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # the other end is closed
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def _tell(talk: socket.socket, text: str, seconds: float) -> None:
+    """Sends a worker all of its input. Raises TimeoutError."""
+    with suppress(BrokenPipeError, ConnectionResetError):  # it ended, and its status says how
+        talk.settimeout(seconds)
+        talk.sendall(text.encode())
+        talk.shutdown(socket.SHUT_WR)
 
 
 def _all_of(source: socket.socket, until: float) -> bytes:
@@ -242,19 +263,25 @@ def started(arch: Arch, arguments: Sequence[str], request: str, seconds: float) 
     with _starting:
         if _is_over:
             raise BuildError(_OVER)
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=_surroundings(arch),
-            cwd=arguments[0],
-            start_new_session=True,
-        )
+        given, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=_surroundings(arch),
+                cwd=arguments[0],
+                start_new_session=True,
+            )
         _started.add(process)
     try:
-        output, complaint = process.communicate(request, timeout=seconds)
+        with _shut(given):
+            _tell(given, request, seconds)
+        output, complaint = process.communicate(timeout=seconds)
+    except TimeoutError:
+        raise subprocess.TimeoutExpired(command, seconds) from None
     finally:
         _kill(process)
         process.wait()
