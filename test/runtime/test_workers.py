@@ -219,6 +219,15 @@ def test_a_server_that_was_killed_after_it_served_is_started_again(tmp_path: Pat
     assert second is not first
 
 
+def test_a_program_that_closes_all_files_ends_its_server(own: None, tmp_path: Path) -> None:
+    run("pass", tmp_path)
+    (server,) = workers._servers
+    os.close(server._control.fileno())
+    assert run("print('forked')", tmp_path) is None
+    end_all()
+    assert server.has_ended
+
+
 def test_a_server_without_work_ends_and_is_started_again(
     own: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

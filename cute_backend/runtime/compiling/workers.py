@@ -138,14 +138,17 @@ class _Server:
 
     def end(self) -> None:
         """Ends the server and its workers, if it has not ended."""
-        self._control.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # the program may have closed all files that it does not know
+            self._control.shutdown(socket.SHUT_RDWR)
         self._process.terminate()  # it may be importing; later it takes no notice
         self._process.wait()
-        self._control.close()
+        with suppress(OSError):
+            self._control.close()
 
     def leave(self) -> None:
         """Closes what a forked child has of its parent's server."""
-        self._control.close()
+        with suppress(OSError):
+            self._control.close()
         self._process.returncode = 0  # the child does not wait for it
 
 
