@@ -187,11 +187,12 @@ def test_without_processes_nothing_is_compiled(
         build(KERNEL)
 
 
-@pytest.mark.parametrize("executable", [None, ""])
+@pytest.mark.parametrize(("executable", "frozen"), [(None, False), ("", False), (sys.executable, True)])
 def test_a_program_that_embeds_python_compiles_nothing(
-    folder: Path, executable: str | None, monkeypatch: pytest.MonkeyPatch
+    folder: Path, executable: str | None, frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(sys, "frozen", frozen, raising=False)
     assert "none can be started" in str(obtain([KERNEL])[KERNEL])
     assert "sys.executable names no interpreter" in str(obtain([KERNEL])[KERNEL])
 

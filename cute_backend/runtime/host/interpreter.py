@@ -29,8 +29,8 @@ _INIT = Path(os.path.abspath(__file__)).parents[2] / "__init__.py"
 
 def command_of(module: str, *arguments: str) -> list[str]:
     """The command that runs `main` of a module of this package, with these arguments in `sys.argv`. Raises
-    OSError if there is no interpreter to run, as in a program that embeds Python."""
-    if not sys.executable:
+    OSError if there is no interpreter to run, as in a program that embeds Python or was frozen."""
+    if not sys.executable or getattr(sys, "frozen", False):  # a frozen program would run itself again
         raise OSError("sys.executable names no interpreter")
     start = Path(__file__).with_name("start.py")
     path = search_path()
