@@ -20,7 +20,10 @@ LATEST = 5
 
 def main(arguments: argparse.Namespace) -> int:
     """Runs one action. Returns the exit status: 1 if `verify` finds a corrupt kernel."""
-    root = cache_root()
+    try:
+        root = cache_root()
+    except CacheFolderError as error:
+        raise UsageError(str(error)) from error
     if arguments.name is not None and arguments.action != "show":
         raise UsageError(f"cache {arguments.action} takes no name; cache show does")
     if arguments.action == "path":

@@ -103,11 +103,11 @@ def _cache() -> Rows:
     from cute_backend.runtime.disk.cache import CacheFolderError, KernelCache, cache_root
     from cute_backend.runtime.disk.upkeep import entries  # here, since they need packages that may be missing
 
-    root = cache_root()
-    if not root.exists():
-        yield "cache", f"{root}, which does not exist yet"
-        return
     try:
+        root = cache_root()
+        if not os.path.exists(root):
+            yield "cache", f"{root}, which does not exist yet"
+            return
         KernelCache(root)
     except CacheFolderError as error:
         yield _MISSING, f"a folder for kernels: {error}"

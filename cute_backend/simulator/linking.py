@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cute_backend.errors import UnavailableError
-from cute_backend.runtime.disk.cache import cache_root
+from cute_backend.runtime.disk.cache import CacheFolderError, cache_root
 from cute_backend.runtime.host.trust import UntrustedError, check_folder
 from cute_backend.simulator.simulation_errors import SimulationError
 
@@ -57,7 +57,10 @@ def _link_and_load(object_code: bytes) -> HostLibrary:
 
 def _build_stub() -> Path:
     """The stub's object file in a private folder of the user's cache, compiled there on first use."""
-    folder = cache_root() / "simulator"
+    try:
+        folder = cache_root() / "simulator"
+    except CacheFolderError as error:
+        raise UnavailableError(f"the simulator has no folder to build in: {error}") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)

@@ -306,6 +306,19 @@ def test_a_refused_pack_of_the_environment_is_warned_of_once(
     assert len(warned) == 1
 
 
+def test_a_pack_in_a_folder_that_is_gone_is_warned_of_once(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cwd() -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setenv("CUTE_BACKEND_PACK", "kernels.cutepack")
+    monkeypatch.setattr(os, "getcwd", cwd)
+    with pytest.warns(RuntimeWarning, match="there is no pack kernels.cutepack: .* are compiled") as warned:
+        assert packing.packs() == packing.packs() == []
+    assert len(warned) == 1
+
+
 def test_a_pack_that_is_replaced_under_the_process_is_not_loaded_from(fresh: Path, pack: Path) -> None:
     load_pack(pack)
     rewrite(pack, changed_code)

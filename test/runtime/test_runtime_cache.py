@@ -373,6 +373,51 @@ def test_a_file_in_the_folders_place_is_no_crash(folder: Path, compilations: lis
         assert callable(obtain([KERNEL])[KERNEL])
 
 
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom no list of users has, as in a container, and no variable that names a home."""
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "CUTE_BACKEND_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+
+
+def a_folder_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cwd() -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", "kernels")
+    monkeypatch.setattr(os, "getcwd", cwd)
+
+
+@pytest.mark.parametrize("lacking", [no_home, a_folder_that_is_gone], ids=lambda lacking: lacking.__name__)
+def test_a_user_without_a_cache_folder_compiles_with_one_warning(
+    lacking: Callable[[pytest.MonkeyPatch], None],
+    folder: Path,
+    compilations: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lacking(monkeypatch)
+    assert caching.existing_caches() == []
+    with pytest.warns(RuntimeWarning, match="there is no cache folder: .* compiled anew") as warned:
+        assert callable(obtain([KERNEL])[KERNEL])
+    assert len(warned) == 1
+
+
+@as_root
+def test_the_home_of_another_user_is_no_cache_folder(
+    shared: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where a container is root's image, and runs as somebody else."""
+    (shared / "home").mkdir(mode=0o700)
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(shared / "home" / "kernels"))
+    monkeypatch.setattr(notices, "_warned", {("cache folder", shared / "home" / "kernels")})
+    assert run_as(OTHER, lambda: (caching.existing_caches(), caching.caches())) == "([], [])"
+
+
 def test_a_read_only_folder_is_read_and_warned_of_once(
     folder: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,13 +62,20 @@ class CacheFolderError(RuntimeError):
 
 
 def cache_root() -> Path:
-    """The folder in which kernels are kept: CUTE_BACKEND_CACHE_DIR, or the user's cache folder."""
+    """The folder in which kernels are kept: CUTE_BACKEND_CACHE_DIR, or the user's cache folder. Raises
+    CacheFolderError if the user's home is not known, or if the name is relative to a folder that is gone."""
     named = os.environ.get(CACHE_DIR_VARIABLE)
-    if named:
-        return Path(named).expanduser().absolute()
-    from platformdirs import user_cache_path
+    try:
+        if named:
+            return Path(named).expanduser().absolute()
+        from platformdirs import user_cache_path
 
-    return user_cache_path("cute_backend")
+        root = user_cache_path("cute_backend")
+    except (OSError, RuntimeError) as error:
+        raise CacheFolderError(f"there is no cache folder: {error}") from error
+    if not root.is_absolute():  # "~/.cache", of an older platformdirs
+        raise CacheFolderError(f"there is no cache folder: {root} has no home")
+    return root
 
 
 class _ForeignError(Exception):
@@ -292,15 +299,28 @@ _making = free_in_children(threading.Lock())
 os.register_at_fork(after_in_child=_own.clear)
 
 
+def _users() -> KernelCache | None:
+    """The user's cache, or None, with a warning, if there is none."""
+    try:
+        return _cache_at(cache_root())
+    except CacheFolderError as error:
+        warn_once("cache folder", f"cute_backend: {error}; kernels are compiled anew in each process.")
+        return None
+
+
 def caches() -> list[KernelCache]:
     """The caches that may have a kernel, in the order of search."""
-    user = _cache_at(cache_root())
+    user = _users()
     return [*([] if user is None else [user]), *_own]
 
 
 def existing_caches() -> list[KernelCache]:
     """The same, without making a folder for the user's."""
-    return caches() if cache_root().is_dir() else list(_own)
+    try:
+        exists = cache_root().is_dir()
+    except (CacheFolderError, OSError):  # as in another user's home
+        exists = False
+    return caches() if exists else list(_own)
 
 
 def writable_cache() -> KernelCache:
@@ -308,7 +328,7 @@ def writable_cache() -> KernelCache:
 
     Raises OSError if no folder can be written.
     """
-    user = _cache_at(cache_root())
+    user = _users()
     if user is not None:
         if user.writable:
             return user

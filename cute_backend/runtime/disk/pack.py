@@ -300,9 +300,15 @@ def packs() -> list[Pack]:
     installed. A pack that is refused causes one warning."""
     named = os.environ.get(PACK_VARIABLE)
     if named:
-        path = Path(named).expanduser().absolute()
-        if path not in _packs and path not in _refused:
-            _packs.update(_usable(path))
+        try:
+            path = Path(named).expanduser().absolute()
+        except (OSError, RuntimeError) as error:  # of a folder that is gone, or of a home that is not known
+            warn_once(
+                ("pack", named), f"cute_backend: there is no pack {named}: {error}; kernels are compiled."
+            )
+        else:
+            if path not in _packs and path not in _refused:
+                _packs.update(_usable(path))
     return [*_packs.values(), *_installed().values()]
 
 
