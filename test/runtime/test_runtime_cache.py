@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -371,6 +372,21 @@ def test_a_file_in_the_folders_place_is_no_crash(folder: Path, compilations: lis
     folder.write_text("not a folder")
     with pytest.warns(RuntimeWarning, match="can't be used: "):
         assert callable(obtain([KERNEL])[KERNEL])
+
+
+def test_a_folder_whose_name_has_a_quote_is_passed_over(
+    folder: Path, compilations: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is the temporary one. MLIR ends the text of an option at the quote (4.8.1)."""
+    for name in ("one's kernels", "one's temporary files"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path / "one's kernels"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "one's temporary files"))
+    with pytest.warns(RuntimeWarning, match="can't be written .the compiler takes no name with a quote"):
+        assert callable(obtain([KERNEL])[KERNEL])
+    *refused, used = caching.caches()
+    assert [cache.writable for cache in refused] == [False, False]
+    assert "'" not in str(used.root) and used.has(KERNEL)
 
 
 def no_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,8 @@ class KernelCache:
         _make_private(root)
         self.writable = os.access(root, os.W_OK)
         self.why_not = "it is read-only"
+        if "'" in str(root):  # MLIR writes files below it, and finds no end of a text with a quote
+            self.writable, self.why_not = False, "the compiler takes no name with a quote"
 
     def load(self, kernel: Kernel) -> KernelFunction | None:
         """The kernel, or None if it is absent, corrupt, or that of another version. A warning reports the
@@ -342,10 +344,12 @@ def writable_cache() -> KernelCache:
 
 
 def _make_own() -> KernelCache:
-    root = private_folder(_ROOM, without={cache.root.parent for cache in _own})
-    atexit.register(_remove_in, os.getpid(), root)
-    _own.append(KernelCache(root))
-    return _own[-1]
+    while True:
+        root = private_folder(_ROOM, without={cache.root.parent for cache in _own})
+        atexit.register(_remove_in, os.getpid(), root)
+        _own.append(KernelCache(root))
+        if _own[-1].writable:
+            return _own[-1]
 
 
 def _remove_in(process: int, root: Path) -> None:
