@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
+import os
 import pkgutil
 import sys
 import tempfile
@@ -22,6 +24,7 @@ from cute_backend.runtime.compiling import workers
 from cute_backend.runtime.compiling.build import load_known, obtain
 from cute_backend.runtime.disk import cache as caching
 from cute_backend.runtime.disk.cache import KernelCache, writable_cache
+from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels.kernel import Kernel
 from support.runtime.forks import in_child
 from support.runtime.handmade import kernel_of, make_spec
@@ -135,3 +138,19 @@ def test_a_child_leaves_its_parents_folder_and_has_its_own(
     assert not ours.exists()
     caching._own.clear()
     caching._cache_at.cache_clear()
+
+
+def test_a_process_of_multiprocessing_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernels").touch()
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(notices, "_warned", {("cache folder", tmp_path / "kernels")})
+    context = multiprocessing.get_context("fork")
+    theirs, ours = context.Pipe()
+    child = context.Process(target=lambda: ours.send((os.getpid(), writable_cache().root.is_dir())))
+    child.start()
+    assert theirs.recv() == (child.pid, True)
+    child.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels"]

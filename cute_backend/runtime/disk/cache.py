@@ -344,9 +344,13 @@ def writable_cache() -> KernelCache:
 
 
 def _make_own() -> KernelCache:
+    from multiprocessing.util import Finalize  # here, since few processes need a folder of their own
+
     while True:
         root = private_folder(_ROOM, without={cache.root.parent for cache in _own})
         atexit.register(_remove_in, os.getpid(), root)
+        # A process that multiprocessing has forked ends without the functions of atexit.
+        Finalize(None, _remove_in, (os.getpid(), root), exitpriority=0)
         _own.append(KernelCache(root))
         if _own[-1].writable:
             return _own[-1]
