@@ -450,6 +450,19 @@ def test_options_are_inductors(fresh_compiler: None) -> None:
         torch.compile(linear_gelu, backend=cute, options={"no_such_option": True})(*args)
 
 
+def test_compilers_are_expected_before_a_graph_is_compiled(
+    fresh_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They start while Inductor works."""
+    order: list[object] = []
+    monkeypatch.setattr("cute_backend.backend.expect", order.append)
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda gm, *given, **how: order.append(gm) or gm
+    )
+    torch.compile(torch.relu, backend=cute)(torch.randn(4, 4))
+    assert order[0] == {torch.device("cpu")} and isinstance(order[1], fx.GraphModule) and len(order) == 2
+
+
 def test_the_pass_alone_is_an_option_of_inductor(fresh_compiler: None) -> None:
     args = linear_inputs()
     options = {"post_grad_custom_pre_pass": cute_backend.epilogue_pass}

@@ -23,6 +23,7 @@ from cute_backend.runtime.compiling import compile as compiling
 from cute_backend.runtime.compiling import workers
 from cute_backend.runtime.compiling.build import build, obtain
 from cute_backend.runtime.disk import cache as caching
+from cute_backend.runtime.disk.cache import KernelCache
 from cute_backend.runtime.host import notices
 from cute_backend.runtime.kernels.built import Built
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -157,6 +158,32 @@ def test_two_processes_that_want_a_kernel_compile_it_once(plant: Plant) -> None:
     here.join()
     assert all(map(callable, outcomes)) and len(outcomes) == 1
     assert compilations.read_text().splitlines() == ["abort"]
+
+
+def test_what_another_process_builds_meanwhile_is_waited_for(
+    folder: Path, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, seeks, lock = KernelCache(folder), threading.Event(), KernelCache.lock
+
+    def compile_it(*arguments: object) -> Built:
+        compilations.append(KERNEL)
+        seeks.set()
+        return built
+
+    def locking(cache: KernelCache, kernel: Kernel) -> Any:
+        seeks.set()
+        return lock(cache, kernel)
+
+    compilations: list[Kernel] = []
+    monkeypatch.setattr(building, "compiled", compile_it)
+    with lock(cache, KERNEL):
+        monkeypatch.setattr(KernelCache, "lock", locking)
+        other = threading.Thread(target=lambda: building.build_into(KernelCache(folder), KERNEL))
+        other.start()
+        assert seeks.wait(60)
+        cache.save(KERNEL, built)
+    other.join()
+    assert compilations == [] and cache.has(KERNEL)
 
 
 def test_build_returns_what_its_process_compiled(plant: Plant, built: Built) -> None:
