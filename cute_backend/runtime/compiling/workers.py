@@ -54,8 +54,8 @@ class StoppedError(BuildError):
 
 
 _starting = free_in_children(threading.RLock())
-"""A lock that is held while a process is started, or sockets are passed to one. No other thread forks then: the
-child would have copies of the other process's ends, which never seem to be closed as long as it lives."""
+"""A lock that is held while a process is started, or sockets are passed to one. No other thread forks then:
+the child would have copies of the process's ends, which never seem to be closed as long as it lives."""
 
 os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release)
 
