@@ -101,19 +101,16 @@ class RegisterSeat:
         block of rows in the latter."""
         if self.config.rolled:
             return self._nested(turns, Int32(0), at)
-        return self._unrolled(turns, at)
-
-    def _unrolled(self, turns: Turns, at: Position) -> Position:
         for i in range(turns.count):
             at = turns.body(at, i * turns.size)
         return at
 
     @cute.jit
     def _nested(self, turns: cutlass.Constexpr[Turns], first: Int32, at: Position):
-        """A loop at run time can't index registers by its counter. So this nests loops of two iterations, and
-        each loop moves the accumulators of its second iteration to the place of the first one's. An
-        accumulator moves at most once per loop. If turns write accumulators, each moves all of them round, so
-        that they are in order after the last turn.
+        """A loop can't index registers by its counter. So this nests loops of two iterations, and each loop
+        moves the accumulators of its second iteration to the place of the first one's. An accumulator moves
+        at most once per loop. If turns write accumulators, each moves all of them round, so that they are in
+        order after the last turn.
         """
         if cutlass.const_expr(turns.count == 1):
             at = turns.body(at, first)

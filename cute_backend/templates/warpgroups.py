@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cutlass
-import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Int32
 
 from cute_backend.templates.crew import Meeting
-from cute_backend.templates.drain import Position, Turns
 from cute_backend.templates.fragments import RegisterSeat
 from cute_backend.templates.mainloop import WarpgroupOperands, block_of
 
@@ -50,8 +47,7 @@ class Seat(RegisterSeat):
     `thread` and `warp` are indices within the warpgroup, `thread_of_all` is the thread's index among those of
     all warpgroups, and `group` is the warpgroup's index. `share` is the part of each tile that the warpgroup
     computes, `ring` the ring of exact loads that it reads, `barrier` the named barrier of its threads, and
-    `turn` its turn to multiply. `stores` are the TMA stores of the warp. `alike` says that what is known of a
-    visit while it is traced is known of each.
+    `turn` its turn to multiply. `stores` are the TMA stores of the warp.
     """
 
     operands: WarpgroupOperands
@@ -64,17 +60,6 @@ class Seat(RegisterSeat):
     barrier: pipeline.NamedBarrier
     turn: Turn
     stores: pipeline.PipelineTmaStore
-    alike: bool
-
-    @cute.jit
-    def _unrolled(self, turns: cutlass.Constexpr[Turns], at: Position):
-        """Traces one turn, and lets the compiler unroll the loop, if turns are `alike`."""
-        if cutlass.const_expr(self.alike):
-            for i in cutlass.range(turns.count, unroll_full=True):
-                at = turns.body(at, i * turns.size)
-        else:
-            at = RegisterSeat._unrolled(self, turns, at)
-        return at
 
     def first_block(self) -> Seat:
         """The seat of a thread that multiplies only the first block of 64 rows."""
