@@ -119,7 +119,7 @@ def _cache() -> Rows:
 
 
 def _packs() -> Rows:
-    from cute_backend.runtime.disk.pack import packs  # here, as torch
+    from cute_backend.runtime.disk.pack import packs  # here, since torch may be missing
 
     for pack in packs():
         archs = ", ".join(sorted(arch.value for arch in pack.archs))
