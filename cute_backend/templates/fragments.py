@@ -101,6 +101,9 @@ class RegisterSeat:
         block of rows in the latter."""
         if self.config.rolled:
             return self._nested(turns, Int32(0), at)
+        return self._unrolled(turns, at)
+
+    def _unrolled(self, turns: Turns, at: Position) -> Position:
         for i in range(turns.count):
             at = turns.body(at, i * turns.size)
         return at

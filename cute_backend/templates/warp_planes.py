@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Int32, Int64
@@ -50,26 +51,30 @@ class WarpPlanes(TmaGemm):
     def _origin(self, shared: Any, place: Place) -> tuple[Int32, Int32]:
         """The first row and column of a CTA's tile, among those of its product."""
 
+    @cute.jit
     def _boxes_in_turn(
-        self, count: int, body: Callable, state: pipeline.PipelineState
-    ) -> pipeline.PipelineState:
-        for index in range(count):
+        self, count: cutlass.Constexpr[int], body: cutlass.Constexpr[Callable], state: pipeline.PipelineState
+    ):
+        for index in cutlass.range(count, unroll_full=True):
             state = body(state, index)
         return state
 
     def _priority(self, operand: SmemOperand) -> dict[str, Any]:
         return {"cache_policy": Int64(EVICT_LAST if operand.repeats else EVICT_FIRST)}
 
-    def _exact_coord(self, shared: TmaShared, place: Place, index: int, part: Any) -> tuple[Int32, Int32]:
+    def _exact_coord(self, shared: TmaShared, place: Place, index: Any, part: Any) -> tuple[Int32, Int32]:
         """The place of a box of a warpgroup's part of a tile, counted in (64, box_n) boxes of its product."""
-        (m0, n0), (block, step) = self._origin(shared, place), divmod(index, self.boxes // self.blocks)
-        row = m0 // BLOCK_M + block * self.config.sharing + part
-        return row, n0 // self.config.box_n + step
+        (m0, n0), of_block = self._origin(shared, place), self.boxes // self.blocks
+        row = m0 // BLOCK_M + index // of_block * self.config.sharing + part
+        return row, n0 // self.config.box_n + index % of_block
 
-    def _box(self, work: Work, visit: Any) -> tuple[int, int, bool]:
+    def _box(self, work: Work, visit: Any) -> tuple[Any, int, bool]:
         """The box of a subtile among those of a warpgroup's part of the tile, the subtile's place in it, and
         whether it is the last there."""
-        box, part = divmod(work.seat.block * self.visits + visit, self.config.box_subtiles)
+        subtile = work.seat.block * self.visits + visit
+        if self.config.box_subtiles == 1:
+            return subtile, 0, True
+        box, part = divmod(subtile, self.config.box_subtiles)
         return box, part, part == self.config.box_subtiles - 1
 
     def _make_room(self, work: Work, visit: Any) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import cutlass
+import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Int32
 
 from cute_backend.templates.crew import Meeting
+from cute_backend.templates.drain import Position, Turns
 from cute_backend.templates.fragments import RegisterSeat
 from cute_backend.templates.mainloop import WarpgroupOperands, block_of
 
@@ -60,6 +63,17 @@ class Seat(RegisterSeat):
     barrier: pipeline.NamedBarrier
     turn: Turn
     stores: pipeline.PipelineTmaStore
+
+    @cute.jit
+    def _unrolled(self, turns: cutlass.Constexpr[Turns], at: Position):
+        """Traces one turn, and lets the compiler repeat it, unless a box of planes has several subtiles: what
+        a turn does to the box hangs on its place there."""
+        if cutlass.const_expr(self.config.box_subtiles > 1):
+            at = RegisterSeat._unrolled(self, turns, at)
+        else:
+            for i in cutlass.range(turns.count, unroll_full=True):
+                at = turns.body(at, i * turns.size)
+        return at
 
     def first_block(self) -> Seat:
         """The seat of a thread that multiplies only the first block of 64 rows."""
