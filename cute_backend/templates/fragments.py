@@ -110,10 +110,10 @@ class RegisterSeat:
 
     @cute.jit
     def _nested(self, turns: cutlass.Constexpr[Turns], first: Int32, at: Position):
-        """A loop can't index registers by its counter. So this nests loops of two iterations, and each loop
-        moves the accumulators of its second iteration to the place of the first one's. An accumulator moves
-        at most once per loop. If turns write accumulators, each moves all of them round, so that they are in
-        order after the last turn.
+        """A loop at run time can't index registers by its counter. So this nests loops of two iterations, and
+        each loop moves the accumulators of its second iteration to the place of the first one's. An
+        accumulator moves at most once per loop. If turns write accumulators, each moves all of them round, so
+        that they are in order after the last turn.
         """
         if cutlass.const_expr(turns.count == 1):
             at = turns.body(at, first)
