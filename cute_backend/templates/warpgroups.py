@@ -50,7 +50,8 @@ class Seat(RegisterSeat):
     `thread` and `warp` are indices within the warpgroup, `thread_of_all` is the thread's index among those of
     all warpgroups, and `group` is the warpgroup's index. `share` is the part of each tile that the warpgroup
     computes, `ring` the ring of exact loads that it reads, `barrier` the named barrier of its threads, and
-    `turn` its turn to multiply. `stores` are the TMA stores of the warp.
+    `turn` its turn to multiply. `stores` are the TMA stores of the warp. `alike` says that what is known of a
+    visit while it is traced is known of each.
     """
 
     operands: WarpgroupOperands
@@ -63,16 +64,16 @@ class Seat(RegisterSeat):
     barrier: pipeline.NamedBarrier
     turn: Turn
     stores: pipeline.PipelineTmaStore
+    alike: bool
 
     @cute.jit
     def _unrolled(self, turns: cutlass.Constexpr[Turns], at: Position):
-        """Traces one turn, and lets the compiler repeat it, unless a box of planes has several subtiles: what
-        a turn does to the box hangs on its place there."""
-        if cutlass.const_expr(self.config.box_subtiles > 1):
-            at = RegisterSeat._unrolled(self, turns, at)
-        else:
+        """Traces one turn, and lets the compiler unroll the loop, if turns are `alike`."""
+        if cutlass.const_expr(self.alike):
             for i in cutlass.range(turns.count, unroll_full=True):
                 at = turns.body(at, i * turns.size)
+        else:
+            at = RegisterSeat._unrolled(self, turns, at)
         return at
 
     def first_block(self) -> Seat:
