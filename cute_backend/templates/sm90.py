@@ -480,11 +480,18 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
             stores=pipeline.PipelineTmaStore.create(
                 num_stages=max(self.stages.store, 1), producer_group=agents(Arrivals(self.consume, 1, WARP))
             ),
-            # A box of several subtiles is waited for and left by one of them. Elements that are written
-            # without boxes have addresses at constant distances, which the compiler finds only in visits
-            # that were traced one by one: up to 9 percent of a kernel's instructions.
-            alike=self.stages.store > 0 and config.box_subtiles == 1,
+            alike=self._has_alike_visits(),
         )
+
+    def _has_alike_visits(self) -> bool:
+        """Whether one visit is traced, for all. It isn't in a kernel that
+
+        - writes elements without boxes. Their addresses lie at constant distances, which the compiler finds
+          only in visits that were traced one by one: up to 9 percent of the kernel's instructions.
+        - has boxes of several subtiles. One of these waits for a box, and another leaves it.
+        - converts A. Its mainloop needs nearly all registers, and one such kernel spilled.
+        """
+        return self.stages.store > 0 and self.config.box_subtiles == 1 and not self.mainloop.converts
 
     def _of_a(self, shared: Sm90Shared, mma: cute.ThrMma, share: Int32) -> Any:
         """The fragments of all stages of A, or A itself, as a thread converts it."""
