@@ -30,9 +30,9 @@ it as they were read, two in each, with those of the 16 that take the place of o
 
 PAIR_IN_GROUPS = 52
 """Further registers of a thread for a pair in groups of K. Without them, tiles of 56 and 64 columns would be
-chosen, which spill 8 to 48 bytes; with 48 columns, or 64 without zeros, none spills. The smallest tile, which
-is taken in place of one that spills, took 2.8 times as long as two kernels for 64 x 14336 x 4096 (int8 and 4
-bits, H200)."""
+chosen, which spill 8 to 48 bytes; int8 with 48 columns in groups of 128, or 64 without zeros, does not. The
+smallest tile, which is taken in place of one that spills, took 2.8 times as long as two kernels for
+64 x 14336 x 4096 (int8 and 4 bits, H200)."""
 
 CONVERTING_COLUMNS = 256
 """Columns of a tile that converts its rows from which on a k tile takes twice as long as one of operands of 8
@@ -114,7 +114,7 @@ class Converting(Mainloop):
     def registers(self, config: TileConfig) -> int:
         """For each 64 rows: of the values, and of the scales and zeros of a chunk of groups, of the next one,
         and of the groups of half of a k tile. An address takes two. For wgmma, a pair has the values of half
-        as much of K, and few accumulators have a second set."""
+        as much of K, and the groups of both values of a byte, and few accumulators have a second set."""
         blocks = config.blocks * config.stacked
         values = CONVERTED * (config.blocks if self.target.by_wgmma else blocks)
         if self.target.by_wgmma and config.thread_accumulators <= SUMS_IN_TURN:
@@ -122,8 +122,11 @@ class Converting(Mainloop):
         if self.groups is None:
             return values
         at_once = max(_HALF_K_TILE // self.groups.values, 1)
-        values += PAIR_IN_GROUPS if config.stacked > 1 and self.target.by_wgmma else 0
-        return values + _ROWS * blocks * len(self.groups.vectors) * (4 + at_once)
+        of_chunks = 4 + at_once
+        if config.stacked > 1 and self.target.by_wgmma:
+            values += PAIR_IN_GROUPS
+            of_chunks += at_once * (self.product.packing - 1)
+        return values + _ROWS * blocks * len(self.groups.vectors) * of_chunks
 
     def k_times(self, config: TileConfig) -> float:
         return 1 + (2 * self.product.packing - 1) * config.mma_n / CONVERTING_COLUMNS

@@ -23,6 +23,15 @@ PRODUCT_OF_BOTH = (
     op("t3", "mul", "t2", "t1"),
 )
 
+MOST_COLUMNS = {
+    (DType.I8, False): 128,
+    (DType.U4X2, False): 96,
+    (DType.I8, True): 48,
+    (DType.U4X2, True): 32,
+}
+"""The most columns that are tried for which a converted pair has shared memory and registers, by what is
+stored and whether it is in groups of K."""
+
 
 def kernel(name: str, alignment: Alignment = Alignment.TMA) -> Kernel:
     product = Accumulator("acc", DType.BF16, DType.BF16, Major.K, Major.K)
@@ -76,7 +85,7 @@ def test_products_of_a_converted_pair_overlap(
     accumulators = tuple(replace(each, weight_groups=groups) for each in spec.accumulators)
     spec = replace(spec, accumulators=accumulators, loads=spec.loads[:2], ops=PRODUCT_OF_BOTH)
     offered = [each for each in evenly(Arch.SM90A, spec, columns, 14336, 132) if each.tile_n == columns]
-    assert bool(offered) is (groups is None or columns <= 48)
+    assert bool(offered) is (columns <= MOST_COLUMNS[stored, groups is not None])
     for config in {each.tile_m: each for each in offered if not each.sums_in_memory}.values():
         found = build(Kernel(plan(spec, config, Alignment.TMA)))
         assert found.spill_bytes == 0 and not has_serialized_products(found.cubin), config.name
