@@ -130,17 +130,20 @@ def run_models(
 
 
 def run_first_calls(
-    patterns: Sequence[str], layers: int | None, save: Callable[[Results], Any] = lambda results: None
+    patterns: Sequence[str],
+    layers: int | None,
+    times: int = 1,
+    save: Callable[[Results], Any] = lambda results: None,
 ) -> Results:
-    """Times first calls of whole models in new processes, at their real depth if `layers` is None; `save` is
-    called with the results after each model. Raises UsageError if there is no GPU, or a pattern names no
-    model."""
+    """Times first calls of whole models in new processes, `times` times, at their real depth if `layers` is
+    None; `save` is called with the results after each model. Raises UsageError if there is no GPU, or a
+    pattern names no model."""
     chosen = models.select(patterns)
     require_gpu()
     results = _empty(Nvml())
-    with _progress(2 * len(chosen)) as progress:
+    with _progress(2 * times * len(chosen)) as progress:
         found = measure_first_calls(
-            chosen, layers, progress, lambda found: save(replace(results, first_calls=found))
+            chosen, layers, times, progress, lambda found: save(replace(results, first_calls=found))
         )
     return replace(results, first_calls=found)
 
@@ -218,7 +221,7 @@ def _measure(arguments: argparse.Namespace, load: Callable[[str], Any]) -> Resul
         save(results)
         return results
     if arguments.first_call is not None:
-        return run_first_calls(arguments.first_call, arguments.layers, save)
+        return run_first_calls(arguments.first_call, arguments.layers, arguments.times, save)
     if arguments.models is not None:
         return run_models(arguments.models, arguments.rounds, _earlier(path), save)
     if arguments.file is None:
@@ -269,6 +272,8 @@ def _refuse_contradictions(arguments: argparse.Namespace) -> None:
         select(TABLES, arguments.rows, arguments.peers)
     if arguments.layers is not None and arguments.layers < 1:
         raise UsageError(f"--layers is {arguments.layers}; a model has 1 or more, or all")
+    if arguments.times < 1:
+        raise UsageError(f"--times is {arguments.times}; a first call is timed once or more often")
     if arguments.rounds < 2:
         raise UsageError(f"--rounds is {arguments.rounds}; a median with its spread needs 2 or more")
     path: Path | None = arguments.json

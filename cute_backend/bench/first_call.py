@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +36,33 @@ _COMMAND = (sys.executable, "-m", "cute_backend.bench.first_call")
 def measure_first_calls(
     models: Sequence[Model],
     layers: int | None,
+    times: int,
     progress: Callable[[str], Any],
     save: Callable[[FirstCalls], Any],
     command: Sequence[str] = _COMMAND,
 ) -> FirstCalls:
-    """Times the first calls of models, one process after the other, so that each has the whole machine. A
-    model has its real depth if `layers` is None. `save` is called with the results after each model."""
+    """Times the first calls of models `times` times, one process after the other, so that each has the
+    whole machine. A model has its real depth if `layers` is None. `save` is called with the results after
+    each model."""
+    runners = (Runner.INDUCTOR, Runner.CUTE)
     found = FirstCalls(layers, len(os.sched_getaffinity(0)), ())
     for model in models:
-        calls = []
-        for runner in (Runner.INDUCTOR, Runner.CUTE):
+        calls = {runner: FirstCall(model.name, runner) for runner in runners}
+        for runner in runners * times:
             progress(f"{model.name}, {runner.value}")
-            lacking = FirstCall(model.name, runner, note=f"not installed: {model.lacks}")
-            depth = model.depth if layers is None else layers
-            calls.append(lacking if model.lacks else _first_call(model, runner, depth, command))
-        found = FirstCalls(layers, found.cores, (*found.calls, *calls))
+            if model.lacks:
+                calls[runner] = FirstCall(model.name, runner, note=f"not installed: {model.lacks}")
+            elif not calls[runner].note:
+                depth = model.depth if layers is None else layers
+                calls[runner] = _with_another(calls[runner], model, depth, command)
+        found = FirstCalls(layers, found.cores, (*found.calls, *calls.values()))
         save(found)
     return found
 
 
-def _first_call(model: Model, runner: Runner, layers: int, command: Sequence[str]) -> FirstCall:
+def _with_another(earlier: FirstCall, model: Model, layers: int, command: Sequence[str]) -> FirstCall:
+    """The first calls of a model with a cold and a warm one more, or with what made one fail."""
+    runner = earlier.runner
     with tempfile.TemporaryDirectory() as folder:
         caches = {name: str(Path(folder, name)) for name in _CACHES}
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path()), **caches}
@@ -66,13 +74,19 @@ def _first_call(model: Model, runner: Runner, layers: int, command: Sequence[str
                 return FirstCall(model.name, runner, note=failure(done.stderr, done.returncode))
             reports.append(json.loads(done.stdout.splitlines()[-1]))
     cold, warm = reports
-    processor_s, kernels = cold["processor_s"], cold["kernels"]
-    return FirstCall(model.name, runner, cold["seconds"], warm["seconds"], processor_s, kernels)
+    return replace(
+        earlier,
+        cold_s=(*earlier.cold_s, cold["seconds"]),
+        warm_s=(*earlier.warm_s, warm["seconds"]),
+        processor_s=(*earlier.processor_s, cold["processor_s"]),
+        kernels=cold["kernels"],
+        phases=cold["phases"],
+    )
 
 
 def first_call(model: Model, runner: Runner, layers: int, device: str = "cuda") -> dict[str, Any]:
     """The figures of the first call of a model in this process, which has compiled nothing before."""
-    from torch._dynamo.utils import counters
+    from torch._dynamo.utils import compilation_time_metrics, counters
 
     with torch.device(device):
         module, args = model.build(layers)
@@ -87,8 +101,12 @@ def first_call(model: Model, runner: Runner, layers: int, device: str = "cuda") 
     _wait(device)
     seconds = time.perf_counter() - start
     _end_compilers()
-    kernels = counters["cute_backend"]["kernels_built"]
-    return {"seconds": seconds, "processor_s": _processor_s() - before, "kernels": kernels}
+    return {
+        "seconds": seconds,
+        "processor_s": _processor_s() - before,
+        "kernels": counters["cute_backend"]["kernels_built"],
+        "phases": {name: round(sum(each), 3) for name, each in compilation_time_metrics.items()},
+    }
 
 
 def _wait(device: str) -> None:

@@ -130,19 +130,22 @@ class HostResult:
 
 @dataclass(frozen=True)
 class FirstCall:
-    """The first call of a model in a new process, compiled by `runner`, in seconds.
+    """The first calls of a model in new processes, compiled by `runner`, in seconds, one after another.
 
-    `cold_s` is with empty caches, and `warm_s` in one more process that finds them filled. `processor_s` is
-    the processor time of the cold one, with all processes that it started. `kernels` is the number of our
-    kernels that were compiled. The other fields are None if the model could not be run; `note` says why.
+    `cold_s` are with empty caches, and each of `warm_s` is in one more process that finds them filled.
+    `processor_s` is the processor time of the cold ones, with all processes that they started. `kernels` is
+    the number of our kernels that the last cold one compiled, and `phases` are the times that
+    `torch._dynamo.utils.compile_times` has of it: a phase may be part of another. There are none if the model
+    could not be run; `note` says why.
     """
 
     model: str
     runner: Runner
-    cold_s: float | None = None
-    warm_s: float | None = None
-    processor_s: float | None = None
-    kernels: int | None = None
+    cold_s: tuple[float, ...] = ()
+    warm_s: tuple[float, ...] = ()
+    processor_s: tuple[float, ...] = ()
+    kernels: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
     note: str = ""
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -194,10 +195,16 @@ def first_call_rows(found: FirstCalls) -> Iterator[list[str]]:
     for inductor, cute in zip(found.calls[::2], found.calls[1::2], strict=True):
         both = (inductor, cute)
         if not any(each.note for each in both):
-            cells = [plain(each.cold_s, ".1f") for each in both]
-            cells += [plain(each.warm_s, ".1f") for each in both]
-            cells += [" to ".join(plain(each.processor_s, ".0f") for each in both)]
+            cells = [_median(each.cold_s) for each in both]
+            cells += [_median(each.warm_s) for each in both]
+            cells += [" to ".join(f"{median(each.processor_s):.0f}" for each in both)]
             yield [cute.model, *cells, str(cute.kernels)]
+
+
+def _median(seconds: Sequence[float]) -> str:
+    """The median of times and, if there are several, the least and the most."""
+    spread = f" ({min(seconds):.1f} to {max(seconds):.1f})" if len(seconds) > 1 else ""
+    return f"{median(seconds):.1f}{spread}"
 
 
 def circumstances(found: Results) -> Iterator[str]:

@@ -218,6 +218,9 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         default=2,
         help="layers of the models of --first-call, or all (default: 2)",
     )
+    parser.add_argument(
+        "--times", metavar="N", type=int, default=1, help="first calls of each, with medians (default: 1)"
+    )
     parser.add_argument("--rounds", metavar="N", type=int, default=50, help="timings of each (default: 50)")
     parser.add_argument(
         "--peers", action="store_true", help="also max-autotune, and QuACK where installed; takes long"

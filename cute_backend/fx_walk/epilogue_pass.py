@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import counters, dynamo_timed
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
@@ -119,8 +119,8 @@ class EpiloguePass(CustomGraphPass):
 
     def fuse(self, graph: fx.Graph) -> None:
         """Fuses a graph, or raises and leaves the graph, its nodes and their metas unchanged, apart from what
-        async tensor parallelism replaces."""
-        with self.in_force():
+        async tensor parallelism replaces. `torch._dynamo.utils.compile_times` has the time that it takes."""
+        with self.in_force(), dynamo_timed("cute_backend.pass"):
             left_out = multiply_while_moving(graph)
             copy = WorkingCopy(graph)
             regions = self._fuse(copy.graph, left_out)

@@ -32,6 +32,7 @@ is_warm = [path.exists() for path in caches]
 for path in caches:
     path.mkdir(exist_ok=True)
 figures = {"seconds": 1.0 if all(is_warm) else 5.0, "processor_s": 9.0, "kernels": int(layers)}
+figures["phases"] = {"cute_backend.pass": 0.5}
 print("a line of the program")
 print(json.dumps(figures))
 """
@@ -54,9 +55,9 @@ def model(name: str = "small", trains: bool = False, packages: tuple[str, ...] =
 
 def found() -> Results:
     calls = (
-        FirstCall("bert", Runner.INDUCTOR, 3.04, 1.0, 20.0, 0),
-        FirstCall("bert", Runner.CUTE, 8.0, 1.26, 41.0, 6),
-        FirstCall("vit", Runner.INDUCTOR, 4.0, 1.0, 20.0, 0),
+        FirstCall("bert", Runner.INDUCTOR, (3.04,), (1.0,), (20.0,)),
+        FirstCall("bert", Runner.CUTE, (8.0,), (1.26,), (41.0,), 6, {"cute_backend.pass": 0.5}),
+        FirstCall("vit", Runner.INDUCTOR, (4.0,), (1.0,), (20.0,)),
         FirstCall("vit", Runner.CUTE, note="ValueError: it is broken"),
     )
     return replace(sample_results.results(), tables=(), ceilings=None, first_calls=FirstCalls(2, 16, calls))
@@ -68,16 +69,40 @@ def test_a_cold_process_has_empty_caches_and_the_next_one_finds_them(tmp_path: P
     models = [model(), model("broken"), model("absent", packages=("no_such_package",))]
     steps: list[str] = []
     calls = first_call.measure_first_calls(
-        models, 3, steps.append, saved.append, (sys.executable, str(script))
+        models, 3, 1, steps.append, saved.append, (sys.executable, str(script))
     )
     assert calls.layers == 3 and calls.cores > 0
     inductor, cute, sound, broken, *absent = calls.calls
-    assert inductor == FirstCall("small", Runner.INDUCTOR, 5.0, 1.0, 9.0, 3)
+    assert inductor == FirstCall(
+        "small", Runner.INDUCTOR, (5.0,), (1.0,), (9.0,), 3, {"cute_backend.pass": 0.5}
+    )
     assert cute == replace(inductor, runner=Runner.CUTE)
-    assert sound.cold_s == 5.0 and broken.note == "ValueError: it is broken" and broken.cold_s is None
+    assert sound.cold_s == (5.0,) and broken.note == "ValueError: it is broken" and not broken.cold_s
     assert [each.note for each in absent] == ["not installed: no_such_package"] * 2
     assert [len(each.calls) for each in saved] == [2, 4, 6] and saved[-1] == calls
     assert steps[:2] == ["small, inductor", "small, cute"]
+
+
+def test_each_time_has_caches_of_its_own_and_inductor_and_cute_alternate(tmp_path: Path) -> None:
+    script, steps = tmp_path / "fake.py", list[str]()
+    script.write_text(FAKE)
+    found = first_call.measure_first_calls(
+        [model(), model("broken")], 3, 2, steps.append, lambda found: None, (sys.executable, str(script))
+    )
+    sound = replace(found.calls[1], runner=Runner.INDUCTOR)
+    assert sound == found.calls[0] and sound.cold_s == (5.0, 5.0) and sound.warm_s == (1.0, 1.0)
+    assert steps[:4] == ["small, inductor", "small, cute"] * 2
+    assert found.calls[3].note == "ValueError: it is broken"
+
+
+def test_several_times_are_shown_by_their_median_and_range() -> None:
+    calls = tuple(
+        FirstCall("bert", runner, (23.0, 31.6, 24.04), (1.0, 1.0, 1.0), (34.0, 45.0, 40.0), 4)
+        for runner in (Runner.INDUCTOR, Runner.CUTE)
+    )
+    times = "24.0 (23.0 to 31.6)", "1.0 (1.0 to 1.0)"
+    (row,) = show.first_call_rows(FirstCalls(2, 16, calls))
+    assert row == ["bert", times[0], times[0], times[1], times[1], "40 to 40", "4"]
 
 
 def test_a_model_has_its_real_depth_where_all_layers_are_asked_for(tmp_path: Path) -> None:
@@ -85,7 +110,7 @@ def test_a_model_has_its_real_depth_where_all_layers_are_asked_for(tmp_path: Pat
     script.write_text(FAKE)
     models = [replace(model(), depth=24), model("other")]
     calls = first_call.measure_first_calls(
-        models, None, lambda step: None, lambda found: None, (sys.executable, str(script))
+        models, None, 1, lambda step: None, lambda found: None, (sys.executable, str(script))
     )
     assert [each.kernels for each in calls.calls] == [24, 24, 2, 2]  # the script's kernels are its layers
     results = replace(found(), first_calls=calls)
@@ -106,7 +131,8 @@ def test_all_layers_are_asked_for_by_a_word() -> None:
 @pytest.mark.parametrize("runner", [Runner.INDUCTOR, Runner.CUTE])
 def test_a_process_reports_its_first_call(runner: Runner, trains: bool, fresh_compiler: None) -> None:
     figures = first_call.first_call(model(trains=trains), runner, 2, device="cpu")
-    assert figures.keys() == {"seconds", "processor_s", "kernels"}
+    assert figures.keys() == {"seconds", "processor_s", "kernels", "phases"}
+    assert ("cute_backend.pass" in figures["phases"]) is (runner is Runner.CUTE)
     assert figures["seconds"] > 0 and figures["processor_s"] > 0 and figures["kernels"] == 0
 
 
@@ -145,6 +171,7 @@ def test_results_are_kept_and_shown(tmp_path: Path) -> None:
         (["--first-call", "--models"], "can't be combined with"),
         (["--first-call", "no-model"], "cute_backend: the model 'no-model' is none of"),
         (["--first-call", "--layers", "0"], "--layers is 0; a model has 1 or more, or all"),
+        (["--first-call", "--times", "0"], "--times is 0; a first call is timed once or more often"),
     ],
 )
 def test_what_contradicts_is_refused_before_anything_runs(
@@ -160,12 +187,13 @@ def test_the_command_saves_after_each_model(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(command, "require_gpu", lambda: None)
     monkeypatch.setattr(command, "_empty", lambda nvml: sample_results.results())
 
-    def measure(models: object, layers: int, progress: object, save: object) -> FirstCalls:
+    def measure(models: object, layers: int, times: int, progress: object, save: object) -> FirstCalls:
+        assert times == 3
         save(calls)  # type: ignore[operator]
         return calls
 
     monkeypatch.setattr(command, "measure_first_calls", measure)
-    assert command.run_first_calls(["bert-bf16"], 2, saved.append).first_calls == calls
+    assert command.run_first_calls(["bert-bf16"], 2, 3, saved.append).first_calls == calls
     assert [each.first_calls for each in saved] == [calls]
     with pytest.raises(UsageError, match="is none of"):
         command.run_first_calls(["bert"], 2)

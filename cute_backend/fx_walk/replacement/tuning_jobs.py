@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
+from torch._dynamo.utils import dynamo_timed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from cute_backend import config
@@ -33,8 +34,9 @@ def tune(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
     A region that can't be tuned is kept, and counted. Without a GPU every region is kept.
     """
     found: dict[int, Result | None] = {}
-    for index, jobs in _by_gpu(regions, thorough=True).items():
-        found.update(zip(jobs, tuner_for(index).tune(list(jobs.values())), strict=True))
+    with dynamo_timed("cute_backend.tune"):
+        for index, jobs in _by_gpu(regions, thorough=True).items():
+            found.update(zip(jobs, tuner_for(index).tune(list(jobs.values())), strict=True))
     return _judge(regions, found)
 
 
@@ -48,10 +50,11 @@ def measure(regions: Sequence[Region], late: Late) -> tuple[list[Region], list[R
     asked for, so it warns of nothing but what fails, and then keeps all regions."""
     found: dict[int, Result | None] = {}
     try:
-        for index, jobs in _by_gpu(regions, thorough=False).items():
-            results, left = tuner_for(index).measure(list(jobs.values()))
-            found.update(zip(jobs, results, strict=True))
-            late += [(index, job) for job in left]
+        with dynamo_timed("cute_backend.measure"):
+            for index, jobs in _by_gpu(regions, thorough=False).items():
+                results, left = tuner_for(index).measure(list(jobs.values()))
+                found.update(zip(jobs, results, strict=True))
+                late += [(index, job) for job in left]
     except Exception as error:
         contain(error, _INSTEAD)
         return list(regions), []
@@ -73,11 +76,12 @@ def measure_late(late: Late) -> bool:
     found. Returns whether Inductor's own code is faster for a region, which is a kernel in this graph."""
     results: list[Result | None] = []
     try:
-        for index, each in _late_by_gpu(late).items():
-            found, left = tuner_for(index).measure_late(each)
-            results += found
-            for _ in left:
-                Untuned.LATE.note(warns=False)
+        with dynamo_timed("cute_backend.measure_late"):
+            for index, each in _late_by_gpu(late).items():
+                found, left = tuner_for(index).measure_late(each)
+                results += found
+                for _ in left:
+                    Untuned.LATE.note(warns=False)
     except Exception as error:
         contain(error, _INSTEAD)
     return any(result is not None and result.unfused_wins for result in results)
