@@ -42,8 +42,9 @@ def lower_rungs(spec: EpilogueSpec, first: TileConfig, alignment: Alignment) -> 
 
 def _steps_down(above: Rung) -> Iterator[Rung]:
     """Yields the tile with simpler visits, if accumulators are in tensor memory, the next smaller tile of the
-    same cluster, the smallest one that serves the spec, and that with subtiles of half the columns. If ops
-    are long, a smaller tile has as many of their values in a visit, so all steps have half the columns."""
+    same cluster, the smallest one that serves the spec, that with subtiles of half the columns, and, on
+    Hopper, the tile with its visits unrolled, since a loop needs registers to move accumulators. If ops are
+    long, a smaller tile has as many of their values in a visit, so all steps have half the columns."""
     spec, config = above.spec, above.tile
 
     def step(tile: TileConfig) -> Rung:
@@ -60,6 +61,8 @@ def _steps_down(above: Rung) -> Iterator[Rung]:
     smallest = step(tile_table(config.arch, spec)[-1])
     yield smallest
     yield smallest.with_half_subtiles()
+    if config.target.by_wgmma and config.rolled:
+        yield replace(above, tile=replace(config, unrolled=True))
 
 
 def _next_smaller(spec: EpilogueSpec, config: TileConfig) -> TileConfig | None:

@@ -10,7 +10,17 @@ from torch import Tensor
 
 from cute_backend.kinds.results import PLANE, Heads, OfBlocks
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Alignment, Arch, Rung, TileConfig, offered, plan, tile_table
+from cute_backend.planning import (
+    Alignment,
+    Arch,
+    Rung,
+    TileConfig,
+    offered,
+    plan,
+    rungs,
+    subtiles,
+    tile_table,
+)
 from cute_backend.replay import replay
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
@@ -232,6 +242,19 @@ def test_blocks_are_reduced_in_loops_if_planes_move_by_element(columns: int) -> 
     results, launch = run_region(spec, a, bs, [row, odd], Machine(Arch.SM90A, 140, config, 1))
     assert launch.kernel.plan.alignment is Alignment.PLAIN
     assert Rung.of(spec, launch.kernel.plan.tile, Alignment.PLAIN).tile.rolled
+    torch.testing.assert_close(results[0], replay(spec, a, bs, [row, odd])[0], rtol=8e-3, atol=8e-3)
+
+
+def test_blocks_are_reduced_in_unrolled_visits_if_loops_spill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rung of a tile whose planes move by element, which its rules make a loop."""
+    spec, rolled = with_residual(128), TileConfig(Arch.SM90A, 64, 128, 2, subtile_n=16)
+    rung = rungs(plan(spec, rolled, Alignment.PLAIN))[-1].tile
+    assert rung == replace(rolled, unrolled=True)
+    monkeypatch.setattr(subtiles, "SUBTILE_RULES", ())
+    a, bs, (row,) = operands(rms_norm(128), 73, 384)
+    odd = torch.zeros(73, 385, dtype=torch.bfloat16)[:, 1:].copy_(torch.randn(73, 384))
+    results, launch = run_region(spec, a, bs, [row, odd], Machine(Arch.SM90A, 73, rung, 1))
+    assert (launch.kernel.plan.alignment, launch.kernel.plan.tile) == (Alignment.PLAIN, rung)
     torch.testing.assert_close(results[0], replay(spec, a, bs, [row, odd])[0], rtol=8e-3, atol=8e-3)
 
 

@@ -116,6 +116,14 @@ def test_segments_keep_to_tiles_that_serve_them_all() -> None:
     assert names(spec, config) == ["128x192_2x1", "128x128_2x1", "64x64_1x1"]
 
 
+def test_visits_that_spill_in_a_loop_are_unrolled_where_no_tile_is_smaller() -> None:
+    config = TileConfig(Arch.SM90A, 64, 128, 2)
+    rolled, *_, unrolled = rungs(plan(block_mean(128), config, Alignment.PLAIN))
+    assert (rolled.tile.name, unrolled.tile.name) == ("64x128_2x1_by16", "64x128_2x1_by16_unrolled")
+    on_mma_sync = plan(block_mean(64), TileConfig(Arch.SM80, 64, 64), Alignment.PLAIN)
+    assert on_mma_sync.tile.rolled and not any(each.tile.unrolled for each in rungs(on_mma_sync))
+
+
 def test_rowvecs_that_have_to_be_in_registers_leave_the_tile_as_it_is() -> None:
     config = replace(PING_PONG, pingpong=False, tile_n=256, rowvecs=Rowvecs.REGISTER_HOIST)
     spec = spec_of(*(rowvec(f"rowvec{i}") for i in range(4)), dtype=DType.BF16)
@@ -135,5 +143,7 @@ def test_rungs_are_plans_of_tiles_that_run_as_they_are(name: str, arch: Arch) ->
             every = rungs(plan(spec, chosen, alignment))
             assert len(set(every)) == len(every) <= 1 + MAX_LOWER_RUNGS
             for each in every:
-                assert each == Plan.of(spec, each.tile, alignment) == plan(spec, each.tile, alignment)
+                assert each == Plan.of(spec, each.tile, alignment)
+                rolled = each.tile.unrolled and alignment is Alignment.PLAIN and arch is Arch.SM90A
+                assert each == plan(spec, each.tile, alignment) or (rolled and each != every[0])
                 assert each.stages.ab >= each.tile.least_ab_stages
