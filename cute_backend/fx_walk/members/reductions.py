@@ -117,7 +117,7 @@ def _reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduce
         value = lower_cast(chain, value, supported_dtype(found.head, found.dtype))
     own = chain.dtype(value)
     if own is DType.I32:
-        what = "a reduction of int32, which fp32 does not hold"
+        what = "a reduction of int32, and kernels reduce fp32 alone"
         raise Refused(Reason.UNSUPPORTED_DTYPE, operand=found.head, dtype=what)
     result = fake(found.head).dtype
     if RESULT_DTYPES.get(result) not in found.kind.stored_as(own):
