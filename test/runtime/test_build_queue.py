@@ -405,3 +405,20 @@ def test_a_log_has_a_plain_line_and_the_slowest_kernels(caplog: pytest.LogCaptur
     assert slowest.startswith("the slowest: ") and KERNELS[1].name in caplog.text
     levels = {record.levelname for record in caplog.records if record.getMessage().startswith("the slowest")}
     assert levels == {"DEBUG"}
+
+
+def test_a_kernel_that_cannot_be_built_is_not_counted_as_built(
+    built: list[Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, sound = KERNELS[:2]
+
+    def builder(kernel: Kernel) -> None:
+        if kernel == refused:
+            raise BuildError("no registers")
+        built.append(kernel)
+
+    monkeypatch.setattr(building, "_queue", BuildQueue(builder, lambda: 1))
+    assert isinstance(building.obtain([refused])[refused], BuildError)
+    assert "kernels_built" not in counters["cute_backend"]
+    building.obtain([refused, sound])
+    assert counters["cute_backend"]["kernels_built"] == 1

@@ -96,7 +96,8 @@ def obtain(kernels: Iterable[Kernel], *, built: Callable[[], None] | None = None
         return outcomes
     warn_of_packs(missing)
     ended = _build_all(missing, built)
-    count("kernels_built", len(missing))
+    if sound := sum(error is None for error in ended.values()):
+        count("kernels_built", sound)
     failures = {kernel: error for kernel, error in ended.items() if error is not None}
     outcomes |= load_known(missing)
     if lost := [
