@@ -16,6 +16,7 @@ from cute_backend.planning.search import tile_table
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.targets import Shape
 from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig
+from cute_backend.planning.widths import visit_columns
 from cute_backend.spec import EpilogueSpec
 
 MAX_LOWER_RUNGS = 2
@@ -44,7 +45,8 @@ def _steps_down(above: Rung) -> Iterator[Rung]:
     """Yields the tile with simpler visits, if accumulators are in tensor memory, the next smaller tile of the
     same cluster, the smallest one that serves the spec, that with subtiles of half the columns, and, on
     Hopper, the tile with its visits unrolled, since a loop needs registers to move accumulators. If ops are
-    long, a smaller tile has as many of their values in a visit, so all steps have half the columns."""
+    long, a smaller tile has as many of their values in a visit, so all steps have half the columns, and
+    none is unrolled, which would take minutes."""
     spec, config = above.spec, above.tile
 
     def step(tile: TileConfig) -> Rung:
@@ -61,23 +63,28 @@ def _steps_down(above: Rung) -> Iterator[Rung]:
     smallest = step(tile_table(config.arch, spec)[-1])
     yield smallest
     yield smallest.with_half_subtiles()
-    if config.target.by_wgmma and config.rolled:
+    if config.target.by_wgmma and config.rolled and not long_ops(spec):
         yield replace(above, tile=replace(config, unrolled=True))
 
 
 def _next_smaller(spec: EpilogueSpec, config: TileConfig) -> TileConfig | None:
     """The next smaller tile of the same cluster, or None if none serves the spec: with columns of a power of
-    two, without ping-pong, with half of the rows or, failing these, with half of the columns."""
+    two, without ping-pong, with half of the rows or, failing these, with half of the columns. Of transposed
+    products, whose tiles have any width, it may be narrower than those of the tables."""
     subtile_n = min(config.subtile_n, NARROW_SUBTILE_N)
     shape = Shape(*(getattr(config, field) for field in Shape._fields))
     shape = shape._replace(tile_m=config.tile_m * config.stacked, tile_n=config.mma_n, subtile_n=subtile_n)
     rows, columns = shape.tile_m // 2, (1 << (config.mma_n - 1).bit_length()) // 2
     fewer = shape._replace(tile_n=columns)
+    narrowest = min(each.tile_n for each in config.target.tiles.all)
+    if config.transposed:
+        narrowest = min(config.target.tiles.even.columns, default=narrowest)
+    if columns % subtile_n and columns >= narrowest:
+        fewer = fewer._replace(subtile_n=visit_columns(columns))
     smaller = [fewer] if config.mma_n < 2 * columns else []
     smaller += [shape._replace(pingpong=False)] if config.pingpong else []
     smaller += [shape._replace(tile_m=rows)] if rows % (config.block_m * config.ctas) == 0 else []
     smaller.append(fewer)
-    narrowest = min(each.tile_n for each in config.target.tiles.all)
     smaller = [each for each in smaller if each.tile_n >= narrowest]
     found = (tile for each in smaller for tile in _suited(spec, config, each))
     able = (each for each in found if _accumulators(each) < _accumulators(config))
