@@ -45,23 +45,23 @@ def measure_first_calls(
     whole machine. A model has its real depth if `layers` is None. `save` is called with the results after
     each model."""
     runners = (Runner.INDUCTOR, Runner.CUTE)
-    found = FirstCalls(layers, len(os.sched_getaffinity(0)), ())
+    found = FirstCalls(layers, len(os.sched_getaffinity(0)), times, ())
     for model in models:
         calls = {runner: FirstCall(model.name, runner) for runner in runners}
         for runner in runners * times:
             progress(f"{model.name}, {runner.value}")
             if model.lacks:
                 calls[runner] = FirstCall(model.name, runner, note=f"not installed: {model.lacks}")
-            elif not calls[runner].note:
+            elif not any(each.note for each in calls.values()):
                 depth = model.depth if layers is None else layers
                 calls[runner] = _with_another(calls[runner], model, depth, command)
-        found = FirstCalls(layers, found.cores, (*found.calls, *calls.values()))
+        found = replace(found, calls=(*found.calls, *calls.values()))
         save(found)
     return found
 
 
 def _with_another(earlier: FirstCall, model: Model, layers: int, command: Sequence[str]) -> FirstCall:
-    """The first calls of a model with a cold and a warm one more, or with what made one fail."""
+    """The first calls of a model with a cold and a warm one more, or with what made one of these fail."""
     runner = earlier.runner
     with tempfile.TemporaryDirectory() as folder:
         caches = {name: str(Path(folder, name)) for name in _CACHES}
@@ -71,7 +71,7 @@ def _with_another(earlier: FirstCall, model: Model, layers: int, command: Sequen
             words = [*command, model.name, runner.value, str(layers)]
             done = subprocess.run(words, env=environment, capture_output=True, text=True)
             if done.returncode != 0:
-                return FirstCall(model.name, runner, note=failure(done.stderr, done.returncode))
+                return replace(earlier, note=failure(done.stderr, done.returncode))
             reports.append(json.loads(done.stdout.splitlines()[-1]))
     cold, warm = reports
     return replace(
@@ -79,8 +79,8 @@ def _with_another(earlier: FirstCall, model: Model, layers: int, command: Sequen
         cold_s=(*earlier.cold_s, cold["seconds"]),
         warm_s=(*earlier.warm_s, warm["seconds"]),
         processor_s=(*earlier.processor_s, cold["processor_s"]),
+        phases=(*earlier.phases, cold["phases"]),
         kernels=cold["kernels"],
-        phases=cold["phases"],
     )
 
 

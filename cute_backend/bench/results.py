@@ -133,10 +133,10 @@ class FirstCall:
     """The first calls of a model in new processes, compiled by `runner`, in seconds, one after another.
 
     `cold_s` are with empty caches, and each of `warm_s` is in one more process that finds them filled.
-    `processor_s` is the processor time of the cold ones, with all processes that they started. `kernels` is
-    the number of our kernels that the last cold one compiled, and `phases` are the times that
-    `torch._dynamo.utils.compile_times` has of it: a phase may be part of another. There are none if the model
-    could not be run; `note` says why.
+    `processor_s` is the processor time of the cold ones, with all processes that they started. `phases` are
+    the times that `torch._dynamo.utils.compile_times` has of each cold one: a phase may be part of another.
+    `kernels` is the number of our kernels that a cold one compiled. If a call failed, `note` says why, and no
+    more were made.
     """
 
     model: str
@@ -144,18 +144,19 @@ class FirstCall:
     cold_s: tuple[float, ...] = ()
     warm_s: tuple[float, ...] = ()
     processor_s: tuple[float, ...] = ()
-    kernels: int = 0
-    phases: dict[str, float] = field(default_factory=dict)
+    phases: tuple[dict[str, float], ...] = ()
+    kernels: int | None = None
     note: str = ""
 
 
 @dataclass(frozen=True)
 class FirstCalls:
     """The first calls of models with a number of layers, or at their real depth if it is None, on a machine
-    with a number of cores."""
+    with a number of cores, each `times` times."""
 
     layers: int | None
     cores: int
+    times: int
     calls: tuple[FirstCall, ...]
 
 

@@ -187,7 +187,8 @@ def first_calls(found: FirstCalls) -> Group:
 
 def first_calls_title(found: FirstCalls) -> str:
     of = "all" if found.layers is None else found.layers
-    return f"first call of {of} layers in a new process, {found.cores} cores, seconds"
+    each = f", medians of {found.times} and their ranges" if found.times > 1 else ""
+    return f"first call of {of} layers in a new process, {found.cores} cores, seconds{each}"
 
 
 def first_call_rows(found: FirstCalls) -> Iterator[list[str]]:
@@ -203,7 +204,7 @@ def first_call_rows(found: FirstCalls) -> Iterator[list[str]]:
 
 def _median(seconds: Sequence[float]) -> str:
     """The median of times and, if there are several, the least and the most."""
-    spread = f" ({min(seconds):.1f} to {max(seconds):.1f})" if len(seconds) > 1 else ""
+    spread = f" ({min(seconds):.1f}-{max(seconds):.1f})" if len(seconds) > 1 else ""
     return f"{median(seconds):.1f}{spread}"
 
 

@@ -219,7 +219,11 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         help="layers of the models of --first-call, or all (default: 2)",
     )
     parser.add_argument(
-        "--times", metavar="N", type=int, default=1, help="first calls of each, with medians (default: 1)"
+        "--times",
+        metavar="N",
+        type=int,
+        default=1,
+        help="how often each first call of --first-call is timed, alternately (default: 1)",
     )
     parser.add_argument("--rounds", metavar="N", type=int, default=50, help="timings of each (default: 50)")
     parser.add_argument(

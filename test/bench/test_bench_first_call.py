@@ -55,12 +55,14 @@ def model(name: str = "small", trains: bool = False, packages: tuple[str, ...] =
 
 def found() -> Results:
     calls = (
-        FirstCall("bert", Runner.INDUCTOR, (3.04,), (1.0,), (20.0,)),
-        FirstCall("bert", Runner.CUTE, (8.0,), (1.26,), (41.0,), 6, {"cute_backend.pass": 0.5}),
-        FirstCall("vit", Runner.INDUCTOR, (4.0,), (1.0,), (20.0,)),
+        FirstCall("bert", Runner.INDUCTOR, (3.04,), (1.0,), (20.0,), kernels=0),
+        FirstCall("bert", Runner.CUTE, (8.0,), (1.26,), (41.0,), ({"cute_backend.pass": 0.5},), 6),
+        FirstCall("vit", Runner.INDUCTOR, (4.0,), (1.0,), (20.0,), kernels=0),
         FirstCall("vit", Runner.CUTE, note="ValueError: it is broken"),
     )
-    return replace(sample_results.results(), tables=(), ceilings=None, first_calls=FirstCalls(2, 16, calls))
+    return replace(
+        sample_results.results(), tables=(), ceilings=None, first_calls=FirstCalls(2, 16, 1, calls)
+    )
 
 
 def test_a_cold_process_has_empty_caches_and_the_next_one_finds_them(tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_a_cold_process_has_empty_caches_and_the_next_one_finds_them(tmp_path: P
     assert calls.layers == 3 and calls.cores > 0
     inductor, cute, sound, broken, *absent = calls.calls
     assert inductor == FirstCall(
-        "small", Runner.INDUCTOR, (5.0,), (1.0,), (9.0,), 3, {"cute_backend.pass": 0.5}
+        "small", Runner.INDUCTOR, (5.0,), (1.0,), (9.0,), ({"cute_backend.pass": 0.5},), 3
     )
     assert cute == replace(inductor, runner=Runner.CUTE)
     assert sound.cold_s == (5.0,) and broken.note == "ValueError: it is broken" and not broken.cold_s
@@ -92,17 +94,20 @@ def test_each_time_has_caches_of_its_own_and_inductor_and_cute_alternate(tmp_pat
     sound = replace(found.calls[1], runner=Runner.INDUCTOR)
     assert sound == found.calls[0] and sound.cold_s == (5.0, 5.0) and sound.warm_s == (1.0, 1.0)
     assert steps[:4] == ["small, inductor", "small, cute"] * 2
-    assert found.calls[3].note == "ValueError: it is broken"
+    inductor, cute = found.calls[2:]
+    assert cute.note == "ValueError: it is broken" and inductor.cold_s == (5.0,), "none after a failure"
 
 
 def test_several_times_are_shown_by_their_median_and_range() -> None:
     calls = tuple(
-        FirstCall("bert", runner, (23.0, 31.6, 24.04), (1.0, 1.0, 1.0), (34.0, 45.0, 40.0), 4)
+        FirstCall("bert", runner, (23.0, 31.6, 24.04), (1.0, 1.0, 1.0), (34.0, 45.0, 40.0), kernels=4)
         for runner in (Runner.INDUCTOR, Runner.CUTE)
     )
-    times = "24.0 (23.0 to 31.6)", "1.0 (1.0 to 1.0)"
-    (row,) = show.first_call_rows(FirstCalls(2, 16, calls))
+    times = "24.0 (23.0-31.6)", "1.0 (1.0-1.0)"
+    found = FirstCalls(2, 16, 3, calls)
+    (row,) = show.first_call_rows(found)
     assert row == ["bert", times[0], times[0], times[1], times[1], "40 to 40", "4"]
+    assert show.first_calls_title(found).endswith("seconds, medians of 3 and their ranges")
 
 
 def test_a_model_has_its_real_depth_where_all_layers_are_asked_for(tmp_path: Path) -> None:

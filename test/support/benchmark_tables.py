@@ -111,7 +111,7 @@ def first_calls_markdown(found: Results) -> str:
     title = f"### {show.first_calls_title(found.first_calls).capitalize()}"
     run = (
         f"Seconds, one run of `{command}`, {machine}. Caches are empty for a cold call; a warm one\n"
-        "finds what the cold one left. `processor`: processor time of the cold call, of all its\n"
+        "finds what the cold one left. `processor`: processor time of a cold call, of all its\n"
         "processes; `30 to 40` means 30 by Inductor and 40 by cute."
     )
     return "\n\n".join([title, run, _table(lines)])
