@@ -109,7 +109,7 @@ class TileConfig:
     With `unrolled`, visits are unrolled instead of being the iterations of a loop, so that each visit can
     index the values that a thread holds in registers: hoisted rowvecs. If accumulators are in registers, the
     rules set it for narrow subtiles whose planes pass through shared memory
-    (`subtiles.unrolled_visits_of_planes`).
+    (`subtiles.unrolled_visits_of_planes`), and the last rung of a tile whose loop spills has it (`ladder`).
 
     A tile with `transposed` computes D^T = B^T A^T: `tile_m` counts columns of D, and `tile_n` rows
     (`planning/transposing.py`).
@@ -178,7 +178,7 @@ class TileConfig:
             raise ValueError(
                 f"tile {self.name} of {self.arch.value} has unrolled visits, but there its subtiles of "
                 f"{self.subtile_n} columns decide: {least} and more are unrolled, and fewer only for planes "
-                "in shared memory"
+                "in shared memory or where a loop spills"
             )
         threads = WARPGROUP * self.warpgroups * self.occupancy
         if self.occupancy < 1 or (self.occupancy > 1 and threads > MAX_WORKING_THREADS):

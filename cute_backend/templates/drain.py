@@ -7,8 +7,8 @@
 A *sweep* is a loop over the subtiles of a block, which reads planes and leaves something. It ends before the
 next one begins, so a block has as many subtiles as the widest sweep spans, or one. A thread's *seat* is where
 its accumulators are: `fragments.RegisterSeat`, or `tensor_memory.TensorMemorySeat`. It reads and writes
-them, and makes turns: in an unrolled loop, or in one at run time. A kernel brings planes to its sweeps and
-takes them from there.
+them, and makes turns: in a loop of Python, in one that the compiler unrolls, or in one at run time. A kernel
+brings planes to its sweeps and takes them from there.
 """
 
 # ruff: noqa: B027, because some kernels need no code in some hooks.

@@ -480,14 +480,14 @@ class Sm90Gemm(WarpPlanes, FragmentGemm):
             stores=pipeline.PipelineTmaStore.create(
                 num_stages=max(self.stages.store, 1), producer_group=agents(Arrivals(self.consume, 1, WARP))
             ),
-            alike=self._has_alike_visits(),
+            traced_once=self._traces_once(),
         )
 
-    def _has_alike_visits(self) -> bool:
+    def _traces_once(self) -> bool:
         """Whether one visit is traced, for all. It isn't in a kernel that
 
-        - writes elements without boxes. Their addresses lie at constant distances, which the compiler finds
-          only in visits that were traced one by one: up to 9 percent of the kernel's instructions.
+        - writes nothing by TMA. The addresses of its elements lie at constant distances, which the compiler
+          finds only in visits that were traced one by one: up to 9 percent of the kernel's instructions.
         - has boxes of several subtiles. One of these waits for a box, and another leaves it.
         - converts A. Its mainloop needs nearly all registers, and one such kernel spilled.
         """

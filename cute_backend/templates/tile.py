@@ -100,7 +100,7 @@ class Subtile(ABC):
     `subtile_n` columns.
 
     The thread has `elements` elements of it, in `columns` columns. It is the `step`-th subtile along N;
-    `step` is a run-time value if visits are the iterations of a loop.
+    `step` is a number of Python only if each visit is traced.
     """
 
     elements: int

@@ -50,8 +50,8 @@ class Seat(RegisterSeat):
     `thread` and `warp` are indices within the warpgroup, `thread_of_all` is the thread's index among those of
     all warpgroups, and `group` is the warpgroup's index. `share` is the part of each tile that the warpgroup
     computes, `ring` the ring of exact loads that it reads, `barrier` the named barrier of its threads, and
-    `turn` its turn to multiply. `stores` are the TMA stores of the warp. `alike` says that what is known of a
-    visit while it is traced is known of each.
+    `turn` its turn to multiply. `stores` are the TMA stores of the warp. With `traced_once`, the
+    compiler unrolls the loop over visits, of which one is traced.
     """
 
     operands: WarpgroupOperands
@@ -64,12 +64,12 @@ class Seat(RegisterSeat):
     barrier: pipeline.NamedBarrier
     turn: Turn
     stores: pipeline.PipelineTmaStore
-    alike: bool
+    traced_once: bool
 
     @cute.jit
     def _unrolled(self, turns: cutlass.Constexpr[Turns], at: Position):
-        """Traces one turn, and lets the compiler unroll the loop, if turns are `alike`."""
-        if cutlass.const_expr(self.alike):
+        """Lets the compiler unroll the loop if turns are traced once."""
+        if cutlass.const_expr(self.traced_once):
             for i in cutlass.range(turns.count, unroll_full=True):
                 at = turns.body(at, i * turns.size)
         else:

@@ -1,4 +1,4 @@
-"""Templates refuse tiles whose visits do not cover them, also where no plan was made."""
+"""The visits of a tile: that they cover it, also where no plan was made, and how many are traced."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 
-from cute_backend.planning import Arch, Stages, TileConfig
+from cute_backend.planning import Alignment, Arch, Stages, TileConfig, named, plan
+from cute_backend.runtime.compiling.build import build
+from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.templates.fragment_tile import FragmentSubtile
 from cute_backend.templates.sm80 import Sm80Gemm
 from cute_backend.templates.sm90 import Sm90Gemm
 from cute_backend.templates.sm100 import Sm100Gemm
 from support.bare_epilogue import Bare
+from support.compile_once import FOLDER
+from support.shipped import epilogue_spec
 
 
 @pytest.mark.parametrize(
@@ -25,3 +30,25 @@ from support.bare_epilogue import Bare
 def test_no_template_drops_columns(template: Any, config: TileConfig) -> None:
     with pytest.raises(ValueError, match="has 88 columns for visits of 32, which leave 24 out"):
         template(Bare(), config, Stages(3, store=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "traced"),
+    [("64x128_2x1_pingpong", 1), ("128x128_2x1_pingpong", 2), ("128x128_1x1_split8", 6)],
+    ids=["by_tma", "two_blocks_of_rows", "parts_of_k"],
+)
+def test_one_visit_is_traced_if_outputs_leave_by_tma(
+    name: str, traced: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tracing each of them took a fifth to two fifths of a kernel's compilation."""
+    monkeypatch.delenv(FOLDER, raising=False)
+    visits, make = list[FragmentSubtile](), FragmentSubtile.__init__
+
+    def noted(self: FragmentSubtile, *given: Any, **named: Any) -> None:
+        visits.append(self)
+        make(self, *given, **named)
+
+    monkeypatch.setattr(FragmentSubtile, "__init__", noted)
+    spec = epilogue_spec("rowwise", True)
+    build(Kernel(plan(spec, named(Arch.SM90A, spec, name), Alignment.TMA)))
+    assert len(visits) == traced

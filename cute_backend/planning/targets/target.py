@@ -240,7 +240,8 @@ class Target:
     """Columns of the narrowest subtile."""
     unrolled_subtile_n: int | None
     """Columns of a subtile from which on visits are unrolled. With narrower subtiles, visits are the
-    iterations of a loop unless they need TMA for planes; if it is None, they always are."""
+    iterations of a loop unless they need TMA for planes, or a loop spills; if it is None, they always
+    are."""
     epilogue_registers: int
     """The registers that a thread of the epilogue may use."""
     tiles: Tiles
