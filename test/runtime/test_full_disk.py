@@ -34,6 +34,7 @@ from cute_backend.runtime.tuning import tuning_results
 from support.compile_once import afresh as compile_kernel
 from support.compile_once import build_here
 from support.runtime.handmade import kernel_of, make_spec, source
+from support.runtime.warned import runtime_warnings
 
 KERNELS = [kernel_of(make_spec(), alignment=alignment) for alignment in Alignment]
 KERNEL = KERNELS[0]
@@ -144,7 +145,7 @@ def test_a_full_cache_folder(number: int, folder: Path, monkeypatch: pytest.Monk
     with pytest.warns(RuntimeWarning, match=f"it is out of space: {os.strerror(number)}") as warned:
         for kernel in KERNELS:
             assert callable(obtain([kernel])[kernel])
-    assert len(warned) == 1 and what_is_left(folder) == []
+    assert len(runtime_warnings(warned)) == 1 and what_is_left(folder) == []
     user, own = caches()
     assert user.root == folder and own.root.parent.name == "temporary"
     assert all(own.read(kernel) for kernel in KERNELS)
@@ -156,7 +157,7 @@ def test_a_full_disk_leaves_memory(folder: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.warns(RuntimeWarning, match="it is out of space") as warned:
         for kernel in KERNELS:
             assert callable(obtain([kernel])[kernel])
-    assert len(warned) == 1 and what_is_left(folder) == [] == what_is_left(temporary)
+    assert len(runtime_warnings(warned)) == 1 and what_is_left(folder) == [] == what_is_left(temporary)
     assert caches()[-1].root.parent.name == "memory"
 
 

@@ -24,6 +24,7 @@ from cute_backend.runtime.kernels.kernel import environment
 from cute_backend.runtime.kernels.reach import Problem
 from support.runtime.handmade import kernel_of, make_spec
 from support.runtime.other_users import OTHER, as_root, run_as, shared  # noqa: F401
+from support.runtime.warned import runtime_warnings
 
 SPEC = make_spec()
 KERNEL = kernel_of(SPEC)
@@ -241,7 +242,7 @@ def test_the_environments_pack_is_warned_of(
     monkeypatch.setattr(notices, "_warned", set())
     with pytest.warns(RuntimeWarning, match="kernels are compiled") as warned:
         assert packed_kernels(SPEC, Arch.SM90A) == [] == packed_kernels(SPEC, Arch.SM90A)
-    assert len(warned) == 1
+    assert len(runtime_warnings(warned)) == 1
 
 
 # Whose it is

@@ -38,6 +38,7 @@ from support.compile_once import build_here
 from support.runtime import build_once
 from support.runtime.handmade import kernel_of, make_spec, source
 from support.runtime.other_users import OTHER, as_root, run_as, shared  # noqa: F401
+from support.runtime.warned import runtime_warnings
 
 SPEC = make_spec()
 KERNEL = kernel_of(SPEC)
@@ -256,7 +257,7 @@ def test_what_is_corrupt_or_foreign_is_a_miss_with_one_warning(
     compilations.clear()
     with pytest.warns(RuntimeWarning, match="is not used: .* compiled afresh") as warned:
         assert callable(obtain([KERNEL])[KERNEL])
-    assert len(warned) == 1
+    assert len(runtime_warnings(warned)) == 1
     assert compilations == [KERNEL.name]
     forget()
     obtain([KERNEL])
@@ -364,7 +365,7 @@ def test_without_a_folder_kernels_are_compiled_for_the_process_with_one_warning(
         kernels = [KERNEL, kernel_of(make_spec(second_store=True))]
         for kernel in kernels:
             assert callable(obtain([kernel])[kernel])
-    assert len(warned) == 1
+    assert len(runtime_warnings(warned)) == 1
     assert list(folder.iterdir()) == []
 
 
@@ -419,7 +420,7 @@ def test_a_user_without_a_cache_folder_compiles_with_one_warning(
     assert caching.existing_caches() == []
     with pytest.warns(RuntimeWarning, match="there is no cache folder: .* compiled anew") as warned:
         assert callable(obtain([KERNEL])[KERNEL])
-    assert len(warned) == 1
+    assert len(runtime_warnings(warned)) == 1
 
 
 @as_root
@@ -451,7 +452,7 @@ def test_a_read_only_folder_is_read_and_warned_of_once(
             outcomes = [obtain([kernel])[kernel] for kernel in (KERNEL, other, other)]
     finally:
         folder.chmod(0o700)
-    assert len(warned) == 1 and all(map(callable, outcomes))
+    assert len(runtime_warnings(warned)) == 1 and all(map(callable, outcomes))
     assert compilations == [other.name]
     assert sorted(folder.iterdir()) == before
 
@@ -469,7 +470,7 @@ def test_a_full_disk_costs_the_cache_not_the_kernel(
     monkeypatch.setattr(KernelCache, "save", full)
     with pytest.warns(RuntimeWarning, match="can't be written .it is out of space: No space left") as warned:
         assert callable(obtain([KERNEL])[KERNEL])
-    assert len(warned) == 1
+    assert len(runtime_warnings(warned)) == 1
 
 
 # Building

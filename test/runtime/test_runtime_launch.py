@@ -81,6 +81,7 @@ from cute_backend.spec import (
 from support.runtime import launches
 from support.runtime.handmade import make_spec
 from support.runtime.layouts import check_layouts
+from support.runtime.warned import runtime_warnings
 
 GPU = Device(-1, Arch.SM90A, 132, "a GPU")
 """Stands for the CPU, whose index torch gives as -1."""
@@ -606,7 +607,7 @@ def test_a_product_that_tma_cannot_read_is_copied_counted_and_warned_of_once(
     ) as warned:
         check(given)
         check(given)
-    assert len(warned) == 1
+    assert len(runtime_warnings(warned)) == 1
     assert counters["cute_backend"]["operands_copied"] == 2
     copy = prepared.launches[0][1][side]
     assert copy.data_ptr() % 16 == 0 and max(copy.stride()) * 2 % 16 == 0

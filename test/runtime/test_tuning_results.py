@@ -22,6 +22,7 @@ from cute_backend.runtime.host import notices
 from cute_backend.runtime.tuning import tuning_results
 from cute_backend.runtime.tuning.tuning_results import Key, Records, Result, TunedFile, remembered
 from support.runtime.handmade import make_spec
+from support.runtime.warned import runtime_warnings
 
 SPEC = make_spec()
 KEY = Key(SPEC, Alignment.TMA, 64, 4096, 512, "a GPU, 132 SMs")
@@ -143,7 +144,7 @@ def test_a_corrupt_file_is_a_miss_with_one_warning_and_is_replaced(tmp_path: Pat
         assert file.get(KEY) is None
         assert file.get(OTHER) is None
         file.put({KEY: RESULT})
-    assert len(warned) == 1
+    assert len(runtime_warnings(warned)) == 1
     assert file.get(KEY) == RESULT == file_in(tmp_path).get(KEY)
 
 
@@ -166,7 +167,7 @@ def test_a_corrupt_entry_is_a_miss_with_a_warning_and_spoils_no_other(
         assert file.get(KEY) is None
         assert file.get(OTHER) == RESULT
     of_other_versions = field == "environment" and value is not ...
-    assert len(warned) == (0 if of_other_versions else 1)
+    assert len(runtime_warnings(warned)) == (0 if of_other_versions else 1)
 
 
 def test_where_nothing_can_be_written_this_process_remembers(

@@ -82,7 +82,7 @@ class _Server:
         self._command = command
         self._has_served = False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with theirs, _closed_if_raised(self._control):
             self._process = subprocess.Popen(
                 command,
                 stdin=theirs.fileno(),
@@ -111,7 +111,7 @@ class _Server:
         head = json.dumps([_surroundings(arch), list(arguments)])
         with _starting:
             (status, theirs), (talk, their_talk) = socket.socketpair(), socket.socketpair()
-            with theirs, their_talk:
+            with theirs, their_talk, _closed_if_raised(status, talk):
                 socket.send_fds(self._control, [b"kernel"], [theirs.fileno(), their_talk.fileno()])
         with _shut(status), _shut(talk):
             until = time.monotonic() + seconds
@@ -164,6 +164,17 @@ def _identity(command: Sequence[str], surroundings: dict[str, str]) -> tuple[obj
     """The facts by which servers differ."""
     read = {name: value for name, value in surroundings.items() if name.startswith(_READ_BY_IMPORTS)}
     return tuple(command), tuple(sorted(read.items()))
+
+
+@contextmanager
+def _closed_if_raised(*ends: socket.socket) -> Iterator[None]:
+    """Closes sockets if the block raises. Then nobody else will."""
+    try:
+        yield
+    except BaseException:
+        for end in ends:
+            end.close()
+        raise
 
 
 @contextmanager
@@ -267,7 +278,7 @@ def started(arch: Arch, arguments: Sequence[str], request: str, seconds: float) 
         if _is_over:
             raise BuildError(_OVER)
         given, theirs = socket.socketpair()
-        with theirs:
+        with theirs, _closed_if_raised(given):
             process = subprocess.Popen(
                 command,
                 stdin=theirs.fileno(),
@@ -286,8 +297,8 @@ def started(arch: Arch, arguments: Sequence[str], request: str, seconds: float) 
     except TimeoutError:
         raise subprocess.TimeoutExpired(command, seconds) from None
     finally:
-        _kill(process)
-        process.wait()
+        with process:  # closes its pipes, and waits for it
+            _kill(process)
         _started.discard(process)
     status = process.returncode
     if status < 0 and _stops != before:
