@@ -73,6 +73,27 @@ def test_the_compiler_serializes_products_behind_which_bf16_is_stored_by_element
     assert has_serialized_products(build(kernel("128x160_2x1_transposed")).cubin)
 
 
+def converted_pair(stored: DType, groups: WeightGroups | None) -> EpilogueSpec:
+    spec = scaled_pair(DType.BF16, stored)
+    accumulators = tuple(replace(each, weight_groups=groups) for each in spec.accumulators)
+    return replace(spec, accumulators=accumulators, loads=spec.loads[:2], ops=PRODUCT_OF_BOTH)
+
+
+@pytest.mark.parametrize(
+    ("stored", "groups", "widest"),
+    [
+        (DType.I8, GROUPS[1], 48),
+        (DType.U4X2, GROUPS[1], 40),
+        (DType.U4X2, GROUPS[3], 24),
+    ],
+)
+def test_the_widest_tile_of_a_pair_in_groups(stored: DType, groups: WeightGroups, widest: int) -> None:
+    """The next wider one spills."""
+    spec = converted_pair(stored, groups)
+    columns = {each.tile_n for m in range(8, 65, 8) for each in evenly(Arch.SM90A, spec, m, 14336, 132)}
+    assert max(columns) == widest
+
+
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("columns", [8, 16, 24, 32, 40, 48, 64, 96, 112, 128])
 @pytest.mark.parametrize("stored", [DType.I8, DType.U4X2], ids=lambda dtype: dtype.value)
@@ -81,9 +102,7 @@ def test_products_of_a_converted_pair_overlap(
     columns: int, stored: DType, groups: WeightGroups | None
 ) -> None:
     """The tiles of a known number of rows and the chosen one, each with a rung that does not spill."""
-    spec = scaled_pair(DType.BF16, stored)
-    accumulators = tuple(replace(each, weight_groups=groups) for each in spec.accumulators)
-    spec = replace(spec, accumulators=accumulators, loads=spec.loads[:2], ops=PRODUCT_OF_BOTH)
+    spec = converted_pair(stored, groups)
     offered = [each for each in evenly(Arch.SM90A, spec, columns, 14336, 132) if each.tile_n == columns]
     tiles = list({each.tile_m: each for each in offered if not each.sums_in_memory}.values())
     tiles.append(choose(Arch.SM90A, spec, Sizes(columns, 14336, 4096), 132))
