@@ -187,7 +187,7 @@ def first_calls(found: FirstCalls) -> Group:
 
 def first_calls_title(found: FirstCalls) -> str:
     of = "all" if found.layers is None else found.layers
-    each = f", medians of {found.times} and their ranges" if found.times > 1 else ""
+    each = f", medians and ranges of {found.times}" if found.times > 1 else ""
     return f"first call of {of} layers in a new process, {found.cores} cores, seconds{each}"
 
 

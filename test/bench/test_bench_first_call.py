@@ -107,7 +107,7 @@ def test_several_times_are_shown_by_their_median_and_range() -> None:
     found = FirstCalls(2, 16, 3, calls)
     (row,) = show.first_call_rows(found)
     assert row == ["bert", times[0], times[0], times[1], times[1], "40 to 40", "4"]
-    assert show.first_calls_title(found).endswith("seconds, medians of 3 and their ranges")
+    assert show.first_calls_title(found).endswith("seconds, medians and ranges of 3")
 
 
 def test_a_model_has_its_real_depth_where_all_layers_are_asked_for(tmp_path: Path) -> None:

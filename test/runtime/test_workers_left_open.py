@@ -1,4 +1,4 @@
-"""What a compiler's start opens is closed, also where the start fails."""
+"""Starting a compiler leaves no socket and no pipe open, even if it fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def left_open() -> Iterator[list[str]]:
-    """What was opened in a test and is not closed, once it has been collected."""
+    """The sockets and pipes that a test leaves to the garbage collector. It fails if there are any."""
     gc.collect()
     found: list[str] = []
     with warnings.catch_warnings(record=True) as caught:

@@ -9,13 +9,14 @@ import pytest
 from cute_backend.planning import Alignment, Arch, Stages, TileConfig, named, plan
 from cute_backend.runtime.compiling.build import build
 from cute_backend.runtime.kernels.kernel import Kernel
+from cute_backend.spec import DType
 from cute_backend.templates.fragment_tile import FragmentSubtile
 from cute_backend.templates.sm80 import Sm80Gemm
 from cute_backend.templates.sm90 import Sm90Gemm
 from cute_backend.templates.sm100 import Sm100Gemm
 from support.bare_epilogue import Bare
 from support.compile_once import FOLDER
-from support.shipped import epilogue_spec
+from support.simulator.exact import scaled_residual
 
 
 @pytest.mark.parametrize(
@@ -33,14 +34,20 @@ def test_no_template_drops_columns(template: Any, config: TileConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "traced"),
-    [("64x128_2x1_pingpong", 1), ("128x128_2x1_pingpong", 2), ("128x128_1x1_split8", 6)],
-    ids=["by_tma", "two_blocks_of_rows", "parts_of_k"],
+    ("name", "stored", "traced"),
+    [
+        ("64x128_2x1_pingpong", DType.BF16, 1),
+        ("128x128_2x1_pingpong", DType.BF16, 2),
+        ("128x128_1x1_split8", DType.BF16, 6),
+        ("64x64_1x1_transposed", DType.I8, 2),
+    ],
+    ids=["by_tma", "two_blocks_of_rows", "parts_of_k", "converted"],
 )
 def test_one_visit_is_traced_if_outputs_leave_by_tma(
-    name: str, traced: int, monkeypatch: pytest.MonkeyPatch
+    name: str, stored: DType, traced: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tracing each of them took a fifth to two fifths of a kernel's compilation."""
+    """Tracing each of them took a fifth to two fifths of a kernel's compilation. A kernel that converts its
+    weight and traced one spilled."""
     monkeypatch.delenv(FOLDER, raising=False)
     visits, make = list[FragmentSubtile](), FragmentSubtile.__init__
 
@@ -49,6 +56,6 @@ def test_one_visit_is_traced_if_outputs_leave_by_tma(
         make(self, *given, **named)
 
     monkeypatch.setattr(FragmentSubtile, "__init__", noted)
-    spec = epilogue_spec("rowwise", True)
+    spec = scaled_residual(DType.BF16, stored)
     build(Kernel(plan(spec, named(Arch.SM90A, spec, name), Alignment.TMA)))
     assert len(visits) == traced
