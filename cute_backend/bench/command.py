@@ -136,7 +136,7 @@ def run_first_calls(
     save: Callable[[Results], Any] = lambda results: None,
 ) -> Results:
     """Times first calls of whole models in new processes, `times` times, at their real depth if `layers` is
-    None; `save` is called with the results after each model. Raises UsageError if there is no GPU, or a
+    None; `save` is called with the results after each time. Raises UsageError if there is no GPU, or a
     pattern names no model."""
     chosen = models.select(patterns)
     require_gpu()

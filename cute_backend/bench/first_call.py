@@ -43,20 +43,21 @@ def measure_first_calls(
 ) -> FirstCalls:
     """Times the first calls of models `times` times, one process after the other, so that each has the
     whole machine. A model has its real depth if `layers` is None. `save` is called with the results after
-    each model."""
+    each time."""
     runners = (Runner.INDUCTOR, Runner.CUTE)
     found = FirstCalls(layers, len(os.sched_getaffinity(0)), times, ())
     for model in models:
+        depth, done = model.depth if layers is None else layers, found.calls
         calls = {runner: FirstCall(model.name, runner) for runner in runners}
-        for runner in runners * times:
-            progress(f"{model.name}, {runner.value}")
-            if model.lacks:
-                calls[runner] = FirstCall(model.name, runner, note=f"not installed: {model.lacks}")
-            elif not any(each.note for each in calls.values()):
-                depth = model.depth if layers is None else layers
-                calls[runner] = _with_another(calls[runner], model, depth, command)
-        found = replace(found, calls=(*found.calls, *calls.values()))
-        save(found)
+        for _ in range(times):
+            for runner in runners:
+                progress(f"{model.name}, {runner.value}")
+                if model.lacks:
+                    calls[runner] = FirstCall(model.name, runner, note=f"not installed: {model.lacks}")
+                elif not any(each.note for each in calls.values()):
+                    calls[runner] = _with_another(calls[runner], model, depth, command)
+            found = replace(found, calls=(*done, *calls.values()))
+            save(found)
     return found
 
 

@@ -152,7 +152,7 @@ class FirstCall:
 @dataclass(frozen=True)
 class FirstCalls:
     """The first calls of models with a number of layers, or at their real depth if it is None, on a machine
-    with a number of cores, each `times` times."""
+    with a number of cores, each `times` times, or fewer times if the run was ended."""
 
     layers: int | None
     cores: int

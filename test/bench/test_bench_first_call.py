@@ -86,11 +86,12 @@ def test_a_cold_process_has_empty_caches_and_the_next_one_finds_them(tmp_path: P
 
 
 def test_each_time_has_caches_of_its_own_and_inductor_and_cute_alternate(tmp_path: Path) -> None:
-    script, steps = tmp_path / "fake.py", list[str]()
+    script, steps, saved = tmp_path / "fake.py", list[str](), list[FirstCalls]()
     script.write_text(FAKE)
     found = first_call.measure_first_calls(
-        [model(), model("broken")], 3, 2, steps.append, lambda found: None, (sys.executable, str(script))
+        [model(), model("broken")], 3, 2, steps.append, saved.append, (sys.executable, str(script))
     )
+    assert [[len(each.cold_s) for each in done.calls] for done in saved[:2]] == [[1, 1], [2, 2]]
     sound = replace(found.calls[1], runner=Runner.INDUCTOR)
     assert sound == found.calls[0] and sound.cold_s == (5.0, 5.0) and sound.warm_s == (1.0, 1.0)
     assert steps[:4] == ["small, inductor", "small, cute"] * 2
@@ -186,7 +187,7 @@ def test_what_contradicts_is_refused_before_anything_runs(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_command_saves_after_each_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_saves_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, saved = found().first_calls, list[Results]()
     assert calls is not None
     monkeypatch.setattr(command, "require_gpu", lambda: None)
