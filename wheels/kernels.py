@@ -4,8 +4,9 @@
     python wheels/kernels.py --arch sm_90a -o dist
 
 Needs no GPU. Installed beside the package, the wheel is found by itself, and the first call of such a model
-compiles no kernel. It has the tiles for unknown sizes. A size that is a constant of an epilogue, such as the
-width of heads, is that of these models.
+compiles no kernel, with the releases of torch and transformers that the wheel was made with: others may have
+other graphs. It has the tiles for unknown sizes. A size that is a constant of an epilogue, such as the width
+of heads, is that of these models.
 
 Half as many processes trace programs as there are CPUs, one program each, and kernels are compiled as soon as
 a program is traced. `config.compile_jobs` limits both.
