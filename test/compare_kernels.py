@@ -130,7 +130,8 @@ class Tree:
     def __init__(self, path: Path, cache: Path, jobs: int) -> None:
         self.path, self.jobs = path, jobs
         digest = hashlib.sha256(version("nvidia-cutlass-dsl").encode())
-        for source in sorted([*path.glob("cute_backend/**/*.[pc]*"), *path.glob("test/*.py")]):
+        support = path.glob("test/support/**/*.py")
+        for source in sorted([*path.glob("cute_backend/**/*.[pc]*"), *path.glob("test/*.py"), *support]):
             if source.is_file():
                 digest.update(source.relative_to(path).as_posix().encode() + b"\0" + source.read_bytes())
         self.cache = cache / digest.hexdigest()[:16]

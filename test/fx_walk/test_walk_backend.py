@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import logging
 import re
@@ -28,6 +27,7 @@ from cute_backend.runtime.calls.call_site import CallSite
 from cute_backend.runtime.calls.op import on_cpu
 from cute_backend.spec import BColumns
 from support.epilogues import BLOCKWISE, Problem
+from support.imports import reached_from
 from support.reference import TOLERANCE, in_float64, relative_error
 
 aten = torch.ops.aten
@@ -599,42 +599,10 @@ def test_the_uuid_follows_precision_and_settings() -> None:
     assert epilogue_pass.uuid() == plain
 
 
-def imported(path: Path) -> set[Path]:
-    """The files of the package that one imports, anywhere in it, but for type checkers alone."""
-    root = Path(cute_backend.__file__).parent
-    tree = ast.parse(path.read_text())
-    checked = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    names = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and id(node) not in checked:
-            above = path.relative_to(root.parent).parts[: -node.level] if node.level else ()
-            module = ".".join([*above, *([node.module] if node.module else [])])
-            names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-    files = {root.parent.joinpath(*name.split(".")) for name in names if name.startswith("cute_backend.")}
-    return {
-        each for file in files for each in (file.with_suffix(".py"), file / "__init__.py") if each.exists()
-    }
-
-
 def test_the_uuid_follows_every_source_that_the_pass_or_its_graphs_import() -> None:
     root = Path(cute_backend.__file__).parent
-    reached: set[Path] = set()
-    found = {
-        root / "backend.py",
-        root / "runtime/calls/op.py",
-        root / "runtime/calls/call_site.py",
-        *root.rglob("fx_walk/**/*.py"),
-    }
-    while found:
-        reached |= found
-        found = {each for path in found for each in imported(path)} - reached
+    first = [root / name for name in ("backend.py", "runtime/calls/op.py", "runtime/calls/call_site.py")]
+    reached = reached_from([*first, *root.rglob("fx_walk/**/*.py")])
     deciding = set(deciding_sources())
     assert len(reached) > 60 and reached <= deciding
     left_out = {path.relative_to(root).parts[0] for path in root.rglob("*.py")} - {

@@ -35,6 +35,7 @@ from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Major, Order, Stride
 from support.archs import COMPILED
 from support.compile_once import build_here
+from support.imports import reached_from
 from support.runtime import build_once
 from support.runtime.handmade import kernel_of, make_spec, source
 from support.runtime.other_users import OTHER, as_root, run_as, shared  # noqa: F401
@@ -184,6 +185,18 @@ def test_another_version_of_anything_is_a_miss(
     assert notices._warned == set()
 
 
+def test_the_version_follows_every_source_that_makes_the_code_of_kernels() -> None:
+    root = naming._PACKAGE
+    folders = ("memory_ops", "planning", "templates")
+    reached = reached_from(path for folder in folders for path in root.rglob(f"{folder}/**/*.py"))
+    left_out = {path.relative_to(root).as_posix() for path in reached - set(naming.code_sources())}
+    assert {each for each in left_out if not each.startswith("runtime/")} == SAY_NOTHING
+
+
+SAY_NOTHING = {"config.py", "errors.py", "variables.py"}
+"""Settings, which a plan has as far as they decide it, and texts of errors."""
+
+
 def test_the_sources_that_make_kernels_are_part_of_the_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +208,7 @@ def test_the_sources_that_make_kernels_are_part_of_the_version(
         copy.write_bytes(path.read_bytes())
     monkeypatch.setattr(naming, "_PACKAGE", package)
     assert naming._source_digest() == before
-    for makes_code in ("templates/sm90.py", "spec/loads.py", "ops.py", "runtime/kernels/host_code.py"):
+    for makes_code in ("templates/sm90.py", "kinds/reductions/sums.py", "numerics.py", "ops.py"):
         with (package / makes_code).open("a") as file:
             file.write("# changed\n")
         assert naming._source_digest() != before, makes_code

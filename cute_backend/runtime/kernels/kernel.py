@@ -132,15 +132,25 @@ def version_of(distribution: str) -> str:
         return "none"
 
 
+_CODE_FOLDERS = ("kinds", "spec", "planning", "memory_ops", "templates")
+
+_CODE_FILES = ("dtypes.py", "formula.py", "numerics.py", "ops.py", "philox.py", "signature.py")
+
+_CODE_COMPILERS = ("compiling/compile.py", "kernels/host_code.py", "kernels/kernel.py")
+"""Files of the runtime."""
+
+
+def code_sources() -> list[Path]:
+    """Every Python file of the package that influences the code of a kernel."""
+    files = [_PACKAGE / name for name in _CODE_FILES]
+    files += [_PACKAGE / "runtime" / name for name in _CODE_COMPILERS]
+    return files + [path for folder in _CODE_FOLDERS for path in sorted((_PACKAGE / folder).rglob("*.py"))]
+
+
 def _source_digest() -> str:
-    """A digest of every source that influences the code of a kernel."""
-    makers = [_PACKAGE / name for name in ("signature.py", "ops.py", "philox.py")]
-    compiler = ("compiling/compile.py", "kernels/host_code.py", "kernels/kernel.py")
-    makers += [_PACKAGE / "runtime" / name for name in compiler]
-    for folder in ("spec", "planning", "memory_ops", "templates"):
-        makers += sorted((_PACKAGE / folder).rglob("*.py"))
+    """A digest of `code_sources`, by path."""
     digest = hashlib.sha256()
-    for path in makers:
+    for path in code_sources():
         digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
