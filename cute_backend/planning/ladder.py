@@ -16,7 +16,7 @@ from cute_backend.planning.search import tile_table
 from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.targets import Shape
 from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig
-from cute_backend.planning.widths import visit_columns
+from cute_backend.planning.widths import LEAST_SHARE, visit_columns
 from cute_backend.spec import EpilogueSpec
 
 MAX_LOWER_RUNGS = 2
@@ -70,15 +70,18 @@ def _steps_down(above: Rung) -> Iterator[Rung]:
 def _next_smaller(spec: EpilogueSpec, config: TileConfig) -> TileConfig | None:
     """The next smaller tile of the same cluster, or None if none serves the spec: with columns of a power of
     two, without ping-pong, with half of the rows or, failing these, with half of the columns. Of transposed
-    products, whose tiles have any width, it may be narrower than those of the tables."""
+    products, whose tiles have any width, it may be narrower than those of the tables. A narrow one gives up a
+    quarter of its columns: each further tile reads, and may convert, all of the weight again."""
     subtile_n = min(config.subtile_n, NARROW_SUBTILE_N)
     shape = Shape(*(getattr(config, field) for field in Shape._fields))
     shape = shape._replace(tile_m=config.tile_m * config.stacked, tile_n=config.mma_n, subtile_n=subtile_n)
     rows, columns = shape.tile_m // 2, (1 << (config.mma_n - 1).bit_length()) // 2
-    fewer = shape._replace(tile_n=columns)
     narrowest = min(each.tile_n for each in config.target.tiles.all)
     if config.transposed:
-        narrowest = min(config.target.tiles.even.columns, default=narrowest)
+        narrowest = config.target.tiles.even.step
+        if config.mma_n <= LEAST_SHARE:
+            columns = config.mma_n * 3 // 4 // narrowest * narrowest
+    fewer = shape._replace(tile_n=columns)
     if columns % subtile_n and columns >= narrowest:
         fewer = fewer._replace(subtile_n=visit_columns(columns))
     smaller = [fewer] if config.mma_n < 2 * columns else []

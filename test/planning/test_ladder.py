@@ -132,7 +132,13 @@ def test_draws_stay_in_a_loop() -> None:
 
 def test_tiles_of_any_width_have_narrower_ones_below() -> None:
     """Those of the tables have 64 columns or more."""
-    below = {24: "64x16_1x1_by16_unrolled_transposed", 48: "64x32_1x1_transposed"}
+    below = {
+        24: "64x16_1x1_by16_unrolled_transposed",
+        32: "64x24_1x1_by24_unrolled_transposed",
+        48: "64x32_1x1_transposed",
+        64: "64x48_1x1_by24_unrolled_transposed",
+        72: "64x64_1x1_transposed",
+    }
     for columns, lower in below.items():
         config = TileConfig(Arch.SM90A, 64, columns, subtile_n=visit_columns(columns), transposed=True)
         assert names(BARE, config)[1] == lower

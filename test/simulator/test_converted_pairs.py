@@ -22,12 +22,11 @@ from cute_backend.planning.transposing import Tiled
 from cute_backend.planning.widths import visit_columns
 from cute_backend.replay import replay
 from cute_backend.runtime.arguments.operands import TORCH_DTYPES
-from cute_backend.runtime.compiling.build import build
-from cute_backend.runtime.kernels.kernel import Kernel
 from cute_backend.simulator.simulate import run_region
 from cute_backend.spec import STORED_DTYPES, Accumulator, DType, EpilogueSpec, Store, WeightGroups
 from support.shipped import epilogue_spec
 from support.simulator.exact import machine, scaled_pair, wrong
+from support.verdicts import assert_sound
 
 I8, U8, E4M3, U4X2, I4X2 = DType.I8, DType.U8, DType.E4M3, DType.U4X2, DType.I4X2
 F32, BF16, F16 = DType.F32, DType.BF16, DType.F16
@@ -121,12 +120,11 @@ def operands(case: Case, m: int, n: int, k: int) -> tuple[list[Tensor], list[Ten
 
 
 def held(case: Case, config: TileConfig) -> TileConfig:
-    """A tile, or a narrower one if a thread of it has no registers for groups of K."""
-    config = replace(config, packing=case.stored.values)
-    if fits(Tiled(case.spec, config)):
-        return config
-    width = 40 if config.target.by_wgmma else 24
-    return replace(config, tile_n=width, subtile_n=visit_columns(width), unrolled=True)
+    """A tile, or the widest of the narrower ones of which a thread has registers for groups of K."""
+    widths = range(config.tile_n, 0, -8)
+    narrower = (replace(config, tile_n=each, subtile_n=visit_columns(each)) for each in widths)
+    of_case = (replace(each, packing=case.stored.values, unrolled=each.rolled) for each in narrower)
+    return next(each for each in of_case if fits(Tiled(case.spec, each)))
 
 
 def check(case: Case, config: TileConfig, problem: tuple[int, int, int]) -> None:
@@ -228,9 +226,12 @@ def test_a_program(arch: str, m: int) -> None:
 @pytest.mark.parametrize("m", [8, 64, 96])
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM80, Arch.SM120A], ids=lambda arch: arch.value)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
-def test_no_tile_that_is_chosen_spills(case: str, m: int, arch: Arch, alignment: Alignment) -> None:
-    """The tiles of Llama 8B's gate and up. One that does not fit by the estimate is not used."""
+def test_the_chosen_tile_or_the_next_rung_spills_nothing(
+    case: str, m: int, arch: Arch, alignment: Alignment
+) -> None:
+    """The tiles of Llama 8B's gate and up. A pair whose tile does not fit by the estimate is left apart."""
     spec = replace(epilogue_spec("swiglu", True), accumulators=CASES[case].spec.accumulators)
     chosen = choose(arch, spec, Sizes(m, 14336, 4096), arch.target.sm_count)
-    spilled = build(Kernel(plan(spec, chosen, alignment))).spill_bytes
-    assert spilled == 0 or not fits(Tiled(spec, chosen)), chosen.name
+    if fits(Tiled(spec, chosen)):
+        (verdict,) = assert_sound([plan(spec, chosen, alignment)])
+        assert len(verdict.spilled) <= 2, verdict.words
