@@ -116,7 +116,8 @@ tile: Optional[str] = os.environ.get("CUTE_BACKEND_TILE") or None  # noqa: UP045
 are several names, separated by commas or spaces, each region uses the first that fits it.
 
 None leaves the choice to the model and to tuning. If a tile is set, nothing is tuned, and a region that no
-named tile fits raises UsageError, which lists the tiles that fit. On a CPU the setting has no effect."""
+named tile fits raises UsageError, which lists the tiles that fit. If its kernel spills, a smaller tile runs
+in its place, with a warning. On a CPU the setting has no effect."""
 
 rowvec_placement: str = _one_of("CUTE_BACKEND_ROWVEC_PLACEMENT", _choices("rowvec_placement"))
 """Where kernels keep operands that vary over columns alone, such as biases and scales of columns: "auto",
@@ -169,7 +170,7 @@ that were used in the last ten minutes stay."""
 
 compile_jobs: int = _number("CUTE_BACKEND_COMPILE_JOBS", 0)
 """The number of processes that compile kernels in parallel; 0 means one for each CPU that this process may
-use."""
+use. With two or fewer, no kernel is built for measuring behind Inductor's work."""
 
 quiet: bool = bool(_switch("CUTE_BACKEND_QUIET", False))
 """Whether compiling and tuning show no progress. They never show any if standard error is not a terminal."""

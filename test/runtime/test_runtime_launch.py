@@ -505,6 +505,21 @@ def test_a_launch_that_no_one_announced_has_its_tile_too(compiler: Compiler) -> 
     assert {kernel.plan for kernel, _ in compiler.launches} == {SMALL}
 
 
+def test_a_rung_that_runs_in_place_of_a_tile_that_is_named_is_said(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraints = Constraints(tile="128x64_2x1")
+    tile = named(Arch.SM90A, SPEC, "128x64_2x1")
+    first, lower, *_ = rungs(plan(SPEC, tile, Alignment.TMA))
+    compiler.spilled = {first: 8}
+    monkeypatch.setattr(spec_kernels, "spill_bytes", lambda kernel: compiler.spilled.get(kernel.plan))
+    said = rf"^cute_backend: tile 128x64_2x1, .* spills 8 bytes a thread; {lower.tile.name} runs in its place"
+    with pytest.warns(RuntimeWarning, match=said):
+        launch(*operands(), SPEC.to_json(), constraints.text)
+    assert {kernel.plan for kernel, _ in compiler.launches} == {lower}
+    launch(*operands(), SPEC.to_json())  # of a tile that nobody named nothing is said
+
+
 @pytest.mark.filterwarnings("ignore:cute_backend")
 def test_no_other_tile_serves_for_one_that_does_not_build(compiler: Compiler) -> None:
     prepare([Problem(SPEC, None, None, None)], -1)

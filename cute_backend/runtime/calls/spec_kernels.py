@@ -38,6 +38,7 @@ from cute_backend.runtime.compiling.rungs import (
     is_asked_for,
     load_standing,
     obtain_standing,
+    spill_bytes,
 )
 from cute_backend.runtime.disk.pack import packed_kernels
 from cute_backend.runtime.host.capture import code_may_load
@@ -163,6 +164,8 @@ class SpecKernels:
             warn_once(("failed", str(outcome)), f"cute_backend: {outcome}")
         else:
             self._kernels[kernel.plan] = Ready(outcome, Outputs(planned), self._grid(planned).clusters)
+            if self._constraints.tile and planned != kernel.plan:
+                _warn_of_rung(kernel, planned)
         self.choices.clear()
         self.chosen = object()
 
@@ -297,3 +300,14 @@ class SpecKernels:
         """Returns the kernels that were neither added nor begun, and are not for later processes."""
         known = (self._expected, self.later)
         return [each for each in kernels if not (self.knows(each) or any(each in some for some in known))]
+
+
+def _warn_of_rung(named: Kernel, planned: Plan) -> None:
+    """Says that another tile runs in place of one that a person named. Why a tile can't be compiled has been
+    said."""
+    if spilled := spill_bytes(named):
+        warn_once(
+            ("rung", named),
+            f"cute_backend: tile {named.plan.tile.name}, which config.tile names, spills {spilled} bytes a "
+            f"thread; {planned.tile.name} runs in its place.",
+        )
