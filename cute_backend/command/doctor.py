@@ -123,7 +123,8 @@ def _packs() -> Rows:
 
     for pack in packs():
         archs = ", ".join(sorted(arch.value for arch in pack.archs))
-        yield "pack", f"{pack.path}, for {archs}{', installed' if pack.installed else ''}"
+        installed = ", installed" if pack.installed else ""
+        yield "pack", f"{pack.path}, for {archs}, of graphs of {pack.traced_by}{installed}"
 
 
 def _settings() -> Rows:

@@ -161,7 +161,8 @@ def test_doctor_names_the_pack(
 ) -> None:
     monkeypatch.setenv("CUTE_BACKEND_PACK", str(pack))
     assert main(["doctor"]) == 0
-    assert f"\npack                {pack}, for sm_90a\n" in capsys.readouterr().out
+    line = f"\npack                {pack}, for sm_90a, of graphs of torch {torch.__version__}\n"
+    assert line in capsys.readouterr().out
 
 
 def test_a_read_only_pack_in_a_read_only_folder_serves(fresh: Path, pack: Path) -> None:
@@ -352,7 +353,8 @@ def site(fresh: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_an_installed_pack_is_found_and_no_module_of_it_is_imported(site: Path) -> None:
     assert [(each.path, each.installed) for each in packing.packs()] == [(site, True)]
-    assert ("pack", f"{site}, for sm_90a, installed") in [*doctor._packs()]
+    words = f"{site}, for sm_90a, of graphs of torch {torch.__version__}, installed"
+    assert ("pack", words) in [*doctor._packs()]
     assert set(load_known([KERNEL])) == {KERNEL}
     assert site.parent.name not in sys.modules
 

@@ -153,6 +153,7 @@ class Pack:
                     self._code(archive, name)
             self.archs = frozenset(Arch(each["tile"]["arch"]) for each in self._kernels.values())
             self.timed: dict[str, Any] = dict(manifest["timed"])
+            self.traced_by = str(manifest["traced_by"])
             self._problems = {tuple(each) for each in manifest["problems"]}
             for spec, n, k, groups, constraints in self._problems:
                 _check_types((spec, str), *((size, int | None) for size in (n, k, groups)))
