@@ -1,4 +1,4 @@
-# make demo | test | test-exhaustive | test-sim | compare | lint | docs | dist | pack | test-gpu | test-gpu-alone | bench | models | verdicts | golden | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
+# make demo | test | test-exhaustive | test-sim | test-torch | compare | lint | docs | dist | pack | test-gpu | test-gpu-alone | bench | models | verdicts | golden | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -24,7 +24,7 @@ define cpu_torch
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-exhaustive test-sim compare lint docs dist pack test-gpu test-gpu-alone bench models verdicts golden clean
+.PHONY: help demo test test-exhaustive test-sim test-torch compare lint docs dist pack test-gpu test-gpu-alone bench models verdicts golden clean
 
 help:
 	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"

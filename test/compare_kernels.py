@@ -14,7 +14,7 @@ The exit status is 0 where every kernel has the same text, code or figures; 1 wh
 compile or is in one tree alone; 2 where the comparison itself fails.
 
 What was compiled is kept in `--cache` by a digest of the tree's sources and the compiler's version: a second
-run compiles only what has changed. A kernel takes 2 to 5 seconds on a quiet core. There are 64 golden modules
+run compiles only what has changed. A kernel takes 2 to 8 seconds on a quiet core. There are 64 golden modules
 and 872 kernels of `cover`, so with 2 processes a tree costs 2 minutes for the former, and half an hour for
 the latter. Every tile with every epilogue is 6,346 kernels.
 """

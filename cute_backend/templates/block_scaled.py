@@ -1,4 +1,4 @@
-"""The mainloop of block-scaled products: DeepSeek's fp8, with separate scales for every 128 elements of K."""
+"""The mainloop of DeepSeek's fp8 on Hopper, with separate scales for every 128 elements of K."""
 
 from __future__ import annotations
 

@@ -44,10 +44,7 @@ def markdown(found: Results) -> str:
     """
     assert found.ceilings is not None
     machine, rates, command = show.circumstances(found)
-    run = (
-        f"Ratios of speed, of medians within one run of `{command}`; in brackets, the share of its limit\n"
-        f"that a kernel reaches. {machine}; {rates}."
-    )
+    run = f"One run of `{command}`, {machine}; {rates}."
     blocks = []
     for table in found.tables:
         columns = measured(table)
@@ -110,9 +107,8 @@ def first_calls_markdown(found: Results) -> str:
     machine, command = show.circumstances(found)
     title = f"### {show.first_calls_title(found.first_calls).capitalize()}"
     run = (
-        f"Seconds, one run of `{command}`, {machine}. Caches are empty for a cold call; a warm one\n"
-        "finds what the cold one left. `processor`: processor time of a cold call, of all its\n"
-        "processes; `30 to 40` means 30 by Inductor and 40 by cute."
+        f"One run of `{command}`, {machine}. A cold call has empty caches, and\n"
+        "a warm one those that it left. `processor` is the time of all processes of a cold call."
     )
     return "\n\n".join([title, run, _table(lines)])
 

@@ -1,7 +1,7 @@
 """The kernels that launches of a region can need: a tile configuration for every M and every alignment that
 may occur.
 
-They are all built before the region's first launch, so their number is bounded.
+They are all begun before the region's first launch, so their number is bounded.
 """
 
 from __future__ import annotations
