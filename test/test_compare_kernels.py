@@ -2,10 +2,22 @@
 
 import struct
 import sys
+from pathlib import Path
 
 import pytest
 
-from compare_kernels import Verdict, compare, cover, main, opcodes, record, report, sections_of, without_names
+from compare_kernels import (
+    Tree,
+    Verdict,
+    compare,
+    cover,
+    main,
+    opcodes,
+    record,
+    report,
+    sections_of,
+    without_names,
+)
 from support.shipped import shipped
 
 FADD, FMUL = bytes.fromhex("2172") + bytes(14), bytes.fromhex("2072") + bytes(14)
@@ -93,6 +105,18 @@ def test_what_can_not_be_compared_has_a_status_of_its_own(capsys, monkeypatch, t
         main()
     assert stopped.value.code == 2
     assert "compare_kernels: no such revision can't be read: fatal: " in capsys.readouterr().err
+
+
+def test_a_tree_has_another_cache_where_what_lists_its_kernels_has_changed(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("cute_backend/ops.py", "test/a.py", "test/support/fx_walk/b.py")]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("before")
+    caches = [Tree(tmp_path, tmp_path / "cache", 1).cache]
+    for path in paths:
+        path.write_text("after")
+        caches.append(Tree(tmp_path, tmp_path / "cache", 1).cache)
+    assert len({*caches}) == len(caches)
 
 
 def test_the_cover_has_every_tile_and_every_epilogue() -> None:
