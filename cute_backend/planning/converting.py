@@ -30,9 +30,10 @@ it as they were read, two in each, with those of the 16 that take the place of o
 
 PAIR_IN_GROUPS = 52
 """Further registers of a thread for a pair in groups of K. Without them, tiles of 56 and 64 columns would be
-chosen, which spill 8 to 48 bytes; int8 with 48 columns in groups of 128, or 64 without zeros, does not. The
-smallest tile, which is taken in place of one that spills, took 2.8 times as long as two kernels for
-64 x 14336 x 4096 (int8 and 4 bits, H200)."""
+chosen, which spill 8 to 48 bytes; int8 with 48 columns in groups of 128, or 64 without zeros, does not. With
+them, nibbles in groups of 128 spill 8 bytes in 32 columns, and none in 24 and 40. The smallest tile, which
+was taken in place of one that spills, took 2.8 times as long as two kernels for 64 x 14336 x 4096 (int8 and 4
+bits, H200)."""
 
 CONVERTING_COLUMNS = 256
 """Columns of a tile that converts its rows from which on a k tile takes twice as long as one of operands of 8
