@@ -163,9 +163,11 @@ def test_a_picture_that_cannot_be_drawn_is_refused_beforehand(tmp_path, monkeypa
 def test_the_readmes_sample():
     lines = benchmark_tables.markdown(sample_results.results()).splitlines()
     assert lines[:2] == ["### A linear and its epilogue", ""]
-    assert "one run of `python -m cute_backend bench --peers`; in brackets" in lines[2]
-    assert "NVIDIA H200, 700 W, driver 580.1, CUDA 13.0, torch 2.11.0, 2026-01-02" in lines[3]
-    assert lines[4:9] == [
+    assert lines[2].startswith(
+        "One run of `python -m cute_backend bench --peers`, NVIDIA H200, 700 W, driver 580.1, CUDA 13.0, "
+        "torch 2.11.0, 2026-01-02"
+    )
+    assert lines[3:8] == [
         "",
         "| problem | cute bare / eager bare | cute full / eager bare | cute full / inductor full |",
         "| --- | --- | --- | --- |",
