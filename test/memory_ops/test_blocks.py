@@ -187,7 +187,7 @@ CONFIGS = [
     (TileConfig(Arch.SM90A, 64, 64, split_k=2), 16),
     (TileConfig(Arch.SM90A, 128, 96, 2, subtile_n=96), 96),
     (TileConfig(Arch.SM90A, 64, 96, subtile_n=96, split_k=2), 48),
-    (TileConfig(Arch.SM90A, 128, 80, 2, subtile_n=80), 40),
+    (TileConfig(Arch.SM90A, 128, 80, 2, subtile_n=80), 80),
     (TileConfig(Arch.SM90A, 64, 80, subtile_n=80), 80),
     (TileConfig(Arch.SM100A, 128, 128, subtile_n=64), 64),
     (TileConfig(Arch.SM100A, 256, 128, 2, ctas=2), 8),
