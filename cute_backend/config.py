@@ -116,7 +116,7 @@ tile: Optional[str] = os.environ.get("CUTE_BACKEND_TILE") or None  # noqa: UP045
 are several names, separated by commas or spaces, each region uses the first that fits it.
 
 None leaves the choice to the model and to tuning. If a tile is set, nothing is tuned, and a region that no
-named tile fits raises UsageError, which lists the tiles that fit. If its kernel spills, a smaller tile runs
+named tile fits raises UsageError, which lists the tiles that fit. If its kernel spills, another tile runs
 in its place, with a warning. On a CPU the setting has no effect."""
 
 rowvec_placement: str = _one_of("CUTE_BACKEND_ROWVEC_PLACEMENT", _choices("rowvec_placement"))

@@ -208,7 +208,9 @@ def test_the_sources_that_make_kernels_are_part_of_the_version(
         copy.write_bytes(path.read_bytes())
     monkeypatch.setattr(naming, "_PACKAGE", package)
     assert naming._source_digest() == before
-    for makes_code in ("templates/sm90.py", "kinds/reductions/sums.py", "numerics.py", "ops.py"):
+    of_runtime = ("compiling/compile.py", "kernels/host_code.py", "kernels/kernel.py")
+    of_runtime = tuple(f"runtime/{each}" for each in of_runtime)
+    for makes_code in ("templates/sm90.py", "kinds/reductions/sums.py", "numerics.py", *of_runtime):
         with (package / makes_code).open("a") as file:
             file.write("# changed\n")
         assert naming._source_digest() != before, makes_code

@@ -517,7 +517,6 @@ def test_a_rung_that_runs_in_place_of_a_tile_that_is_named_is_said(
     with pytest.warns(RuntimeWarning, match=said):
         launch(*operands(), SPEC.to_json(), constraints.text)
     assert {kernel.plan for kernel, _ in compiler.launches} == {lower}
-    launch(*operands(), SPEC.to_json())  # of a tile that nobody named nothing is said
 
 
 @pytest.mark.filterwarnings("ignore:cute_backend")
